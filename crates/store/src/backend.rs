@@ -1,0 +1,137 @@
+//! What a backend is: it checks, writes and remembers. It has no rules of its own, and nothing here supposes that
+//! only one process uses the storage behind it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::{Commit, Committed, Generation, Key, Outcome, Range, Result, Retention, Timestamp, Version};
+
+/// The answer of a backend, when it comes.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+
+/// Storage for one store. Reads name the generation they are made at; the caller has it pinned.
+pub trait Backend: Send + Sync + 'static {
+    /// Checks and writes as [`crate::evaluate`] decides. Resolves when the outcome, a refusal as well, rests on
+    /// durable state only. A commit with an id may be sent again after any failure.
+    fn commit(&self, commit: Commit) -> Answer<'_, Outcome>;
+
+    /// The newest generation that readers may see.
+    fn latest(&self) -> Answer<'_, Generation>;
+
+    /// What a key held at a generation, the trace of a delete included.
+    fn get<'a>(&'a self, key: &'a Key, at: Generation) -> Answer<'a, Option<Version>>;
+
+    /// What the keys of a range held at a generation.
+    fn scan(&self, scan: Scan, at: Generation) -> Answer<'_, Vec<(Key, Version)>>;
+
+    /// The versions of a key up to a generation that are still kept, newest first.
+    fn versions<'a>(&'a self, key: &'a Key, at: Generation, limit: usize) -> Answer<'a, Vec<Version>>;
+
+    /// The commits after a generation that touched a range, each with the changes in that range, oldest first.
+    /// Fails with [`crate::StoreError::HistoryDropped`] where it cannot know them all.
+    fn changes(&self, range: Range, after: Generation, limit: usize) -> Answer<'_, Changes>;
+
+    /// Resolves to the latest generation once it is larger than `than`.
+    fn newer(&self, than: Generation) -> Answer<'_, Generation>;
+
+    /// The newest generation not later than `time` that some space with history remembers.
+    fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation>;
+
+    /// Pins, rules and floors.
+    fn retention(&self) -> &Arc<Retention>;
+
+    /// Raises the floors and drops a bounded slice of what lies below them. Tells whether more is left.
+    fn maintain(&self) -> Answer<'_, bool>;
+
+    /// Replaces everything by `contents` as one commit that starts history anew, and gives its generation.
+    fn replace(&self, contents: Contents) -> Answer<'_, Generation>;
+
+    /// Reads everything and tells what is damaged.
+    fn verify(&self) -> Answer<'_, Vec<Damage>>;
+
+    /// Figures about the store.
+    fn stats(&self) -> Answer<'_, Stats>;
+
+    /// The store's identity, given at its creation. A snapshot carries it.
+    fn identity(&self) -> u128;
+
+    /// Makes everything safe and lets go of the storage. Every later call fails with [`crate::StoreError::Closed`].
+    fn close(&self) -> Answer<'_, ()>;
+}
+
+/// The direction of a scan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// From the smallest key on.
+    Ascending,
+    /// From the largest key on.
+    Descending,
+}
+
+/// A scan as a backend gets it.
+#[derive(Debug, Clone)]
+pub struct Scan {
+    /// The keys looked at.
+    pub range: Range,
+    /// From which end.
+    pub order: Order,
+    /// How many are wanted at the most.
+    pub limit: usize,
+    /// Whether traces of deleted keys count.
+    pub with_deleted: bool,
+}
+
+/// A part of the stream of commits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changes {
+    /// The commits found.
+    pub commits: Vec<Committed>,
+    /// Nothing in the range was left out up to here.
+    pub through: Generation,
+}
+
+/// The contents of a snapshot: every key, in order, with what it holds.
+pub struct Contents {
+    /// The generation the snapshot was taken at.
+    pub generation: Generation,
+    /// The identity of the store it was taken from.
+    pub identity: u128,
+    /// The records.
+    pub records: Box<dyn Iterator<Item = Result<(Key, Version)>> + Send>,
+}
+
+/// Something that [`Backend::verify`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// File, table or key.
+    pub place: String,
+    /// What is wrong with it.
+    pub detail: String,
+}
+
+/// Figures about a store. Counts of work are since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The newest generation.
+    pub generation: Generation,
+    /// Keys with a value or the trace of one, in storage (what is in memory only is not counted twice).
+    pub keys: u64,
+    /// Overwritten and deleted versions that are still kept.
+    pub past_versions: u64,
+    /// Commits that were applied.
+    pub applied: u64,
+    /// Commits that were refused.
+    pub refused: u64,
+    /// Groups of commits that shared a sync.
+    pub groups: u64,
+    /// Bytes in memory that the index has not taken yet.
+    pub overlay_bytes: u64,
+    /// Bytes written to the log.
+    pub log_bytes: u64,
+    /// The size of the index file.
+    pub index_bytes: u64,
+    /// Open views.
+    pub pins: u64,
+}

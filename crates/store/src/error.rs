@@ -1,0 +1,121 @@
+//! What can go wrong, said so that the reader knows what, where and what to do. A lost race is not here: it is a
+//! value, [`crate::Refusal`].
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::{Generation, Key, SpaceId, Timestamp};
+
+/// The crate's result.
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+
+/// Every failure of the store.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // The fields are named after what the messages say of them.
+pub enum StoreError {
+    #[error("a key of space {space} is empty; a key has at least one byte")]
+    EmptyKey { space: SpaceId },
+    #[error("key {key} has {length} bytes; the limit is {limit}")]
+    KeyTooLong { key: Key, length: usize, limit: usize },
+    #[error("the value for {key} has {length} bytes; the limit is {limit}")]
+    ValueTooLong { key: Key, length: usize, limit: usize },
+    #[error("the commit has {count} checks and writes; the limit is {limit}")]
+    TooManyOperations { count: usize, limit: usize },
+    #[error("the commit has {length} bytes of keys, values and meta; the limit is {limit}")]
+    CommitTooLarge { length: usize, limit: usize },
+    #[error("the commit writes {key} twice; a commit writes a key at most once")]
+    WrittenTwice { key: Key },
+    #[error("space {space} is not declared in this store; declare it with Store::space")]
+    UnknownSpace { space: SpaceId },
+    #[error("space name {name:?} is not allowed: {reason}")]
+    SpaceName { name: String, reason: &'static str },
+    #[error("space {name:?} was declared with {stored} and is now asked for with {asked}; that choice cannot change")]
+    SpaceMismatch { name: String, stored: &'static str, asked: &'static str },
+    #[error("space {space} keeps no history and cannot be watched; declare it with a history")]
+    NotWatchable { space: SpaceId },
+    #[error("generation {asked} of space {space} is no longer kept; the oldest left is {oldest}")]
+    HistoryDropped { space: SpaceId, asked: Generation, oldest: Generation },
+    #[error("what was committed up to {asked} is no longer kept; the oldest generation left is {oldest}")]
+    TimeDropped { asked: Timestamp, oldest: Generation },
+    #[error("generation {asked} does not exist yet; the store is at {latest}")]
+    FutureGeneration { asked: Generation, latest: Generation },
+    #[error("commit id {id} was used before for a commit with other contents")]
+    CommitIdReused { id: crate::CommitId },
+    #[error("an option is out of bounds: {what}")]
+    Option { what: String },
+    #[error("the store is closed")]
+    Closed,
+    #[error(
+        "the store has stopped and acknowledges nothing more: {cause}; open it again to recover what was acknowledged"
+    )]
+    Stopped { cause: Arc<str> },
+    #[error("{} is in use by process {owner}; one process opens a data directory at a time", path.display())]
+    Locked { path: PathBuf, owner: String },
+    #[error("{} was written by format {found}; this version reads up to {supported}: use a newer version", path.display())]
+    NewerFormat { path: PathBuf, found: u32, supported: u32 },
+    #[error("{} is not a Latchwork data directory: {reason}", path.display())]
+    NotAStore { path: PathBuf, reason: &'static str },
+    #[error("{} is not empty; a snapshot is written to an empty or missing directory", path.display())]
+    NotEmpty { path: PathBuf },
+    #[error("{place} is damaged: {detail}")]
+    Corrupt { place: String, detail: String },
+    #[error("the snapshot belongs to another store; restore it into an empty one")]
+    ForeignSnapshot,
+    #[error("a restore replaces everything and needs {views} open views to be dropped first")]
+    ViewsOpen { views: usize },
+    #[error("cannot {action} {}: {cause}", path.display())]
+    Io { action: &'static str, path: PathBuf, cause: Arc<std::io::Error> },
+}
+
+/// What a failure means to a caller. This alone decides status codes, exit codes and retries in the layers above.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The caller asked for something that cannot be: asking again changes nothing.
+    Invalid,
+    /// What was asked for is not there.
+    NotFound,
+    /// Somebody else stands in the way.
+    Conflict,
+    /// The store cannot serve at the moment.
+    Unavailable,
+    /// Stored bytes are not what was written.
+    Corrupt,
+}
+
+impl StoreError {
+    /// The class of the failure.
+    pub fn kind(&self) -> ErrorKind {
+        use StoreError::*;
+        match self {
+            EmptyKey { .. }
+            | KeyTooLong { .. }
+            | ValueTooLong { .. }
+            | TooManyOperations { .. }
+            | CommitTooLarge { .. }
+            | WrittenTwice { .. }
+            | SpaceName { .. }
+            | SpaceMismatch { .. }
+            | NotWatchable { .. }
+            | FutureGeneration { .. }
+            | CommitIdReused { .. }
+            | Option { .. }
+            | NewerFormat { .. }
+            | NotAStore { .. }
+            | NotEmpty { .. }
+            | ForeignSnapshot => ErrorKind::Invalid,
+            UnknownSpace { .. } | HistoryDropped { .. } | TimeDropped { .. } => ErrorKind::NotFound,
+            Locked { .. } | ViewsOpen { .. } => ErrorKind::Conflict,
+            Closed | Stopped { .. } | Io { .. } => ErrorKind::Unavailable,
+            Corrupt { .. } => ErrorKind::Corrupt,
+        }
+    }
+
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>, cause: std::io::Error) -> Self {
+        StoreError::Io { action, path: path.into(), cause: Arc::new(cause) }
+    }
+
+    pub(crate) fn corrupt(place: impl Into<String>, detail: impl Into<String>) -> Self {
+        StoreError::Corrupt { place: place.into(), detail: detail.into() }
+    }
+}

@@ -1,0 +1,226 @@
+//! The rules of the conditional commit, as one pure function over the newest state. Every backend decides with it;
+//! none has rules of its own.
+
+use bytes::Bytes;
+
+use crate::codec::{self, Reader, put_number, put_optional, put_string};
+use crate::commit::Head;
+use crate::space::RECEIPTS;
+use crate::{
+    Actual, Change, Check, Commit, CommitId, Committed, FailedCheck, Generation, Key, Range, Receipt, Refusal, Result,
+    Rev, StoreError, Timestamp, Version, Write,
+};
+
+/// The newest state, commits that are decided but not yet durable included.
+pub trait Present {
+    /// The generation of the last decided commit.
+    fn generation(&self) -> Generation;
+    /// The last write of a key, deletes included.
+    fn head(&self, key: &Key) -> Result<Option<Head>>;
+    /// The last write of a key with its value.
+    fn version(&self, key: &Key) -> Result<Option<Version>>;
+    /// Some key of the range that was written after `since`. Fails where retention no longer lets it tell.
+    fn changed_since(&self, range: &Range, since: Generation) -> Result<Option<(Key, Generation)>>;
+}
+
+/// What is to become of a commit.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// A check failed.
+    Refuse(Refusal),
+    /// Nothing is to be written; this is the answer once the state it was decided on is durable.
+    Answer(Receipt),
+    /// To be made durable, then answered.
+    Apply(Committed, Receipt),
+}
+
+/// Decides a commit. `now` is the time it gets if it is applied.
+pub fn evaluate(commit: &Commit, present: &impl Present, now: Timestamp) -> Result<Decision> {
+    let latest = present.generation();
+    let fingerprint = commit.id.map(|_| fingerprint(commit));
+    if let (Some(id), Some(fingerprint)) = (commit.id, fingerprint)
+        && let Some(first) = present.version(&receipt_key(id))?
+        && let Some(value) = &first.value
+    {
+        return decode_receipt(value, first.generation, fingerprint, id).map(Decision::Answer);
+    }
+    let failed = failed_checks(commit, present, latest)?;
+    if !failed.is_empty() {
+        return Ok(Decision::Refuse(Refusal { generation: latest, failed }));
+    }
+    let mut changes = Vec::with_capacity(commit.writes.len() + 1);
+    let mut revs = Vec::with_capacity(commit.writes.len());
+    for write in &commit.writes {
+        let head = present.head(write.key())?;
+        let value = match write {
+            Write::Put(_, value) => Some(value.clone()),
+            Write::Delete(_) if head.is_some_and(|head| head.live) => None,
+            Write::Delete(_) => {
+                revs.push(None);
+                continue;
+            }
+        };
+        let rev = head.map_or(Rev(1), |head| head.rev.next());
+        revs.push(Some(rev));
+        changes.push(Change { key: write.key().clone(), rev, value });
+    }
+    if changes.is_empty() {
+        return Ok(Decision::Answer(Receipt { generation: latest, time: now, revs, repeated: false }));
+    }
+    let generation = latest.next();
+    if let (Some(id), Some(fingerprint)) = (commit.id, fingerprint) {
+        let value = encode_receipt(fingerprint, now, &revs);
+        changes.push(Change { key: receipt_key(id), rev: Rev(1), value: Some(value) });
+    }
+    let receipt = Receipt { generation, time: now, revs, repeated: false };
+    Ok(Decision::Apply(Committed { generation, time: now, meta: commit.meta.clone(), changes }, receipt))
+}
+
+fn failed_checks(commit: &Commit, present: &impl Present, latest: Generation) -> Result<Vec<FailedCheck>> {
+    let mut failed = Vec::new();
+    for (index, check) in commit.checks.iter().enumerate() {
+        let actual = match check {
+            Check::AtRev(key, rev) => match present.head(key)?.filter(|head| head.live) {
+                Some(head) if head.rev == *rev => None,
+                Some(head) => Some(Actual::AtRev(head.rev)),
+                None => Some(Actual::Absent),
+            },
+            Check::Absent(key) => present.head(key)?.filter(|head| head.live).map(|head| Actual::AtRev(head.rev)),
+            Check::AtGeneration(generation) => (*generation != latest).then_some(Actual::AtGeneration(latest)),
+            Check::Unchanged(_, since) if *since > latest => {
+                return Err(StoreError::FutureGeneration { asked: *since, latest });
+            }
+            Check::Unchanged(range, since) => {
+                present.changed_since(range, *since)?.map(|(key, generation)| Actual::Changed(key, generation))
+            }
+        };
+        failed.extend(actual.map(|actual| FailedCheck { index, check: check.clone(), actual }));
+    }
+    Ok(failed)
+}
+
+/// What a key holds after a restore: `current` is what the store held, `wanted` what the snapshot holds. Revs go on
+/// above every one the store ever gave out; a key that is as it was keeps its version.
+pub(crate) fn restored(current: Option<&Version>, wanted: Option<&Version>, generation: Generation) -> Option<Version> {
+    match (current, wanted) {
+        (Some(current), Some(wanted)) if current == wanted => Some(current.clone()),
+        (Some(current), None) if current.value.is_none() => Some(current.clone()),
+        (Some(current), wanted) => {
+            let rev = wanted.map_or(current.rev, |wanted| wanted.rev.max(current.rev)).next();
+            Some(Version { rev, generation, value: wanted.and_then(|wanted| wanted.value.clone()) })
+        }
+        (None, wanted) => wanted.map(|wanted| Version { generation, ..wanted.clone() }),
+    }
+}
+
+fn receipt_key(id: CommitId) -> Key {
+    Key::new(RECEIPTS, &id.0)
+}
+
+const RECEIPT_VERSION: u8 = 1;
+
+fn encode_receipt(fingerprint: u64, time: Timestamp, revs: &[Option<Rev>]) -> Bytes {
+    let mut out = vec![RECEIPT_VERSION];
+    out.extend_from_slice(&fingerprint.to_le_bytes());
+    put_number(&mut out, time.0);
+    put_number(&mut out, revs.len() as u64);
+    for rev in revs {
+        put_number(&mut out, rev.map_or(0, |rev| rev.0));
+    }
+    out.into()
+}
+
+fn decode_receipt(value: &Bytes, generation: Generation, fingerprint: u64, id: CommitId) -> Result<Receipt> {
+    let read = || {
+        let mut reader = Reader(value.clone());
+        if reader.byte()? != RECEIPT_VERSION {
+            return None;
+        }
+        let first = u64::from_le_bytes(reader.take(8)?.as_ref().try_into().ok()?);
+        let time = Timestamp(reader.number()?);
+        let count = reader.number()?;
+        let revs =
+            (0..count).map(|_| reader.number().map(|rev| (rev > 0).then_some(Rev(rev)))).collect::<Option<_>>()?;
+        reader.end()?;
+        Some((first, Receipt { generation, time, revs, repeated: true }))
+    };
+    match read() {
+        Some((first, receipt)) if first == fingerprint => Ok(receipt),
+        Some(_) => Err(StoreError::CommitIdReused { id }),
+        None => Err(StoreError::corrupt(format!("the receipt of commit {id}"), "it cannot be read")),
+    }
+}
+
+/// Tells whether two commits under one id are the same commit.
+fn fingerprint(commit: &Commit) -> u64 {
+    let mut out = Vec::new();
+    put_string(&mut out, &commit.meta);
+    for check in &commit.checks {
+        match check {
+            Check::AtRev(key, rev) => {
+                out.push(1);
+                put_string(&mut out, key.encoded());
+                put_number(&mut out, rev.0);
+            }
+            Check::Absent(key) => {
+                out.push(2);
+                put_string(&mut out, key.encoded());
+            }
+            Check::AtGeneration(generation) => {
+                out.push(3);
+                put_number(&mut out, generation.0);
+            }
+            Check::Unchanged(range, since) => {
+                out.push(4);
+                put_string(&mut out, range.start());
+                put_string(&mut out, range.end());
+                put_number(&mut out, since.0);
+            }
+        }
+    }
+    for write in &commit.writes {
+        out.push(5);
+        put_string(&mut out, write.key().encoded());
+        put_optional(&mut out, if let Write::Put(_, value) = write { Some(value) } else { None });
+    }
+    codec::checksum(0, &out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SpaceId;
+
+    fn version(rev: u64, generation: u64, value: Option<&'static str>) -> Version {
+        Version { rev: Rev(rev), generation: Generation(generation), value: value.map(Bytes::from) }
+    }
+
+    #[test]
+    fn a_restore_never_gives_out_a_rev_again() {
+        let new = Generation(90);
+        let check = |current: Option<Version>, wanted: Option<Version>, expected: Option<Version>| {
+            assert_eq!(restored(current.as_ref(), wanted.as_ref(), new), expected, "{current:?} {wanted:?}");
+        };
+        let old = version(3, 10, Some("old"));
+        check(Some(old.clone()), Some(old.clone()), Some(old.clone()));
+        check(Some(version(7, 50, Some("new"))), Some(old.clone()), Some(version(8, 90, Some("old"))));
+        check(Some(version(7, 50, None)), Some(old.clone()), Some(version(8, 90, Some("old"))));
+        check(Some(version(7, 50, Some("new"))), None, Some(version(8, 90, None)));
+        check(Some(version(7, 50, None)), None, Some(version(7, 50, None)));
+        check(None, Some(old), Some(version(3, 90, Some("old"))));
+        check(None, None, None);
+    }
+
+    #[test]
+    fn a_receipt_comes_back_and_other_contents_under_its_id_do_not() {
+        let id = CommitId([7; 16]);
+        let key = Key::new(SpaceId(16), b"k");
+        let one = fingerprint(&Commit::new().put(&key, "a"));
+        let two = fingerprint(&Commit::new().put(&key, "b"));
+        let revs = vec![Some(Rev(4)), None];
+        let stored = encode_receipt(one, Timestamp(5), &revs);
+        let receipt = decode_receipt(&stored, Generation(9), one, id).unwrap();
+        assert_eq!(receipt, Receipt { generation: Generation(9), time: Timestamp(5), revs, repeated: true });
+        assert!(matches!(decode_receipt(&stored, Generation(9), two, id), Err(StoreError::CommitIdReused { .. })));
+    }
+}

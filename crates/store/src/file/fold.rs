@@ -1,0 +1,220 @@
+//! Moving overlays into the index, and history out of it. One fold at a time, in a thread of its own or when asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::index::{Fold, Index, Progress};
+use super::layers::Layers;
+use super::writer::Writer;
+use crate::evaluate::restored;
+use crate::space::{RECEIPTS, SPACES};
+use crate::{Contents, Damage, Generation, Key, Result, StoreError, Timestamp, Version};
+
+/// The index and the right to change it.
+pub(super) struct Folder {
+    pub(super) writer: Arc<Writer>,
+    /// Held while the index changes or must not change.
+    pub(super) index: Mutex<Index>,
+    pub(super) interval: Duration,
+    pub(super) identity: u128,
+}
+
+/// Rows of dropped history that one fold clears away, beyond as many as it adds.
+const CLEARED_PER_FOLD: usize = 4096;
+/// How often an idle store looks whether time has dropped some of its history.
+const IDLE: Duration = Duration::from_secs(60);
+
+impl Folder {
+    /// What the fold thread does until the store closes or fails.
+    pub(super) fn run(&self) {
+        let mut more = false;
+        loop {
+            if !more && !self.wait_for_work() {
+                return;
+            }
+            match self.fold() {
+                Ok(left) => more = left,
+                Err(error) => {
+                    self.writer.stop(&error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Waits until an overlay should be folded. `false` when the store ends.
+    fn wait_for_work(&self) -> bool {
+        let writer = &self.writer;
+        let mut stage = writer.lock_stage();
+        let mut waited = false;
+        loop {
+            if stage.closing || writer.check().is_err() {
+                return false;
+            }
+            let layers = writer.layers.load();
+            let dirty = !layers.active.is_empty();
+            if layers.frozen.is_some() || (dirty && waited) {
+                return true;
+            }
+            let recent = layers.recent.is_some();
+            drop(layers);
+            let patience = if dirty || recent { self.interval } else { IDLE };
+            let timed_out = writer.turned.wait_for(&mut stage, patience).timed_out();
+            if timed_out && (recent || !dirty) {
+                return true;
+            }
+            waited = timed_out;
+        }
+    }
+
+    /// Takes what is in memory into the index and clears away some dropped history. Tells whether more is left.
+    pub(super) fn fold(&self) -> Result<bool> {
+        let writer = &self.writer;
+        writer.check()?;
+        let index = self.index.lock();
+        let frozen = {
+            let mut stage = writer.lock_stage();
+            if !writer.layers.load().active.is_empty() {
+                writer.freeze(&mut stage);
+            }
+            writer.layers.load().frozen.clone()
+        };
+        if let Some(last) = frozen.as_ref().and_then(|overlay| overlay.last()) {
+            writer.wait_visible(last)?;
+        }
+        let layers = writer.layers.load_full();
+        let before = layers.index.progress;
+        writer.retention.advance(writer.visible(), writer.env.now(), |time| {
+            self.generation_at(&layers, time).map(|found| found.ok())
+        })?;
+        let floors = writer.retention.floors();
+        let last = frozen.as_ref().and_then(|overlay| overlay.commits_after(Generation(0), usize::MAX).last().cloned());
+        let applied = last.as_ref().map_or(before.applied, |commit| commit.generation);
+        let progress = Progress {
+            applied,
+            time: last.as_ref().map_or(before.time, |commit| commit.time),
+            log: writer.log.lock().position_after(applied),
+        };
+        let rules = |space| writer.retention.rules(space).unwrap_or_default();
+        let budget = CLEARED_PER_FOLD + 2 * (applied.0 - before.applied.0) as usize;
+        let fold = Fold { overlay: frozen.as_deref(), floors: &floors, rules: &rules, progress, budget };
+        if frozen.is_none() && !layers.index.has_rows_below(&floors)? {
+            if layers.recent.is_some() {
+                writer.swap_layers(|layers| Layers { recent: None, ..layers.copied() });
+            }
+            return self.prepare_log().map(|()| false);
+        }
+        let more = index.fold(&fold)?;
+        let reader = Arc::new(index.reader()?);
+        writer.swap_layers(|layers| Layers { frozen: None, recent: frozen, index: reader, ..layers.copied() });
+        writer.log.lock().release(applied, progress.log)?;
+        self.prepare_log()?;
+        Ok(more)
+    }
+
+    /// Has the next segment of the log ready before it is needed.
+    fn prepare_log(&self) -> Result<()> {
+        let files = {
+            let log = self.writer.log.lock();
+            if !log.wants_spare() {
+                return Ok(());
+            }
+            log.files().clone()
+        };
+        files.prepare_spare()?;
+        self.writer.log.lock().add_spare()
+    }
+
+    /// The newest generation not later than `time` that a space with history remembers; `Err` names the oldest left.
+    pub(super) fn generation_at(
+        &self,
+        layers: &Layers,
+        time: Timestamp,
+    ) -> Result<std::result::Result<Generation, Generation>> {
+        let retention = &self.writer.retention;
+        let visible = self.writer.visible();
+        let counts =
+            |commit: &crate::Committed| commit.changes.iter().any(|change| retention.keeps_history(change.key.space()));
+        if let Some(found) = layers.last_at(time, visible, counts) {
+            return Ok(Ok(found));
+        }
+        let mut found = None;
+        let mut oldest: Option<Generation> = None;
+        for (space, floor) in retention.with_history() {
+            if space == SPACES || space == RECEIPTS {
+                found = found.max(layers.index.last_at(space, floor, time)?);
+                continue;
+            }
+            oldest = Some(oldest.map_or(floor, |oldest| oldest.min(floor)));
+            found = found.max(layers.index.last_at(space, floor, time)?);
+        }
+        Ok(match (found, oldest) {
+            (Some(found), _) => Ok(found),
+            (None, None | Some(Generation(0))) => Ok(Generation(0)),
+            (None, Some(oldest)) => Err(oldest),
+        })
+    }
+
+    /// Replaces everything: see [`crate::Backend::replace`].
+    pub(super) fn replace(&self, mut contents: Contents) -> Result<Generation> {
+        while self.fold()? {}
+        let writer = &self.writer;
+        let index = self.index.lock();
+        // From here on nobody commits: what was staged since the fold becomes durable, and then is folded below.
+        let mut stage = writer.lock_stage();
+        if stage.closing {
+            return Err(StoreError::Closed);
+        }
+        let layers = writer.layers.load_full();
+        if !layers.active.is_empty() || layers.frozen.is_some() {
+            drop((stage, index));
+            return self.replace(contents);
+        }
+        let before = layers.index.progress;
+        if contents.identity != self.identity && layers.index.has_user_records()? {
+            return Err(StoreError::ForeignSnapshot);
+        }
+        let generation = before.applied.max(contents.generation).next();
+        writer.retention.begin_anew(generation, [])?;
+        let progress = Progress { applied: generation, ..before };
+        let decide = |key: &Key, old: Option<&Version>, new: Option<&Version>| match (old, new) {
+            (Some(old), None) if key.space() == SPACES => Some(old.clone()),
+            _ => restored(old, new, generation),
+        };
+        let replaced = index.replace(&mut *contents.records, &decide, &writer.retention.floors(), progress);
+        let reader = replaced.and_then(|()| index.reader());
+        match reader {
+            Ok(reader) => {
+                let layers = Layers { recent: None, index: Arc::new(reader), ..layers.copied() };
+                writer.publish(&mut stage, generation, layers);
+                Ok(generation)
+            }
+            Err(error) => {
+                drop(stage);
+                writer.stop(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads log and index from the medium.
+    pub(super) fn verify(&self) -> Result<Vec<Damage>> {
+        let index = self.index.lock();
+        let progress = self.writer.layers.load().index.progress;
+        let files = self.writer.log.lock().files().clone();
+        let mut found = Vec::new();
+        match super::log::Log::verify(&files, progress.log, progress.applied) {
+            Ok(end) if end < self.writer.visible() => {
+                let detail = format!("it ends at generation {end}, and {} was durable", self.writer.visible());
+                found.push(Damage { place: files.directory.display().to_string(), detail });
+            }
+            Ok(_) => {}
+            Err(StoreError::Corrupt { place, detail }) => found.push(Damage { place, detail }),
+            Err(error) => return Err(error),
+        }
+        found.extend(index.verify().into_iter().map(|(place, detail)| Damage { place, detail }));
+        Ok(found)
+    }
+}

@@ -1,0 +1,213 @@
+//! Reading through the layers: the overlay that is written to, the one on its way into the index, the one that last
+//! went there, and the index. Each holds newer versions than those below it.
+
+use std::iter::Peekable;
+use std::sync::Arc;
+
+use super::index::IndexReader;
+use super::overlay::Overlay;
+use crate::backend::{Changes, Order, Scan};
+use crate::commit::Head;
+use crate::{Committed, Generation, Key, Present, Range, Result, Retention, Timestamp, Version};
+
+/// A consistent set of layers. Readers load it once for each operation.
+pub(super) struct Layers {
+    pub(super) active: Arc<Overlay>,
+    pub(super) frozen: Option<Arc<Overlay>>,
+    /// What the index took last. Everything in it is in the index too; it only saves looking there.
+    pub(super) recent: Option<Arc<Overlay>>,
+    pub(super) index: Arc<IndexReader>,
+}
+
+/// How many commits that do not touch a range are passed over in one go.
+const CHANGES_EFFORT: usize = 4096;
+
+impl Layers {
+    /// The overlays, newest first.
+    fn overlays(&self) -> impl Iterator<Item = &Arc<Overlay>> {
+        let overlays = [Some(&self.active), self.frozen.as_ref(), self.recent.as_ref()];
+        overlays.into_iter().flatten().filter(|overlay| !overlay.is_empty())
+    }
+
+    /// The overlays that hold what the index does not, newest first.
+    fn unfolded(&self) -> impl DoubleEndedIterator<Item = &Arc<Overlay>> {
+        [Some(&self.active), self.frozen.as_ref()].into_iter().flatten()
+    }
+
+    /// The same layers, to change some of them.
+    pub(super) fn copied(&self) -> Layers {
+        let Layers { active, frozen, recent, index } = self;
+        Layers { active: active.clone(), frozen: frozen.clone(), recent: recent.clone(), index: index.clone() }
+    }
+
+    /// The last commit in memory not later than `time` that `counts`.
+    pub(super) fn last_at(
+        &self,
+        time: Timestamp,
+        visible: Generation,
+        counts: impl Fn(&Committed) -> bool,
+    ) -> Option<Generation> {
+        self.unfolded().find_map(|overlay| overlay.last_at(time, visible, &counts))
+    }
+
+    pub(super) fn at(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
+        match self.overlays().find_map(|overlay| overlay.at(key, at)) {
+            Some(version) => Ok(Some(version)),
+            None => self.index.at(key, at),
+        }
+    }
+
+    fn newest<T>(&self, key: &Key, read: impl Fn(&Version) -> T) -> Result<Option<T>> {
+        match self.overlays().find_map(|overlay| overlay.newest(key, &read)) {
+            Some(found) => Ok(Some(found)),
+            None => Ok(self.index.newest(key)?.as_ref().map(read)),
+        }
+    }
+
+    pub(super) fn versions(&self, key: &Key, at: Generation, floor: Generation, limit: usize) -> Result<Vec<Version>> {
+        let mut versions: Vec<Version> = Vec::new();
+        for overlay in self.unfolded() {
+            versions.extend(overlay.versions(key).into_iter().rev());
+        }
+        versions.extend(self.index.newest(key)?);
+        versions.retain(|version| version.generation <= at);
+        versions.extend(self.index.past_versions(key, at, limit)?);
+        // Nothing older than the version that was current at the floor can be relied on to be there.
+        let kept = versions.iter().take_while(|version| version.generation > floor).count();
+        versions.truncate((kept + 1).min(limit));
+        Ok(versions)
+    }
+
+    pub(super) fn scan(&self, scan: &Scan, at: Generation) -> Result<Vec<(Key, Version)>> {
+        let mut found = Vec::new();
+        if scan.range.is_empty() {
+            return Ok(found);
+        }
+        let descending = scan.order == Order::Descending;
+        let mut sources: Vec<Source<'_>> = Vec::with_capacity(3);
+        for overlay in self.unfolded().filter(|overlay| !overlay.is_empty()) {
+            let keys = overlay.keys(&scan.range).map(|key| Ok((key, None)));
+            sources.push(directed(keys, descending).peekable());
+        }
+        let indexed = self.index.range(&scan.range)?.map(|row| row.map(|(key, version)| (key, Some(version))));
+        sources.push(directed(indexed, descending).peekable());
+        while found.len() < scan.limit {
+            let Some((key, indexed)) = next_key(&mut sources, descending)? else { break };
+            let version = match self.unfolded().find_map(|overlay| overlay.at(&key, at)) {
+                Some(version) => Some(version),
+                None => match indexed {
+                    Some(version) if version.generation > at => self.index.past_at(&key, at)?,
+                    indexed => indexed,
+                },
+            };
+            if let Some(version) = version
+                && (scan.with_deleted || version.value.is_some())
+            {
+                found.push((key, version));
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn changes(
+        &self,
+        range: &Range,
+        after: Generation,
+        visible: Generation,
+        limit: usize,
+    ) -> Result<Changes> {
+        if after >= visible || limit == 0 {
+            return Ok(Changes { commits: Vec::new(), through: after });
+        }
+        let indexed = self.index.progress.applied;
+        if after < indexed {
+            let (commits, through) = self.index.changes(range, after, limit, CHANGES_EFFORT)?;
+            return Ok(Changes { commits, through });
+        }
+        let mut changes = Changes { commits: Vec::new(), through: after };
+        for overlay in self.unfolded().rev() {
+            for commit in overlay.commits_after(after, CHANGES_EFFORT) {
+                if commit.generation > visible || changes.commits.len() >= limit {
+                    return Ok(changes);
+                }
+                changes.through = commit.generation;
+                let touched = commit.changes.iter().filter(|change| range.contains(&change.key));
+                let touched: Vec<_> = touched.cloned().collect();
+                if !touched.is_empty() {
+                    let Committed { generation, time, ref meta, .. } = *commit;
+                    changes.commits.push(Committed { generation, time, meta: meta.clone(), changes: touched });
+                }
+            }
+            if overlay.last().is_some_and(|last| changes.through < last) {
+                break;
+            }
+        }
+        Ok(changes)
+    }
+}
+
+type Source<'a> = Peekable<Box<dyn Iterator<Item = Result<(Key, Option<Version>)>> + 'a>>;
+
+fn directed<'a, T>(
+    keys: impl DoubleEndedIterator<Item = T> + 'a,
+    descending: bool,
+) -> Box<dyn Iterator<Item = T> + 'a> {
+    if descending { Box::new(keys.rev()) } else { Box::new(keys) }
+}
+
+/// The next key of all sources, taken from each that has it, with the index's version if it has one.
+fn next_key(sources: &mut [Source<'_>], descending: bool) -> Result<Option<(Key, Option<Version>)>> {
+    let mut next: Option<Key> = None;
+    for source in sources.iter_mut() {
+        match source.peek() {
+            Some(Ok((key, _))) => {
+                let better = |next: &Key| if descending { key > next } else { key < next };
+                if next.as_ref().is_none_or(better) {
+                    next = Some(key.clone());
+                }
+            }
+            Some(Err(error)) => return Err(error.clone()),
+            None => {}
+        }
+    }
+    let Some(key) = next else { return Ok(None) };
+    let mut version = None;
+    for source in sources.iter_mut() {
+        if let Some(Ok((_, Some(found)))) = source.next_if(|row| row.as_ref().is_ok_and(|(other, _)| *other == key)) {
+            version = Some(found);
+        }
+    }
+    Ok(Some((key, version)))
+}
+
+/// The layers as checks see them: everything decided, whether durable or not.
+pub(super) struct Newest<'a> {
+    pub(super) layers: &'a Layers,
+    pub(super) retention: &'a Retention,
+    pub(super) generation: Generation,
+}
+
+impl Present for Newest<'_> {
+    fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    fn head(&self, key: &Key) -> Result<Option<Head>> {
+        self.layers.newest(key, Version::head)
+    }
+
+    fn version(&self, key: &Key) -> Result<Option<Version>> {
+        self.layers.newest(key, Version::clone)
+    }
+
+    fn changed_since(&self, range: &Range, since: Generation) -> Result<Option<(Key, Generation)>> {
+        self.retention.check(range.space(), since)?;
+        if range.is_empty() {
+            return Ok(None);
+        }
+        match self.layers.unfolded().find_map(|overlay| overlay.changed_since(range, since)) {
+            Some(found) => Ok(Some(found)),
+            None => self.layers.index.changed_since(range, since),
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! The commit log: frames in preallocated, recycled segment files. It is the only thing that is synced for a commit.
+//!
+//! At any time at most one frame is not yet synced, the last one. So a frame that cannot be read is the torn end of
+//! the log exactly if nothing readable was written after it; otherwise it is damage, and opening fails.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::frame::{Frame, HEADER, Header, PAGE, Position, decode_commits};
+use crate::disk::{Disk, DiskFile, Open};
+use crate::{Committed, Generation, Result, StoreError};
+
+/// How many segments lie ready beyond the one being written.
+const SPARES: usize = 1;
+
+/// Where the log lives and how it is cut.
+#[derive(Debug, Clone)]
+pub(super) struct LogFiles {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) directory: PathBuf,
+    pub(super) identity: u128,
+    pub(super) segment_bytes: u64,
+}
+
+/// A segment that frames can be written to.
+#[derive(Debug)]
+struct Segment {
+    number: u64,
+    file: Arc<dyn DiskFile>,
+    pages: u64,
+}
+
+/// The end of the log, where frames are added.
+#[derive(Debug)]
+pub(super) struct Log {
+    files: LogFiles,
+    segment: Segment,
+    /// Where the next frame goes, unless it does not fit.
+    next: Position,
+    spares: VecDeque<Segment>,
+    /// The frames that the index has not taken yet: last generation, position.
+    frames: VecDeque<(Generation, Position)>,
+    /// The segments before the one being written that still exist, oldest first.
+    full: VecDeque<u64>,
+    pub(super) bytes_written: u64,
+    #[cfg(feature = "testing")]
+    pub(super) skip_sync: bool,
+}
+
+/// What opening the log found.
+pub(super) struct Replayed {
+    pub(super) log: Log,
+    /// The commits after the generation that was asked for, in order.
+    pub(super) commits: Vec<Arc<Committed>>,
+}
+
+impl LogFiles {
+    fn path(&self, number: u64) -> PathBuf {
+        self.directory.join(format!("log-{number:016x}"))
+    }
+
+    fn number(name: &str) -> Option<u64> {
+        u64::from_str_radix(name.strip_prefix("log-")?, 16).ok()
+    }
+
+    fn failed(&self, action: &'static str, number: u64) -> impl FnOnce(std::io::Error) -> StoreError {
+        let path = self.path(number);
+        move |cause| StoreError::io(action, path, cause)
+    }
+
+    fn sync_directory(&self) -> Result<()> {
+        let synced = self.disk.sync_directory(&self.directory);
+        synced.map_err(|cause| StoreError::io("sync", self.directory.clone(), cause))
+    }
+
+    /// Writes and syncs a file of zeros: later writes into it need no new blocks, which makes their syncs cheap.
+    fn write_zeros(&self, path: &Path) -> Result<Arc<dyn DiskFile>> {
+        const CHUNK: usize = 1 << 20;
+        let write = || {
+            let file = self.disk.open(path, Open::Fresh)?;
+            let zeros = vec![0; CHUNK.min(self.segment_bytes as usize)];
+            let mut at = 0;
+            while at < self.segment_bytes {
+                let length = (zeros.len() as u64).min(self.segment_bytes - at);
+                file.write_at(at, &zeros[..length as usize])?;
+                at += length;
+            }
+            file.sync()?;
+            Ok(file)
+        };
+        write().map_err(|cause| StoreError::io("write", path, cause))
+    }
+
+    /// Creates a segment that is durable under its name.
+    fn create(&self, number: u64) -> Result<Segment> {
+        let file = self.write_zeros(&self.path(number))?;
+        self.sync_directory()?;
+        Ok(Segment { number, file, pages: self.segment_bytes / PAGE as u64 })
+    }
+
+    /// Makes a file a new segment. Frames of an old one name its old number, so none of them counts any more.
+    fn recycle(&self, from: &Path, number: u64) -> Result<Segment> {
+        self.disk.rename(from, &self.path(number)).map_err(self.failed("rename", number))?;
+        self.sync_directory()?;
+        self.open(number)
+    }
+
+    fn open(&self, number: u64) -> Result<Segment> {
+        let file = self.disk.open(&self.path(number), Open::Existing).map_err(self.failed("open", number))?;
+        let length = file.length().map_err(self.failed("measure", number))?;
+        Ok(Segment { number, file, pages: length / PAGE as u64 })
+    }
+
+    /// The numbers of the segments there are.
+    fn list(&self) -> Result<Vec<u64>> {
+        let names = self.disk.list(&self.directory);
+        let names = names.map_err(|cause| StoreError::io("list", self.directory.clone(), cause))?;
+        let mut numbers: Vec<u64> = names.iter().filter_map(|name| LogFiles::number(name)).collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Reads whatever frame starts at a page, if one does.
+    fn frame_at(&self, segment: &Segment, page: u64) -> Result<Option<(Header, Bytes)>> {
+        if page >= segment.pages {
+            return Ok(None);
+        }
+        let failed = || self.failed("read", segment.number);
+        let mut bytes = vec![0; PAGE];
+        segment.file.read_at(page * PAGE as u64, &mut bytes).map_err(failed())?;
+        let Some(header) = Header::decode(&bytes) else { return Ok(None) };
+        let in_place = (header.at.segment, header.at.page) == (segment.number, page);
+        if !in_place || header.pages() > segment.pages - page {
+            return Ok(None);
+        }
+        bytes.resize(header.pages() as usize * PAGE, 0);
+        segment.file.read_at((page + 1) * PAGE as u64, &mut bytes[PAGE..]).map_err(failed())?;
+        if !header.fits(&bytes, self.identity) {
+            return Ok(None);
+        }
+        bytes.truncate(HEADER + header.length as usize);
+        Ok(Some((header, Bytes::from(bytes).split_off(HEADER))))
+    }
+
+    /// Finds a frame at or behind `from` whose writer knew that `missing` was durable.
+    fn witness(
+        &self,
+        segments: &BTreeMap<u64, Segment>,
+        from: Position,
+        missing: Generation,
+    ) -> Result<Option<Position>> {
+        const CHUNK_PAGES: u64 = 256;
+        for (number, segment) in segments.range(from.segment..) {
+            let mut page = if *number == from.segment { from.page } else { 0 };
+            while page < segment.pages {
+                let pages = CHUNK_PAGES.min(segment.pages - page);
+                let mut chunk = vec![0; pages as usize * PAGE];
+                segment.file.read_at(page * PAGE as u64, &mut chunk).map_err(self.failed("read", *number))?;
+                for (index, bytes) in chunk.chunks(PAGE).enumerate() {
+                    let at = page + index as u64;
+                    let likely = Header::decode(bytes).is_some_and(|header| {
+                        header.at.segment == *number && header.at.page == at && header.durable >= missing
+                    });
+                    if likely && let Some((header, _)) = self.frame_at(segment, at)? {
+                        return Ok(Some(header.at));
+                    }
+                }
+                page += pages;
+            }
+        }
+        Ok(None)
+    }
+
+    fn place(&self, position: Position) -> String {
+        format!("{} at byte {}", self.path(position.segment).display(), position.page * PAGE as u64)
+    }
+
+    /// Walks the frames from `start` on. Gives each to `visit` and returns where the log ends, or the damage.
+    fn walk(
+        &self,
+        segments: &BTreeMap<u64, Segment>,
+        start: Position,
+        applied: Generation,
+        mut visit: impl FnMut(Header, Bytes) -> Result<()>,
+    ) -> Result<Position> {
+        let mut next = start;
+        let mut expected: Option<Generation> = None;
+        loop {
+            let wanted = |(header, _): &(Header, Bytes)| {
+                let follows = expected.map_or(header.first <= applied.next(), |expected| header.first == expected);
+                header.at.chain == next.chain && follows
+            };
+            let frame_at = |number, page| match segments.get(&number) {
+                Some(segment) => Ok(self.frame_at(segment, page)?.filter(wanted)),
+                None => Ok(None),
+            };
+            // A frame that did not fit into its segment is the first of the next one.
+            let frame = match frame_at(next.segment, next.page)? {
+                Some(frame) => Some(frame),
+                None => frame_at(next.segment + 1, 0)?,
+            };
+            let Some((header, payload)) = frame else {
+                let missing = expected.unwrap_or(applied.next());
+                if let Some(witness) = self.witness(segments, next, missing)? {
+                    let detail = format!(
+                        "generation {missing} should be here and cannot be read, but {} was written after it was durable",
+                        self.place(witness)
+                    );
+                    return Err(StoreError::corrupt(self.place(next), detail));
+                }
+                return Ok(next);
+            };
+            expected = Some(Generation(header.first.0 + u64::from(header.count)));
+            next = header.after();
+            visit(header, payload)?;
+        }
+    }
+}
+
+impl Log {
+    /// Starts the log of a new store.
+    pub(super) fn create(files: &LogFiles) -> Result<Position> {
+        let segment = files.create(1)?;
+        Ok(Position { segment: segment.number, page: 0, chain: 0 })
+    }
+
+    /// Reads the log from `start` on and gets ready to go on behind its end. Commits up to `applied` are passed over.
+    pub(super) fn open(files: LogFiles, start: Position, applied: Generation) -> Result<Replayed> {
+        let numbers = files.list()?;
+        let mut segments = BTreeMap::new();
+        for number in numbers.iter().copied().filter(|number| *number >= start.segment) {
+            segments.insert(number, files.open(number)?);
+        }
+        if !segments.contains_key(&start.segment) {
+            return Err(StoreError::corrupt(files.path(start.segment).display().to_string(), "the file is missing"));
+        }
+        let mut commits = Vec::new();
+        let mut frames = VecDeque::new();
+        let mut last = None;
+        let next = files.walk(&segments, start, applied, |header, payload| {
+            let Some(decoded) = decode_commits(&header, payload) else {
+                return Err(StoreError::corrupt(files.place(header.at), "the commits in it cannot be read"));
+            };
+            frames.extend(decoded.last().map(|commit| (commit.generation, header.at)));
+            commits.extend(decoded.into_iter().filter(|commit| commit.generation > applied));
+            last = Some(header);
+            Ok(())
+        })?;
+        if let Some(header) = last {
+            files.write_again(&segments[&header.at.segment], &header)?;
+        }
+        let segment = segments.remove(&next.segment).expect("the log ends in a segment that was read");
+        let mut log = Log {
+            files,
+            next,
+            spares: VecDeque::new(),
+            frames,
+            full: numbers.into_iter().take_while(|number| *number < segment.number).collect(),
+            segment,
+            bytes_written: 0,
+            #[cfg(feature = "testing")]
+            skip_sync: false,
+        };
+        log.adopt_spares(segments)?;
+        Ok(Replayed { log, commits })
+    }
+
+    /// Takes over the unused segments behind the end; what a crash left unfinished is removed.
+    fn adopt_spares(&mut self, segments: BTreeMap<u64, Segment>) -> Result<()> {
+        for (number, segment) in segments.into_iter().filter(|(number, _)| *number > self.segment.number) {
+            let follows = number == self.last_number() + 1;
+            if follows && segment.pages * PAGE as u64 >= self.files.segment_bytes {
+                self.spares.push_back(segment);
+            } else {
+                self.files.disk.remove(&self.files.path(number)).map_err(self.files.failed("remove", number))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn last_number(&self) -> u64 {
+        self.spares.back().map_or(self.segment.number, |segment| segment.number)
+    }
+
+    /// Writes a frame and syncs it; gives the bytes it took. After an error nothing may be written any more.
+    pub(super) fn append(&mut self, frame: &mut Frame, durable: Generation) -> Result<usize> {
+        let pages = frame.length().div_ceil(PAGE) as u64;
+        if self.next.page + pages > self.segment.pages {
+            self.next_segment()?;
+        }
+        let at = self.next;
+        let last = frame.last();
+        let (bytes, next) = frame.seal(at, durable, self.files.identity);
+        let number = self.segment.number;
+        self.segment.file.write_at(at.page * PAGE as u64, bytes).map_err(self.files.failed("write", number))?;
+        let written = bytes.len();
+        self.bytes_written += written as u64;
+        self.sync()?;
+        self.next = next;
+        self.frames.push_back((last, at));
+        Ok(written)
+    }
+
+    fn sync(&self) -> Result<()> {
+        #[cfg(feature = "testing")]
+        if self.skip_sync {
+            return Ok(());
+        }
+        self.segment.file.sync().map_err(self.files.failed("sync", self.segment.number))
+    }
+
+    fn next_segment(&mut self) -> Result<()> {
+        let number = self.segment.number + 1;
+        self.full.push_back(self.segment.number);
+        self.segment = match self.spares.pop_front() {
+            Some(spare) => spare,
+            None => self.files.create(number)?,
+        };
+        self.next = Position { segment: number, page: 0, chain: self.next.chain };
+        Ok(())
+    }
+
+    /// Where to read from when everything up to `applied` is in the index.
+    pub(super) fn position_after(&self, applied: Generation) -> Position {
+        self.frames.iter().find(|(last, _)| *last > applied).map_or(self.next, |(_, at)| *at)
+    }
+
+    /// Forgets what the index has durably taken. Segments that are no longer needed become spares or are removed.
+    pub(super) fn release(&mut self, applied: Generation, start: Position) -> Result<()> {
+        while self.frames.front().is_some_and(|(last, _)| *last <= applied) {
+            self.frames.pop_front();
+        }
+        while let Some(oldest) = self.full.front().copied().filter(|oldest| *oldest < start.segment) {
+            if self.spares.len() < SPARES {
+                let spare = self.files.recycle(&self.files.path(oldest), self.last_number() + 1)?;
+                self.spares.push_back(spare);
+            } else {
+                let files = &self.files;
+                files.disk.remove(&files.path(oldest)).map_err(files.failed("remove", oldest))?;
+            }
+            self.full.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Whether a segment should be made ready by [`LogFiles::prepare_spare`].
+    pub(super) fn wants_spare(&self) -> bool {
+        self.spares.len() < SPARES
+    }
+
+    /// Gives the prepared segment its number.
+    pub(super) fn add_spare(&mut self) -> Result<()> {
+        let spare = self.files.recycle(&self.files.spare_path(), self.last_number() + 1)?;
+        self.spares.push_back(spare);
+        Ok(())
+    }
+
+    /// Reads every frame from `start` on again, and tells up to which generation they go.
+    pub(super) fn verify(files: &LogFiles, start: Position, applied: Generation) -> Result<Generation> {
+        let mut segments = BTreeMap::new();
+        for number in files.list()?.into_iter().filter(|number| *number >= start.segment) {
+            segments.insert(number, files.open(number)?);
+        }
+        let mut last = applied;
+        files.walk(&segments, start, applied, |header, _| {
+            last = Generation(header.first.0 + u64::from(header.count) - 1);
+            Ok(())
+        })?;
+        Ok(last)
+    }
+
+    pub(super) fn files(&self) -> &LogFiles {
+        &self.files
+    }
+}
+
+impl LogFiles {
+    fn spare_path(&self) -> PathBuf {
+        self.directory.join("spare.new")
+    }
+
+    /// Makes a segment ready under a name that is no segment's: it takes time, and the log may move on meanwhile.
+    pub(super) fn prepare_spare(&self) -> Result<()> {
+        self.write_zeros(&self.spare_path()).map(|_| ())
+    }
+
+    /// Writes the last frame once more and syncs it. After a crash of the process alone it may never have been
+    /// synced; after a failed sync the system may believe that it was. Nobody sees it before this.
+    fn write_again(&self, segment: &Segment, header: &Header) -> Result<()> {
+        let offset = header.at.page * PAGE as u64;
+        let mut bytes = vec![0; header.pages() as usize * PAGE];
+        segment.file.read_at(offset, &mut bytes).map_err(self.failed("read", segment.number))?;
+        segment.file.write_at(offset, &bytes).map_err(self.failed("write", segment.number))?;
+        segment.file.sync().map_err(self.failed("sync", segment.number))
+    }
+}

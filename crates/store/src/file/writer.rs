@@ -1,0 +1,421 @@
+//! Group commit. A caller decides its own commit under one short lock and adds it to the group that waits; whoever
+//! finds no sync under way writes the group to the log and syncs it. So the next group forms while this one syncs,
+//! and a lone caller pays for one sync and no change of threads.
+//!
+//! Invariants: generations are given out in the order of the log; nothing above `visible` is read or answered from;
+//! `visible` rises only after the sync that covers it; after the first failure nothing rises any more.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+
+use arc_swap::ArcSwap;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use tokio::sync::{Notify, oneshot, watch};
+
+use super::frame::{Frame, HEADER};
+use super::layers::{Layers, Newest};
+use super::log::Log;
+use super::overlay::Overlay;
+use crate::evaluate::{Decision, evaluate};
+use crate::{Commit, Env, Generation, Outcome, Result, Retention, Stats, StoreError, Timestamp};
+
+pub(super) struct Writer {
+    pub(super) env: Env,
+    pub(super) retention: Arc<Retention>,
+    pub(super) layers: ArcSwap<Layers>,
+    pub(super) log: Mutex<Log>,
+    pub(super) overlay_bytes: u64,
+    group_bytes: usize,
+    /// Whether threads of the store's own sync groups and fold overlays; otherwise callers do it.
+    pub(super) background: bool,
+    stage: Mutex<Stage>,
+    /// Woken when a group waits for the sync thread.
+    group_waits: Condvar,
+    /// Woken when a sync ended, an overlay filled up or the store closes: what the fold thread waits for.
+    pub(super) turned: Condvar,
+    /// Woken when commits that found no room may try again.
+    room: Notify,
+    visible: AtomicU64,
+    latest: watch::Sender<Generation>,
+    stopped: OnceLock<StoreError>,
+    closed: AtomicBool,
+    #[cfg(feature = "testing")]
+    pub(super) sabotage: Option<super::Sabotage>,
+}
+
+/// What has been decided and is not yet durable.
+pub(super) struct Stage {
+    generation: Generation,
+    time: Timestamp,
+    frame: Frame,
+    /// An empty frame with memory to use again.
+    spare: Option<Frame>,
+    /// Those who wait for a generation to become visible, in the order of generations.
+    waiting: VecDeque<(Generation, oneshot::Sender<Result<()>>)>,
+    syncing: bool,
+    pub(super) closing: bool,
+    stats: Stats,
+}
+
+/// A decided commit: its answer, and what must become durable before it may be given.
+enum Staged {
+    /// There is no room; wait and decide again.
+    Full,
+    Ready(Outcome),
+    Waits(Outcome, oneshot::Receiver<Result<()>>),
+}
+
+impl Writer {
+    pub(super) fn new(parts: Parts) -> Writer {
+        let Parts { env, retention, layers, log, overlay_bytes, group_bytes, background, generation, time } = parts;
+        let stage = Stage {
+            generation,
+            time,
+            frame: Frame::new(),
+            spare: None,
+            waiting: VecDeque::new(),
+            syncing: false,
+            closing: false,
+            stats: Stats::default(),
+        };
+        Writer {
+            env,
+            retention,
+            layers: ArcSwap::from_pointee(layers),
+            log: Mutex::new(log),
+            overlay_bytes,
+            group_bytes,
+            background,
+            stage: Mutex::new(stage),
+            group_waits: Condvar::new(),
+            turned: Condvar::new(),
+            room: Notify::new(),
+            visible: AtomicU64::new(generation.0),
+            latest: watch::Sender::new(generation),
+            stopped: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            #[cfg(feature = "testing")]
+            sabotage: None,
+        }
+    }
+
+    pub(super) async fn commit(&self, commit: Commit) -> Result<Outcome> {
+        let (outcome, mut receiver) = loop {
+            let room = self.room.notified();
+            match self.stage(&commit)? {
+                Staged::Ready(outcome) => return Ok(outcome),
+                Staged::Waits(outcome, receiver) => break (outcome, receiver),
+                Staged::Full => room.await,
+            }
+        };
+        // Whoever else is ready to commit on this thread gets into the group before it is written.
+        let lead = LeadOnDrop(self);
+        yield_once().await;
+        drop(lead);
+        let synced = match receiver.try_recv() {
+            Ok(synced) => synced,
+            Err(_) => receiver.await.unwrap_or_else(|_| Err(self.stop_cause())),
+        };
+        synced.map(|()| outcome)
+    }
+
+    fn stage(&self, commit: &Commit) -> Result<Staged> {
+        let mut stage = self.stage.lock();
+        self.check()?;
+        if stage.closing {
+            return Err(StoreError::Closed);
+        }
+        if !self.has_room(&mut stage) {
+            return Ok(Staged::Full);
+        }
+        let now = self.env.now().max(stage.time);
+        let layers = self.layers.load();
+        let newest = Newest { layers: &layers, retention: &self.retention, generation: stage.generation };
+        let outcome = match self.decide(commit, &newest, now)? {
+            Decision::Refuse(refusal) => {
+                stage.stats.refused += 1;
+                Outcome::Refused(refusal)
+            }
+            Decision::Answer(receipt) => Outcome::Applied(receipt),
+            Decision::Apply(committed, receipt) => {
+                stage.generation = committed.generation;
+                stage.time = committed.time;
+                stage.stats.applied += 1;
+                stage.frame.push(&committed);
+                if layers.active.is_empty() {
+                    self.turned.notify_all();
+                }
+                layers.active.insert(Arc::new(committed));
+                Outcome::Applied(receipt)
+            }
+        };
+        if stage.generation <= self.visible() {
+            return Ok(Staged::Ready(outcome));
+        }
+        #[cfg(feature = "testing")]
+        if self.sabotage == Some(super::Sabotage::AnswerBeforeSync) {
+            return Ok(Staged::Ready(outcome));
+        }
+        let (sender, receiver) = oneshot::channel();
+        let decided_on = stage.generation;
+        stage.waiting.push_back((decided_on, sender));
+        Ok(Staged::Waits(outcome, receiver))
+    }
+
+    fn decide(&self, commit: &Commit, newest: &Newest<'_>, now: Timestamp) -> Result<Decision> {
+        #[cfg(feature = "testing")]
+        if self.sabotage == Some(super::Sabotage::SkipChecks) {
+            let unchecked = Commit { checks: Vec::new(), ..commit.clone() };
+            return evaluate(&unchecked, newest, now);
+        }
+        evaluate(commit, newest, now)
+    }
+
+    /// Whether another commit may be staged. Freezes a full overlay if the one before it is gone.
+    fn has_room(&self, stage: &mut MutexGuard<'_, Stage>) -> bool {
+        if stage.frame.length() > self.group_bytes.max(HEADER) {
+            return false;
+        }
+        if !self.background || self.layers.load().active.bytes() < self.overlay_bytes {
+            return true;
+        }
+        let frozen = self.freeze(stage);
+        self.turned.notify_all();
+        frozen
+    }
+
+    /// Starts a new overlay and leaves the present one to the index. Not while an earlier one is on its way there.
+    pub(super) fn freeze(&self, _stage: &mut MutexGuard<'_, Stage>) -> bool {
+        let layers = self.layers.load();
+        if layers.frozen.is_some() {
+            return false;
+        }
+        self.layers.store(Arc::new(Layers {
+            active: Arc::new(Overlay::default()),
+            frozen: Some(layers.active.clone()),
+            recent: layers.recent.clone(),
+            index: layers.index.clone(),
+        }));
+        true
+    }
+
+    /// Writes the waiting group if nobody else is at it. A group of several is left to the sync thread, so that no
+    /// caller's thread stands still for others.
+    fn lead(&self) {
+        let stage = self.stage.lock();
+        if stage.syncing || stage.frame.count() == 0 {
+            return;
+        }
+        if self.background && stage.frame.count() > 1 {
+            self.group_waits.notify_one();
+            return;
+        }
+        self.sync_group(stage);
+        // Without a sync thread, those who came meanwhile have nobody else.
+        while !self.background {
+            let stage = self.stage.lock();
+            if stage.syncing || stage.frame.count() == 0 {
+                return;
+            }
+            self.sync_group(stage);
+        }
+    }
+
+    /// What the sync thread does until the store closes.
+    pub(super) fn sync_groups(&self) {
+        loop {
+            let mut stage = self.stage.lock();
+            while stage.syncing || stage.frame.count() == 0 {
+                if stage.closing && !stage.syncing {
+                    return;
+                }
+                self.group_waits.wait(&mut stage);
+            }
+            if self.stopped.get().is_some() {
+                return;
+            }
+            self.sync_group(stage);
+        }
+    }
+
+    /// Makes the waiting group durable and answers those who wait for it.
+    fn sync_group(&self, mut stage: MutexGuard<'_, Stage>) {
+        if self.stopped.get().is_some() {
+            return;
+        }
+        let empty = stage.spare.take().unwrap_or_else(Frame::new);
+        let mut frame = std::mem::replace(&mut stage.frame, empty);
+        stage.syncing = true;
+        drop(stage);
+        let (last, length) = (frame.last(), frame.length());
+        let synced = self.log.lock().append(&mut frame, self.visible());
+        frame.clear();
+
+        let mut stage = self.stage.lock();
+        stage.syncing = false;
+        stage.spare = Some(frame);
+        stage.stats.groups += 1;
+        let answered: Vec<_> = match &synced {
+            Ok(written) => {
+                self.layers.load().active.charge(written - length);
+                self.visible.store(last.0, Ordering::SeqCst);
+                let count = stage.waiting.partition_point(|(generation, _)| *generation <= last);
+                stage.waiting.drain(..count).collect()
+            }
+            Err(error) => {
+                self.stop(error);
+                stage.waiting.drain(..).collect()
+            }
+        };
+        if stage.frame.count() > 0 || stage.closing {
+            self.group_waits.notify_one();
+        }
+        drop(stage);
+        self.turned.notify_all();
+        if synced.is_ok() {
+            self.latest.send_replace(last);
+        }
+        for (_, waiting) in answered {
+            let answer = if synced.is_ok() { Ok(()) } else { Err(self.stop_cause()) };
+            // A caller that has gone away does not need its answer.
+            let _ = waiting.send(answer);
+        }
+        self.room.notify_waiters();
+    }
+
+    /// Ends the service of this store after a failure. Only the first cause counts.
+    pub(super) fn stop(&self, error: &StoreError) {
+        let cause = match error {
+            StoreError::Stopped { cause } => cause.clone(),
+            other => other.to_string().into(),
+        };
+        let _ = self.stopped.set(StoreError::Stopped { cause });
+        self.latest.send_modify(|_| {});
+        self.turned.notify_all();
+        self.group_waits.notify_all();
+        self.room.notify_waiters();
+    }
+
+    fn stop_cause(&self) -> StoreError {
+        self.stopped.get().cloned().unwrap_or(StoreError::Closed)
+    }
+
+    /// Fails once the store has stopped or closed.
+    pub(super) fn check(&self) -> Result<()> {
+        if let Some(stopped) = self.stopped.get() {
+            return Err(stopped.clone());
+        }
+        if self.closed.load(Ordering::SeqCst) { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    /// Refuses everything from now on and wakes those who wait.
+    pub(super) fn set_closed(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.latest.send_modify(|_| {});
+    }
+
+    /// Takes no more commits. Fails if that was said before.
+    pub(super) fn begin_closing(&self) -> Result<()> {
+        let mut stage = self.stage.lock();
+        if std::mem::replace(&mut stage.closing, true) {
+            return Err(StoreError::Closed);
+        }
+        drop(stage);
+        self.group_waits.notify_all();
+        self.turned.notify_all();
+        self.room.notify_waiters();
+        Ok(())
+    }
+
+    pub(super) fn visible(&self) -> Generation {
+        Generation(self.visible.load(Ordering::SeqCst))
+    }
+
+    /// Makes a generation visible that did not go through the log.
+    pub(super) fn publish(&self, stage: &mut MutexGuard<'_, Stage>, generation: Generation, layers: Layers) {
+        stage.generation = generation;
+        self.layers.store(Arc::new(layers));
+        self.visible.store(generation.0, Ordering::SeqCst);
+        self.latest.send_replace(generation);
+    }
+
+    pub(super) async fn newer(&self, than: Generation) -> Result<Generation> {
+        let mut receiver = self.latest.subscribe();
+        let newer = receiver.wait_for(|latest| *latest > than || self.check().is_err()).await.map(|latest| *latest);
+        self.check()?;
+        newer.map_err(|_| StoreError::Closed)
+    }
+
+    pub(super) fn lock_stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock()
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let stats = self.stage.lock().stats;
+        let layers = self.layers.load();
+        let frozen = layers.frozen.as_ref().map_or(0, |overlay| overlay.bytes());
+        let log_bytes = self.log.lock().bytes_written;
+        Stats { overlay_bytes: layers.active.bytes() + frozen, log_bytes, generation: self.visible(), ..stats }
+    }
+
+    /// Waits until everything staged so far is durable, for a thread of the store's own.
+    pub(super) fn wait_visible(&self, generation: Generation) -> Result<()> {
+        let mut stage = self.stage.lock();
+        while self.visible() < generation {
+            self.check()?;
+            if stage.frame.count() > 0 && !stage.syncing {
+                self.sync_group(stage);
+                stage = self.stage.lock();
+            } else {
+                self.turned.wait(&mut stage);
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the layers after a fold and lets in those who found no room.
+    pub(super) fn swap_layers(&self, change: impl FnOnce(&Layers) -> Layers) {
+        let stage = self.stage.lock();
+        let layers = change(&self.layers.load());
+        self.layers.store(Arc::new(layers));
+        drop(stage);
+        self.room.notify_waiters();
+    }
+}
+
+/// What a writer starts with.
+pub(super) struct Parts {
+    pub(super) env: Env,
+    pub(super) retention: Arc<Retention>,
+    pub(super) layers: Layers,
+    pub(super) log: Log,
+    pub(super) overlay_bytes: u64,
+    pub(super) group_bytes: usize,
+    pub(super) background: bool,
+    pub(super) generation: Generation,
+    pub(super) time: Timestamp,
+}
+
+/// Sees to it that a staged commit is written, also if its caller goes away before it could.
+struct LeadOnDrop<'a>(&'a Writer);
+
+impl Drop for LeadOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.lead();
+    }
+}
+
+/// Lets other tasks of this thread run first.
+async fn yield_once() {
+    let mut yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

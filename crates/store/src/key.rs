@@ -1,0 +1,247 @@
+//! Keys, ranges and the counters that everything is addressed by. A key carries its space in front, so that one
+//! ordered map holds every space and a key needs no second lookup.
+
+use std::fmt;
+use std::ops::Bound;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+/// How often a key was written; starts at 1, also counts deletes, and is never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Rev(pub u64);
+
+/// The position of a commit in the store's order; 0 is the empty store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Generation(pub u64);
+
+/// The number a space's name stands for in keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpaceId(pub u32);
+
+impl Generation {
+    /// The generation after this one.
+    pub fn next(self) -> Generation {
+        Generation(self.0 + 1)
+    }
+}
+
+impl Rev {
+    /// The rev after this one.
+    pub fn next(self) -> Rev {
+        Rev(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Rev {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for SpaceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+pub(crate) const SPACE_BYTES: usize = 4;
+
+/// The name of one value: a space and a string of bytes in it. Made by [`crate::Space::key`].
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Bytes);
+
+impl Key {
+    pub(crate) fn new(space: SpaceId, bytes: &[u8]) -> Key {
+        let mut encoded = BytesMut::with_capacity(SPACE_BYTES + bytes.len());
+        encoded.put_u32(space.0);
+        encoded.put_slice(bytes);
+        Key(encoded.freeze())
+    }
+
+    /// Takes a key back from its stored form; `None` if it is too short to be one.
+    pub(crate) fn from_encoded(encoded: Bytes) -> Option<Key> {
+        (encoded.len() >= SPACE_BYTES).then_some(Key(encoded))
+    }
+
+    /// The stored form: four bytes of space, then the key's own.
+    pub(crate) fn encoded(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The space the key lies in.
+    pub fn space(&self) -> SpaceId {
+        SpaceId(u32::from_be_bytes([self.0[0], self.0[1], self.0[2], self.0[3]]))
+    }
+
+    /// The key's bytes within its space.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0[SPACE_BYTES..]
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 80;
+        let bytes = self.bytes();
+        let tail = if bytes.len() > SHOWN { "…" } else { "" };
+        write!(f, "{}/{}{tail}", self.space(), bytes[..bytes.len().min(SHOWN)].escape_ascii())
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::borrow::Borrow<[u8]> for Key {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A run of neighbouring keys of one space, from `start` on and before `end`.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Range {
+    start: Bytes,
+    end: Bytes,
+}
+
+impl Range {
+    pub(crate) fn of_space(space: SpaceId) -> Range {
+        Range::of_prefix(space, &[])
+    }
+
+    pub(crate) fn of_prefix(space: SpaceId, prefix: &[u8]) -> Range {
+        let start = Key::new(space, prefix).0;
+        let end = successor_of_prefix(&start);
+        Range { start, end }
+    }
+
+    pub(crate) fn between(space: SpaceId, start: Bound<&[u8]>, end: Bound<&[u8]>) -> Range {
+        let whole = Range::of_space(space);
+        let start = match start {
+            Bound::Unbounded => whole.start,
+            Bound::Included(bytes) => Key::new(space, bytes).0,
+            Bound::Excluded(bytes) => just_after(Key::new(space, bytes).encoded()),
+        };
+        let end = match end {
+            Bound::Unbounded => whole.end,
+            Bound::Excluded(bytes) => Key::new(space, bytes).0,
+            Bound::Included(bytes) => just_after(Key::new(space, bytes).encoded()),
+        };
+        Range { start, end }
+    }
+
+    /// Every key of every space.
+    pub(crate) fn everything() -> Range {
+        Range { start: Bytes::from_static(&[0; SPACE_BYTES]), end: Bytes::from_static(&[0xff; SPACE_BYTES]) }
+    }
+
+    /// The space the range lies in.
+    pub fn space(&self) -> SpaceId {
+        SpaceId(u32::from_be_bytes([self.start[0], self.start[1], self.start[2], self.start[3]]))
+    }
+
+    /// The part of the range behind `key`: how a forward scan goes on.
+    pub fn after(&self, key: &Key) -> Range {
+        Range { start: self.start.clone().max(just_after(key.encoded())), end: self.end.clone() }
+    }
+
+    /// The part of the range in front of `key`: how a backward scan goes on.
+    pub fn before(&self, key: &Key) -> Range {
+        Range { start: self.start.clone(), end: self.end.clone().min(key.0.clone()) }
+    }
+
+    /// Whether `key` lies in the range.
+    pub fn contains(&self, key: &Key) -> bool {
+        self.start <= key.0 && key.0 < self.end
+    }
+
+    /// Whether no key can lie in the range.
+    pub fn is_empty(&self) -> bool {
+        self.start >= self.end
+    }
+
+    pub(crate) fn start(&self) -> &[u8] {
+        &self.start
+    }
+
+    pub(crate) fn end(&self) -> &[u8] {
+        &self.end
+    }
+
+    /// The longest key that bounds the range, for the limit on keys.
+    pub(crate) fn bound_length(&self) -> usize {
+        self.start.len().max(self.end.len()).saturating_sub(SPACE_BYTES)
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let own = |bytes: &Bytes| bytes[SPACE_BYTES.min(bytes.len())..].escape_ascii().to_string();
+        write!(f, "{}/[{} .. {})", self.space(), own(&self.start), own(&self.end))
+    }
+}
+
+impl fmt::Debug for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn just_after(encoded: &[u8]) -> Bytes {
+    let mut next = BytesMut::with_capacity(encoded.len() + 1);
+    next.put_slice(encoded);
+    next.put_u8(0);
+    next.freeze()
+}
+
+/// The first string that no string with this prefix reaches. A prefix of only 0xff cannot occur: it starts with a
+/// space's number, and numbers that large are never given out.
+fn successor_of_prefix(prefix: &[u8]) -> Bytes {
+    let kept = prefix.iter().rposition(|byte| *byte != 0xff).expect("a space's number is below u32::MAX");
+    let mut end = BytesMut::from(&prefix[..=kept]);
+    end[kept] += 1;
+    end.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(bytes: &[u8]) -> Key {
+        Key::new(SpaceId(7), bytes)
+    }
+
+    #[test]
+    fn a_prefix_of_0xff_ends_with_its_space() {
+        let range = Range::of_prefix(SpaceId(7), &[0xff, 0xff]);
+        assert!(range.contains(&key(&[0xff, 0xff])));
+        assert!(range.contains(&key(&[0xff, 0xff, 0xff, 0xff])));
+        assert!(!range.contains(&key(&[0xff, 0xfe])));
+        assert!(!range.contains(&Key::new(SpaceId(8), b"")));
+    }
+
+    #[test]
+    fn the_rest_of_a_range_excludes_the_key_it_was_cut_at() {
+        let range = Range::of_space(SpaceId(7));
+        let cut = key(b"b");
+        assert!(!range.after(&cut).contains(&cut) && range.after(&cut).contains(&key(b"b\0")));
+        assert!(!range.before(&cut).contains(&cut) && range.before(&cut).contains(&key(b"a\xff")));
+    }
+
+    #[test]
+    fn bounds_of_a_range_may_be_open_closed_or_missing() {
+        let range = Range::between(SpaceId(7), Bound::Excluded(b"a"), Bound::Included(b"c"));
+        assert!(!range.contains(&key(b"a")) && range.contains(&key(b"c")) && !range.contains(&key(b"c\0")));
+        assert!(Range::between(SpaceId(7), Bound::Included(b"d"), Bound::Excluded(b"d")).is_empty());
+        assert_eq!(Range::between(SpaceId(7), Bound::Unbounded, Bound::Unbounded), Range::of_space(SpaceId(7)));
+    }
+}

@@ -1,0 +1,65 @@
+//! The primitive under Latchwork: **conditional commits** over one ordered, versioned, durable key space.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use latchwork_store::{Commit, History, SpaceSpec, Store};
+//!
+//! let store = Store::memory().await?; // or Store::open("./data").await?
+//! let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+//! let alice = accounts.key("alice");
+//!
+//! let first = store.commit(Commit::new().absent(&alice).put(&alice, "100")).await?.applied()?;
+//! let rev = first.revs[0].unwrap();
+//! store.commit(Commit::new().at_rev(&alice, rev).put(&alice, "70")).await?.applied()?;
+//!
+//! // The same check again: somebody was faster. The refusal says what was found.
+//! let refusal = store.commit(Commit::new().at_rev(&alice, rev).put(&alice, "0")).await?.applied().unwrap_err();
+//! assert!(refusal.to_string().ends_with("alice expected at rev 1, is at rev 2"));
+//!
+//! let past = store.view_at(first.generation).await?;
+//! assert_eq!(past.get(&alice).await?.unwrap().value, "100");
+//! # Ok(()) }
+//! ```
+//!
+//! A commit's checks and writes land together or not at all; an answer rests on durable state only; every commit that
+//! changes something takes the next [`Generation`]. Everything else in Latchwork is records over this.
+
+mod backend;
+mod codec;
+mod commit;
+pub mod disk;
+mod env;
+mod error;
+mod evaluate;
+mod file;
+mod key;
+mod limits;
+mod memory;
+mod retention;
+mod snapshot;
+mod space;
+mod store;
+mod view;
+mod watch;
+
+pub use store::{Confirm, Store};
+
+pub use commit::{
+    Actual, Change, Check, Commit, CommitId, Committed, FailedCheck, Head, Outcome, Receipt, Refusal, Version, Write,
+};
+pub use env::{Clock, Env, Random, Timestamp, VirtualClock};
+pub use error::{ErrorKind, Result, StoreError};
+pub use key::{Generation, Key, Range, Rev, SpaceId};
+pub use limits::Limits;
+pub use space::{History, Rules, Space, SpaceSpec};
+pub use view::{Item, View};
+pub use watch::Watch;
+
+pub use backend::{Answer, Backend, Changes, Contents, Damage, Order, Scan, Stats};
+pub use evaluate::{Decision, Present, evaluate};
+pub use file::FileOptions;
+#[cfg(feature = "testing")]
+pub use file::Sabotage;
+pub use memory::MemoryBackend;
+pub use retention::{Pin, Retention};

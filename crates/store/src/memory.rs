@@ -1,0 +1,361 @@
+//! The store in memory: one ordered map of versions behind one lock. It has no threads, so it runs the same on
+//! virtual time; old versions are dropped in small slices as commits go by.
+
+use std::collections::BTreeMap;
+use std::future::ready;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::watch;
+
+use crate::backend::{Answer, Backend, Changes, Contents, Damage, Order, Scan, Stats};
+use crate::commit::Head;
+use crate::evaluate::{Decision, Present, evaluate, restored};
+use crate::space::SPACES;
+use crate::{
+    Commit, Committed, Env, Generation, Key, Outcome, Range, Result, Retention, SpaceId, StoreError, Timestamp, Version,
+};
+
+/// A slice of clean-up happens after so many commits, and looks at so many changes.
+const COMMITS_PER_SLICE: u64 = 64;
+const CHANGES_PER_SLICE: usize = 256;
+
+/// Keeps a store in memory.
+pub struct MemoryBackend {
+    env: Env,
+    identity: u128,
+    retention: Arc<Retention>,
+    state: Mutex<State>,
+    /// The latest generation, for those who wait for a newer one. Closing the store closes it.
+    latest: Mutex<Option<watch::Sender<Generation>>>,
+}
+
+#[derive(Default)]
+struct State {
+    closed: bool,
+    generation: Generation,
+    time: Timestamp,
+    /// The versions of each key, oldest first.
+    keys: BTreeMap<Key, Vec<Version>>,
+    /// What each generation above a space's floor did in that space.
+    touched: BTreeMap<(SpaceId, Generation), Arc<Committed>>,
+    stats: Stats,
+}
+
+/// The state as checks see it.
+struct Newest<'a> {
+    state: &'a State,
+    retention: &'a Retention,
+}
+
+impl MemoryBackend {
+    /// An empty store.
+    pub fn new(env: Env) -> MemoryBackend {
+        let identity = u128::from(env.random()) << 64 | u128::from(env.random());
+        MemoryBackend {
+            env,
+            identity,
+            retention: Retention::new(BTreeMap::new()),
+            state: Mutex::default(),
+            latest: Mutex::new(Some(watch::Sender::new(Generation(0)))),
+        }
+    }
+
+    fn state(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.state.lock();
+        if state.closed { Err(StoreError::Closed) } else { Ok(state) }
+    }
+
+    fn commit_now(&self, commit: &Commit) -> Result<Outcome> {
+        let mut state = self.state()?;
+        let now = self.env.now().max(state.time);
+        let (committed, receipt) = match evaluate(commit, &Newest { state: &state, retention: &self.retention }, now)? {
+            Decision::Refuse(refusal) => {
+                state.stats.refused += 1;
+                return Ok(Outcome::Refused(refusal));
+            }
+            Decision::Answer(receipt) => return Ok(Outcome::Applied(receipt)),
+            Decision::Apply(committed, receipt) => (committed, receipt),
+        };
+        state.apply(committed);
+        if state.stats.applied.is_multiple_of(COMMITS_PER_SLICE) {
+            self.clean(&mut state)?;
+        }
+        self.announce(state.generation);
+        Ok(Outcome::Applied(receipt))
+    }
+
+    fn announce(&self, generation: Generation) {
+        if let Some(latest) = &*self.latest.lock() {
+            latest.send_replace(generation);
+        }
+    }
+
+    fn clean(&self, state: &mut State) -> Result<bool> {
+        self.retention.advance(state.generation, self.env.now().max(state.time), |time| {
+            Ok(state.generation_at(time, &self.retention).ok())
+        })?;
+        Ok(state.drop_below(&self.retention))
+    }
+
+    fn replace_now(&self, contents: Contents) -> Result<Generation> {
+        let mut state = self.state()?;
+        if state.generation > Generation(0) && contents.identity != self.identity && state.has_user_keys() {
+            return Err(StoreError::ForeignSnapshot);
+        }
+        let wanted: Vec<_> = contents.records.collect::<Result<_>>()?;
+        let generation = state.generation.max(contents.generation).next();
+        let spaces = state.keys.keys().map(Key::space).chain(wanted.iter().map(|(key, _)| key.space()));
+        self.retention.begin_anew(generation, spaces.collect::<Vec<_>>())?;
+        let current = std::mem::take(&mut state.keys);
+        let current = current.into_iter().filter_map(|(key, mut versions)| Some((key, versions.pop()?)));
+        let mut wanted = wanted.into_iter().peekable();
+        for (key, old) in current {
+            while let Some((key, new)) = wanted.next_if(|(wanted, _)| *wanted < key) {
+                state.keys.extend(restored(None, Some(&new), generation).map(|version| (key, vec![version])));
+            }
+            let new = wanted.next_if(|(wanted, _)| *wanted == key).map(|(_, version)| version);
+            let version = if new.is_none() && key.space() == SPACES {
+                Some(old)
+            } else {
+                restored(Some(&old), new.as_ref(), generation)
+            };
+            state.keys.extend(version.map(|version| (key, vec![version])));
+        }
+        for (key, new) in wanted {
+            state.keys.extend(restored(None, Some(&new), generation).map(|version| (key, vec![version])));
+        }
+        state.touched.clear();
+        state.generation = generation;
+        self.announce(generation);
+        Ok(generation)
+    }
+}
+
+impl State {
+    fn apply(&mut self, committed: Committed) {
+        let committed = Arc::new(committed);
+        self.generation = committed.generation;
+        self.time = committed.time;
+        self.stats.applied += 1;
+        for change in &committed.changes {
+            let version = Version { rev: change.rev, generation: committed.generation, value: change.value.clone() };
+            self.keys.entry(change.key.clone()).or_default().push(version);
+            self.touched.insert((change.key.space(), committed.generation), committed.clone());
+        }
+    }
+
+    fn range(&self, range: &Range) -> impl DoubleEndedIterator<Item = (&Key, &Vec<Version>)> {
+        let bounds = (Bound::Included(range.start()), Bound::Excluded(range.end().max(range.start())));
+        self.keys.range::<[u8], _>(bounds)
+    }
+
+    fn has_user_keys(&self) -> bool {
+        self.keys.keys().any(|key| key.space() != SPACES)
+    }
+
+    fn generation_at(&self, time: Timestamp, retention: &Retention) -> Result<Generation> {
+        let mut found = None;
+        let mut oldest = None;
+        for space in self.touched.keys().map(|(space, _)| *space).fold(Vec::new(), push_new) {
+            if !retention.keeps_history(space) {
+                continue;
+            }
+            let floor = retention.floor(space);
+            oldest = Some(oldest.map_or(floor, |oldest: Generation| oldest.min(floor)));
+            let rows = (Bound::Excluded((space, floor)), Bound::Included((space, Generation(u64::MAX))));
+            let rows = self.touched.range(rows);
+            let last = rows.take_while(|(_, committed)| committed.time <= time).last();
+            found = found.max(last.map(|((_, generation), _)| *generation));
+        }
+        match (found, oldest) {
+            (Some(found), _) => Ok(found),
+            (None, None | Some(Generation(0))) => Ok(Generation(0)),
+            (None, Some(oldest)) => Err(StoreError::TimeDropped { asked: time, oldest }),
+        }
+    }
+
+    /// Drops a slice of what lies below the floors; tells whether more is left.
+    fn drop_below(&mut self, retention: &Retention) -> bool {
+        let mut budget = CHANGES_PER_SLICE;
+        for (space, floor) in retention.floors() {
+            let rules = retention.rules(space).unwrap_or_default();
+            while let Some((row, committed)) = self.touched.range((space, Generation(0))..=(space, floor)).next() {
+                if budget == 0 {
+                    return true;
+                }
+                let (row, committed) = (*row, committed.clone());
+                self.touched.remove(&row);
+                for change in committed.changes.iter().filter(|change| change.key.space() == space) {
+                    budget = budget.saturating_sub(1);
+                    let Some(versions) = self.keys.get_mut(&change.key) else { continue };
+                    let superseded = versions.iter().skip(1).take_while(|later| later.generation <= floor).count();
+                    versions.drain(..superseded);
+                    let gone = versions.first().is_some_and(|version| {
+                        version.generation <= floor && (rules.expires || (rules.used_once && version.value.is_none()))
+                    });
+                    if gone && versions.len() == 1 {
+                        self.keys.remove(&change.key);
+                    }
+                }
+            }
+        }
+        false
+    }
+}
+
+fn push_new(mut spaces: Vec<SpaceId>, space: SpaceId) -> Vec<SpaceId> {
+    if spaces.last() != Some(&space) {
+        spaces.push(space);
+    }
+    spaces
+}
+
+fn at(versions: &[Version], generation: Generation) -> Option<&Version> {
+    versions[..versions.partition_point(|version| version.generation <= generation)].last()
+}
+
+impl Present for Newest<'_> {
+    fn generation(&self) -> Generation {
+        self.state.generation
+    }
+
+    fn head(&self, key: &Key) -> Result<Option<Head>> {
+        Ok(self.state.keys.get(key).and_then(|versions| versions.last()).map(Version::head))
+    }
+
+    fn version(&self, key: &Key) -> Result<Option<Version>> {
+        Ok(self.state.keys.get(key).and_then(|versions| versions.last()).cloned())
+    }
+
+    fn changed_since(&self, range: &Range, since: Generation) -> Result<Option<(Key, Generation)>> {
+        self.retention.check(range.space(), since)?;
+        let newest = self.state.range(range).filter_map(|(key, versions)| Some((key, versions.last()?.generation)));
+        Ok(newest
+            .filter(|(_, generation)| *generation > since)
+            .map(|(key, generation)| (key.clone(), generation))
+            .next())
+    }
+}
+
+impl Backend for MemoryBackend {
+    fn commit(&self, commit: Commit) -> Answer<'_, Outcome> {
+        Box::pin(async move { self.commit_now(&commit) })
+    }
+
+    fn latest(&self) -> Answer<'_, Generation> {
+        Box::pin(ready(self.state().map(|state| state.generation)))
+    }
+
+    fn get<'a>(&'a self, key: &'a Key, generation: Generation) -> Answer<'a, Option<Version>> {
+        let found = self.state().and_then(|state| {
+            self.retention.check(key.space(), generation)?;
+            Ok(state.keys.get(key).and_then(|versions| at(versions, generation)).cloned())
+        });
+        Box::pin(ready(found))
+    }
+
+    fn scan(&self, scan: Scan, generation: Generation) -> Answer<'_, Vec<(Key, Version)>> {
+        let found = self.state().and_then(|state| {
+            self.retention.check(scan.range.space(), generation)?;
+            let found = state.range(&scan.range).filter_map(|(key, versions)| Some((key, at(versions, generation)?)));
+            let found = found.filter(|(_, version)| scan.with_deleted || version.value.is_some());
+            let owned = |(key, version): (&Key, &Version)| (key.clone(), version.clone());
+            Ok(match scan.order {
+                Order::Ascending => found.take(scan.limit).map(owned).collect(),
+                Order::Descending => found.rev().take(scan.limit).map(owned).collect(),
+            })
+        });
+        Box::pin(ready(found))
+    }
+
+    fn versions<'a>(&'a self, key: &'a Key, generation: Generation, limit: usize) -> Answer<'a, Vec<Version>> {
+        let found = self.state().and_then(|state| {
+            self.retention.check(key.space(), generation)?;
+            let floor = self.retention.floor(key.space());
+            let versions = state.keys.get(key).map(Vec::as_slice).unwrap_or_default();
+            let seen = &versions[..versions.partition_point(|version| version.generation <= generation)];
+            let kept = seen.partition_point(|version| version.generation <= floor).saturating_sub(1);
+            Ok(seen[kept..].iter().rev().take(limit).cloned().collect())
+        });
+        Box::pin(ready(found))
+    }
+
+    fn changes(&self, range: Range, after: Generation, limit: usize) -> Answer<'_, Changes> {
+        let found = self.state().and_then(|state| {
+            self.retention.check(range.space(), after)?;
+            let rows = (Bound::Excluded((range.space(), after)), Bound::Included((range.space(), state.generation)));
+            let mut changes = Changes { commits: Vec::new(), through: state.generation };
+            if after >= state.generation {
+                changes.through = after;
+                return Ok(changes);
+            }
+            for (_, committed) in state.touched.range(rows) {
+                let touched: Vec<_> = committed.changes.iter().filter(|change| range.contains(&change.key)).collect();
+                if touched.is_empty() {
+                    continue;
+                }
+                let changes_here = touched.into_iter().cloned().collect();
+                changes.commits.push(Committed { changes: changes_here, ..(**committed).clone() });
+                if changes.commits.len() >= limit {
+                    changes.through = committed.generation;
+                    break;
+                }
+            }
+            Ok(changes)
+        });
+        Box::pin(ready(found))
+    }
+
+    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
+        let receiver = self.latest.lock().as_ref().map(watch::Sender::subscribe);
+        Box::pin(async move {
+            let mut receiver = receiver.ok_or(StoreError::Closed)?;
+            receiver.wait_for(|latest| *latest > than).await.map(|latest| *latest).map_err(|_| StoreError::Closed)
+        })
+    }
+
+    fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation> {
+        Box::pin(ready(self.state().and_then(|state| state.generation_at(time, &self.retention))))
+    }
+
+    fn retention(&self) -> &Arc<Retention> {
+        &self.retention
+    }
+
+    fn maintain(&self) -> Answer<'_, bool> {
+        Box::pin(ready(self.state().and_then(|mut state| self.clean(&mut state))))
+    }
+
+    fn replace(&self, contents: Contents) -> Answer<'_, Generation> {
+        Box::pin(ready(self.replace_now(contents)))
+    }
+
+    fn verify(&self) -> Answer<'_, Vec<Damage>> {
+        Box::pin(ready(self.state().map(|_| Vec::new())))
+    }
+
+    fn stats(&self) -> Answer<'_, Stats> {
+        let stats = self.state().map(|state| Stats {
+            generation: state.generation,
+            keys: state.keys.len() as u64,
+            past_versions: state.keys.values().map(|versions| versions.len() as u64 - 1).sum(),
+            pins: self.retention.pins() as u64,
+            ..state.stats
+        });
+        Box::pin(ready(stats))
+    }
+
+    fn identity(&self) -> u128 {
+        self.identity
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        let mut state = self.state.lock();
+        let open = if state.closed { Err(StoreError::Closed) } else { Ok(()) };
+        state.closed = true;
+        self.latest.lock().take();
+        Box::pin(ready(open))
+    }
+}

@@ -1,0 +1,109 @@
+//! Snapshots: one view, written as a data directory of its own, and read back to replace a store.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::backend::{Backend, Contents, Order, Scan};
+use crate::disk::Disk;
+use crate::file::{FileBackend, write_store};
+use crate::space::RECEIPTS;
+use crate::{FileOptions, Generation, Key, Range, Result, SpaceId, Store, StoreError, Version};
+
+/// How many records travel together.
+const BATCH: usize = 1000;
+
+type Batch = Vec<(Key, Version)>;
+
+/// Writes what `store` holds at `generation`, which the caller has pinned. Files are written by a thread of its own,
+/// so that the caller's goes on with other work.
+pub(crate) async fn write(store: &Store, generation: Generation, directory: &Path) -> Result<()> {
+    let (batches, mut incoming) = mpsc::channel::<Batch>(4);
+    let (done, written) = oneshot::channel();
+    let (disk, env, identity) = (store.disk().clone(), store.env().clone(), store.backend().identity());
+    let path = directory.to_path_buf();
+    let spawned = std::thread::Builder::new().name("latchwork-persist".into()).spawn(move || {
+        // The sender ends the stream with an empty batch; a closed channel means that it gave up.
+        let next = || incoming.blocking_recv().ok_or(StoreError::Closed);
+        let _ = done.send(write_store(disk, env, &path, identity, generation, next));
+    });
+    spawned.map_err(|cause| StoreError::io("start a thread for", directory, cause))?;
+    let sent = send_all(store, generation, &batches).await;
+    drop(batches);
+    // What went wrong while writing explains why sending stopped, not the other way round.
+    match written.await {
+        Ok(Err(error)) if !matches!(error, StoreError::Closed) => Err(error),
+        Ok(Ok(())) => sent,
+        _ => sent.and(Err(StoreError::Closed)),
+    }
+}
+
+async fn send_all(store: &Store, generation: Generation, batches: &mpsc::Sender<Batch>) -> Result<()> {
+    for space in store.stored_spaces().await? {
+        let mut range = Range::of_space(space);
+        loop {
+            let scan = Scan { range: range.clone(), order: Order::Ascending, limit: BATCH, with_deleted: true };
+            let batch = match store.backend().scan(scan, generation).await {
+                // Answers to commit ids leave with time, also from a view of the past.
+                Err(StoreError::HistoryDropped { .. }) if space == RECEIPTS => Vec::new(),
+                batch => batch?,
+            };
+            let Some((last, _)) = batch.last() else { break };
+            range = range.after(last);
+            if batches.send(batch).await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+    let _ = batches.send(Vec::new()).await;
+    Ok(())
+}
+
+/// Opens a snapshot, or any data directory that nobody uses, for reading all of it.
+pub(crate) fn read(disk: &Arc<dyn Disk>, directory: &Path) -> Result<Contents> {
+    let names = disk.list(directory).map_err(|cause| StoreError::io("read", directory, cause))?;
+    if names.is_empty() {
+        return Err(StoreError::NotAStore { path: directory.into(), reason: "it is empty" });
+    }
+    let backend = FileOptions::new().shared_disk(disk.clone()).without_threads().open_backend(directory)?;
+    let generation = backend.visible();
+    let identity = backend.identity();
+    Ok(Contents { generation, identity, records: Box::new(Records::new(backend, generation)) })
+}
+
+/// The records of a store that does not change, in order.
+struct Records {
+    backend: FileBackend,
+    generation: Generation,
+    rest: Range,
+    batch: std::vec::IntoIter<(Key, Version)>,
+}
+
+impl Records {
+    fn new(backend: FileBackend, generation: Generation) -> Records {
+        Records { backend, generation, rest: Range::everything(), batch: Vec::new().into_iter() }
+    }
+}
+
+impl Iterator for Records {
+    type Item = Result<(Key, Version)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.batch.len() == 0 {
+            let range = self.rest.clone();
+            let scan = Scan { range, order: Order::Ascending, limit: BATCH, with_deleted: true };
+            match self.backend.scan_now(&scan, self.generation) {
+                Ok(batch) => self.batch = batch.into_iter(),
+                Err(error) => return Some(Err(error)),
+            }
+            if let Some((last, _)) = self.batch.as_slice().last() {
+                self.rest = self.rest.after(last);
+            }
+        }
+        self.batch.next().map(Ok)
+    }
+}
+
+/// The store's own spaces come with every snapshot.
+pub(crate) const OWN_SPACES: [SpaceId; 2] = [crate::space::SPACES, RECEIPTS];

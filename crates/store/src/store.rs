@@ -1,0 +1,303 @@
+//! The store: what callers hold. It checks input, declares spaces and hands out views and watches; all storage is
+//! the backend's.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::backend::{Order, Scan};
+use crate::disk::{Disk, RealDisk};
+use crate::space::{FIRST_DECLARED, SPACES, SpaceRecord};
+use crate::{
+    Backend, Check, Commit, CommitId, Damage, Env, FileOptions, Generation, Key, Limits, MemoryBackend, Outcome, Range,
+    Result, Space, SpaceId, SpaceSpec, Stats, StoreError, Timestamp, View, Watch, snapshot,
+};
+
+/// A handle to a store. Clones share it; the last one to go closes it.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    backend: Arc<dyn Backend>,
+    disk: Arc<dyn Disk>,
+    env: Env,
+    limits: Limits,
+    /// The spaces this handle has met, by number.
+    spaces: RwLock<BTreeMap<SpaceId, Arc<str>>>,
+}
+
+/// Said by a caller who knows that a restore replaces everything there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Confirm {
+    /// Yes: replace everything.
+    ReplaceEverything,
+}
+
+/// How often a declaration is tried against others that declare spaces at the same moment.
+const DECLARE_ATTEMPTS: usize = 64;
+
+impl Store {
+    /// Opens the data directory, or creates it: the embedded, durable store.
+    pub async fn open(directory: impl AsRef<Path>) -> Result<Store> {
+        FileOptions::default().open(directory).await
+    }
+
+    /// A store in memory, gone with its last handle.
+    pub async fn memory() -> Result<Store> {
+        Store::memory_with(Env::system(), Limits::default()).await
+    }
+
+    /// A store in memory with its own time and limits.
+    pub async fn memory_with(env: Env, limits: Limits) -> Result<Store> {
+        let backend = Arc::new(MemoryBackend::new(env.clone()));
+        Store::with_backend(backend, env, limits, Arc::new(RealDisk)).await
+    }
+
+    /// A store on a backend of one's own. `disk` is where snapshots are written to.
+    pub async fn with_backend(
+        backend: Arc<dyn Backend>,
+        env: Env,
+        limits: Limits,
+        disk: Arc<dyn Disk>,
+    ) -> Result<Store> {
+        let inner = Inner { backend, disk, env, limits, spaces: RwLock::default() };
+        let store = Store { inner: Arc::new(inner) };
+        store.learn_spaces().await?;
+        Ok(store)
+    }
+
+    /// Declares a space, or opens the one of that name. Declaring it with another history changes the history.
+    pub async fn space(&self, spec: SpaceSpec) -> Result<Space> {
+        spec.validate()?;
+        for _ in 0..DECLARE_ATTEMPTS {
+            let view = self.view().await?;
+            let declared = self.declarations(&view).await?;
+            let stored = declared.get(spec.name.as_str()).copied();
+            let id = match stored {
+                Some(record) => record.id,
+                None => declared.values().map(|record| record.id).max().map_or(FIRST_DECLARED, next_id),
+            };
+            let record = SpaceRecord { id, rules: spec.rules };
+            if stored.is_some_and(|stored| stored == record) {
+                return Ok(self.learn(spec.name.as_str().into(), record));
+            }
+            if let Some(stored) = stored
+                && stored.rules.used_once != spec.rules.used_once
+            {
+                let said = |used_once| if used_once { "keys used once" } else { "keys that may come back" };
+                let (stored, asked) = (said(stored.rules.used_once), said(spec.rules.used_once));
+                return Err(StoreError::SpaceMismatch { name: spec.name, stored, asked });
+            }
+            // The numbers in use are a read set: whoever declares another space at this moment makes us look again.
+            let commit = Commit::new()
+                .unchanged(&Range::of_space(SPACES), view.generation())
+                .put(&Key::new(SPACES, spec.name.as_bytes()), record.encode());
+            if self.inner.backend.commit(commit).await?.is_applied() {
+                return Ok(self.learn(spec.name.as_str().into(), record));
+            }
+        }
+        let what = format!("space {:?} could not be declared in {DECLARE_ATTEMPTS} attempts", spec.name);
+        Err(StoreError::Option { what })
+    }
+
+    /// The declared spaces, by name.
+    pub async fn spaces(&self) -> Result<Vec<Space>> {
+        self.learn_spaces().await?;
+        let spaces = self.inner.spaces.read();
+        let mut spaces: Vec<_> = spaces.iter().map(|(id, name)| Space { id: *id, name: name.clone() }).collect();
+        spaces.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(spaces)
+    }
+
+    /// Applies a commit if all its checks hold. An answer, refusals included, rests on durable state only.
+    ///
+    /// Dropping the future gives up waiting, not the commit: it may still be applied. Give the commit an id to be
+    /// able to ask again.
+    pub async fn commit(&self, commit: Commit) -> Result<Outcome> {
+        self.inner.limits.check_commit(&commit)?;
+        if commit.meta.len() > self.inner.limits.value_bytes {
+            let (length, limit) = (commit.meta.len(), self.inner.limits.value_bytes);
+            return Err(StoreError::CommitTooLarge { length, limit });
+        }
+        {
+            let spaces = self.inner.spaces.read();
+            let checked = commit.checks.iter().filter_map(|check| match check {
+                Check::AtRev(key, _) | Check::Absent(key) => Some(key.space()),
+                Check::Unchanged(range, _) => Some(range.space()),
+                Check::AtGeneration(_) => None,
+            });
+            let written = commit.writes.iter().map(|write| write.key().space());
+            for space in checked.chain(written) {
+                if !spaces.contains_key(&space) {
+                    return Err(StoreError::UnknownSpace { space });
+                }
+            }
+        }
+        self.inner.backend.commit(commit).await
+    }
+
+    /// A new commit id from the store's environment.
+    pub fn commit_id(&self) -> CommitId {
+        self.inner.env.commit_id()
+    }
+
+    /// Pins the present.
+    pub async fn view(&self) -> Result<View> {
+        let retention = self.inner.backend.retention();
+        loop {
+            let latest = self.inner.backend.latest().await?;
+            let pin = retention.pin(latest);
+            // A floor may have passed between the two lines above; then there is a newer present.
+            if retention.is_whole(latest) {
+                return Ok(View::new(self.clone(), pin));
+            }
+        }
+    }
+
+    /// Pins a generation of the past. Spaces that no longer remember it fail when they are read.
+    pub async fn view_at(&self, generation: Generation) -> Result<View> {
+        let pin = self.inner.backend.retention().pin(generation);
+        let latest = self.inner.backend.latest().await?;
+        if generation > latest {
+            return Err(StoreError::FutureGeneration { asked: generation, latest });
+        }
+        Ok(View::new(self.clone(), pin))
+    }
+
+    /// Pins the newest generation that was not committed later than `time`, as far as spaces with history remember.
+    pub async fn view_at_time(&self, time: Timestamp) -> Result<View> {
+        let generation = self.inner.backend.generation_at(time).await?;
+        self.view_at(generation).await
+    }
+
+    /// Follows every commit after `after` that touches `range`.
+    pub async fn watch(&self, range: Range, after: Generation) -> Result<Watch> {
+        self.check_space(range.space())?;
+        if !self.inner.backend.retention().keeps_history(range.space()) {
+            return Err(StoreError::NotWatchable { space: range.space() });
+        }
+        let latest = self.inner.backend.latest().await?;
+        if after > latest {
+            return Err(StoreError::FutureGeneration { asked: after, latest });
+        }
+        Ok(Watch::new(self.clone(), range, after))
+    }
+
+    /// The newest generation.
+    pub async fn generation(&self) -> Result<Generation> {
+        self.inner.backend.latest().await
+    }
+
+    /// The oldest generation at which the space can be read.
+    pub fn oldest(&self, space: &Space) -> Generation {
+        self.inner.backend.retention().floor(space.id)
+    }
+
+    /// Does a bounded piece of the work that otherwise happens in the background: moves floors to where the spaces'
+    /// rules put them and drops what lies below. Tells whether more is left to do.
+    pub async fn maintain(&self) -> Result<bool> {
+        self.inner.backend.maintain().await
+    }
+
+    /// Replaces everything in the store by a snapshot that [`View::persist`] wrote. Generations and revs go on above
+    /// every one ever issued; history starts anew; spaces declared since the snapshot stay declared and are empty.
+    pub async fn restore(&self, snapshot: impl AsRef<Path>, confirm: Confirm) -> Result<Generation> {
+        let Confirm::ReplaceEverything = confirm;
+        let contents = snapshot::read(&self.inner.disk, snapshot.as_ref())?;
+        let generation = self.inner.backend.replace(contents).await?;
+        self.learn_spaces().await?;
+        Ok(generation)
+    }
+
+    /// Reads everything, from the medium where there is one, and names what is damaged.
+    pub async fn verify(&self) -> Result<Vec<Damage>> {
+        self.inner.backend.verify().await
+    }
+
+    /// Figures about the store.
+    pub async fn stats(&self) -> Result<Stats> {
+        self.inner.backend.stats().await
+    }
+
+    /// Makes everything safe and lets go of the storage; every later call on any handle fails.
+    pub async fn close(&self) -> Result<()> {
+        self.inner.backend.close().await
+    }
+
+    /// The environment the store runs in.
+    pub fn env(&self) -> &Env {
+        &self.inner.env
+    }
+
+    /// The largest sizes the store takes.
+    pub fn limits(&self) -> &Limits {
+        &self.inner.limits
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.inner.backend
+    }
+
+    pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
+        &self.inner.disk
+    }
+
+    pub(crate) fn check_key(&self, key: &Key) -> Result<()> {
+        self.inner.limits.check_key(key)?;
+        self.check_space(key.space())
+    }
+
+    pub(crate) fn check_space(&self, space: SpaceId) -> Result<()> {
+        if self.inner.spaces.read().contains_key(&space) { Ok(()) } else { Err(StoreError::UnknownSpace { space }) }
+    }
+
+    /// Every space that may hold records, the store's own included, in the order of their keys.
+    pub(crate) async fn stored_spaces(&self) -> Result<Vec<SpaceId>> {
+        self.learn_spaces().await?;
+        let declared: Vec<SpaceId> = self.inner.spaces.read().keys().copied().collect();
+        Ok(snapshot::OWN_SPACES.into_iter().chain(declared).collect())
+    }
+
+    async fn learn_spaces(&self) -> Result<()> {
+        let view = self.view().await?;
+        for (name, record) in self.declarations(&view).await? {
+            self.learn(name.into(), record);
+        }
+        Ok(())
+    }
+
+    fn learn(&self, name: Arc<str>, record: SpaceRecord) -> Space {
+        self.inner.backend.retention().declare(record.id, record.rules);
+        self.inner.spaces.write().insert(record.id, name.clone());
+        Space { id: record.id, name }
+    }
+
+    async fn declarations(&self, view: &View) -> Result<BTreeMap<String, SpaceRecord>> {
+        let scan =
+            Scan { range: Range::of_space(SPACES), order: Order::Ascending, limit: usize::MAX, with_deleted: false };
+        let mut declared = BTreeMap::new();
+        for (key, version) in self.inner.backend.scan(scan, view.generation()).await? {
+            let name = String::from_utf8_lossy(key.bytes()).into_owned();
+            let record = version.value.as_ref().and_then(SpaceRecord::decode);
+            let Some(record) = record else {
+                return Err(StoreError::corrupt(format!("the declaration of space {name:?}"), "it cannot be read"));
+            };
+            declared.insert(name, record);
+        }
+        Ok(declared)
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").finish_non_exhaustive()
+    }
+}
+
+fn next_id(id: SpaceId) -> SpaceId {
+    SpaceId(id.0 + 1)
+}

@@ -1,0 +1,84 @@
+//! A pinned, consistent picture of the store at one generation.
+
+use std::path::Path;
+
+use bytes::Bytes;
+
+use crate::backend::{Order, Scan};
+use crate::{Changes, Generation, Key, Pin, Range, Result, Rev, Store, Version, snapshot};
+
+/// The store at one generation, for as long as this is held. Writers go on; nothing seen through a view changes.
+#[derive(Debug)]
+pub struct View {
+    store: Store,
+    pin: Pin,
+}
+
+/// A value with its place in the store's order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Item {
+    /// How often the key has been written.
+    pub rev: Rev,
+    /// The generation of the last write.
+    pub generation: Generation,
+    /// The value.
+    pub value: Bytes,
+}
+
+impl Item {
+    fn of(version: Version) -> Option<Item> {
+        let Version { rev, generation, value } = version;
+        value.map(|value| Item { rev, generation, value })
+    }
+}
+
+impl View {
+    pub(crate) fn new(store: Store, pin: Pin) -> View {
+        View { store, pin }
+    }
+
+    /// The generation this is a view of.
+    pub fn generation(&self) -> Generation {
+        self.pin.generation()
+    }
+
+    /// The value of a key.
+    pub async fn get(&self, key: &Key) -> Result<Option<Item>> {
+        self.store.check_key(key)?;
+        let version = self.store.backend().get(key, self.generation()).await?;
+        Ok(version.and_then(Item::of))
+    }
+
+    /// Up to `limit` keys of a range with their values. To go on, scan [`Range::after`] (or [`Range::before`]) the
+    /// last key.
+    pub async fn scan(&self, range: &Range, order: Order, limit: usize) -> Result<Vec<(Key, Item)>> {
+        self.store.check_space(range.space())?;
+        let scan = Scan { range: range.clone(), order, limit, with_deleted: false };
+        let found = self.store.backend().scan(scan, self.generation()).await?;
+        Ok(found.into_iter().filter_map(|(key, version)| Item::of(version).map(|item| (key, item))).collect())
+    }
+
+    /// The versions of a key that are still kept, newest first, deletes included, as far as this view sees.
+    pub async fn history(&self, key: &Key, limit: usize) -> Result<Vec<Version>> {
+        self.store.check_key(key)?;
+        self.store.backend().versions(key, self.generation(), limit).await
+    }
+
+    /// Commits after `older` and up to this view that touched `range`, at most about `limit` of them. Complete up to
+    /// the generation `through`, from which the next call goes on.
+    pub async fn changes_since(&self, range: &Range, older: Generation, limit: usize) -> Result<Changes> {
+        self.store.check_space(range.space())?;
+        let mut changes = self.store.backend().changes(range.clone(), older, limit).await?;
+        changes.commits.retain(|commit| commit.generation <= self.generation());
+        changes.through = changes.through.min(self.generation());
+        Ok(changes)
+    }
+
+    /// Writes this view as a data directory of its own, into an empty or missing directory, while the store goes on.
+    pub async fn persist(&self, directory: impl AsRef<Path>) -> Result<()> {
+        snapshot::write(&self.store, self.generation(), directory.as_ref()).await
+    }
+
+    /// Lets go of the view. Dropping it does the same.
+    pub fn release(self) {}
+}

@@ -1,0 +1,3 @@
+//! The store's tests at its public API, one file a topic.
+
+mod smoke;
