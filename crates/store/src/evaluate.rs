@@ -35,26 +35,26 @@ pub enum Decision {
 }
 
 /// Decides a commit. `now` is the time it gets if it is applied.
-pub fn evaluate(commit: &Commit, present: &impl Present, now: Timestamp) -> Result<Decision> {
+pub fn evaluate(commit: Commit, present: &impl Present, now: Timestamp) -> Result<Decision> {
     let latest = present.generation();
-    let fingerprint = commit.id.map(|_| fingerprint(commit));
+    let fingerprint = commit.id.map(|_| fingerprint(&commit));
     if let (Some(id), Some(fingerprint)) = (commit.id, fingerprint)
         && let Some(first) = present.version(&receipt_key(id))?
         && let Some(value) = &first.value
     {
         return decode_receipt(value, first.generation, fingerprint, id).map(Decision::Answer);
     }
-    let failed = failed_checks(commit, present, latest)?;
+    let failed = failed_checks(&commit, present, latest)?;
     if !failed.is_empty() {
         return Ok(Decision::Refuse(Refusal { generation: latest, failed }));
     }
     let mut changes = Vec::with_capacity(commit.writes.len() + 1);
     let mut revs = Vec::with_capacity(commit.writes.len());
-    for write in &commit.writes {
+    for write in commit.writes {
         let head = present.head(write.key())?;
-        let value = match write {
-            Write::Put(_, value) => Some(value.clone()),
-            Write::Delete(_) if head.is_some_and(|head| head.live) => None,
+        let (key, value) = match write {
+            Write::Put(key, value) => (key, Some(value)),
+            Write::Delete(key) if head.is_some_and(|head| head.live) => (key, None),
             Write::Delete(_) => {
                 revs.push(None);
                 continue;
@@ -62,7 +62,7 @@ pub fn evaluate(commit: &Commit, present: &impl Present, now: Timestamp) -> Resu
         };
         let rev = head.map_or(Rev(1), |head| head.rev.next());
         revs.push(Some(rev));
-        changes.push(Change { key: write.key().clone(), rev, value });
+        changes.push(Change { key, rev, value });
     }
     if changes.is_empty() {
         return Ok(Decision::Answer(Receipt { generation: latest, time: now, revs, repeated: false }));
@@ -73,7 +73,7 @@ pub fn evaluate(commit: &Commit, present: &impl Present, now: Timestamp) -> Resu
         changes.push(Change { key: receipt_key(id), rev: Rev(1), value: Some(value) });
     }
     let receipt = Receipt { generation, time: now, revs, repeated: false };
-    Ok(Decision::Apply(Committed { generation, time: now, meta: commit.meta.clone(), changes }, receipt))
+    Ok(Decision::Apply(Committed { generation, time: now, meta: commit.meta, changes }, receipt))
 }
 
 fn failed_checks(commit: &Commit, present: &impl Present, latest: Generation) -> Result<Vec<FailedCheck>> {

@@ -67,7 +67,7 @@ impl MemoryBackend {
         if state.closed { Err(StoreError::Closed) } else { Ok(state) }
     }
 
-    fn commit_now(&self, commit: &Commit) -> Result<Outcome> {
+    fn commit_now(&self, commit: Commit) -> Result<Outcome> {
         let mut state = self.state()?;
         let now = self.env.now().max(state.time);
         let (committed, receipt) = match evaluate(commit, &Newest { state: &state, retention: &self.retention }, now)? {
@@ -241,7 +241,7 @@ impl Present for Newest<'_> {
 
 impl Backend for MemoryBackend {
     fn commit(&self, commit: Commit) -> Answer<'_, Outcome> {
-        Box::pin(async move { self.commit_now(&commit) })
+        Box::pin(async move { self.commit_now(commit) })
     }
 
     fn latest(&self) -> Answer<'_, Generation> {

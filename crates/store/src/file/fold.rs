@@ -58,14 +58,12 @@ impl Folder {
             if layers.frozen.is_some() || (dirty && waited) {
                 return true;
             }
-            let recent = layers.recent.is_some();
             drop(layers);
-            let patience = if dirty || recent { self.interval } else { IDLE };
-            let timed_out = writer.turned.wait_for(&mut stage, patience).timed_out();
-            if timed_out && (recent || !dirty) {
+            let patience = if dirty { self.interval } else { IDLE };
+            waited = writer.turned.wait_for(&mut stage, patience).timed_out();
+            if waited && !dirty {
                 return true;
             }
-            waited = timed_out;
         }
     }
 
@@ -81,8 +79,9 @@ impl Folder {
             }
             writer.layers.load().frozen.clone()
         };
-        if let Some(last) = frozen.as_ref().and_then(|overlay| overlay.last()) {
-            writer.wait_visible(last)?;
+        let last = frozen.as_ref().and_then(|overlay| overlay.last());
+        if let Some(last) = &last {
+            writer.wait_visible(last.generation)?;
         }
         let layers = writer.layers.load_full();
         let before = layers.index.progress;
@@ -90,7 +89,6 @@ impl Folder {
             self.generation_at(&layers, time).map(|found| found.ok())
         })?;
         let floors = writer.retention.floors();
-        let last = frozen.as_ref().and_then(|overlay| overlay.commits_after(Generation(0), usize::MAX).last().cloned());
         let applied = last.as_ref().map_or(before.applied, |commit| commit.generation);
         let progress = Progress {
             applied,
@@ -101,14 +99,11 @@ impl Folder {
         let budget = CLEARED_PER_FOLD + 2 * (applied.0 - before.applied.0) as usize;
         let fold = Fold { overlay: frozen.as_deref(), floors: &floors, rules: &rules, progress, budget };
         if frozen.is_none() && !layers.index.has_rows_below(&floors)? {
-            if layers.recent.is_some() {
-                writer.swap_layers(|layers| Layers { recent: None, ..layers.copied() });
-            }
             return self.prepare_log().map(|()| false);
         }
         let more = index.fold(&fold)?;
         let reader = Arc::new(index.reader()?);
-        writer.swap_layers(|layers| Layers { frozen: None, recent: frozen, index: reader, ..layers.copied() });
+        writer.swap_layers(|layers| Layers { frozen: None, index: reader, ..layers.copied() });
         writer.log.lock().release(applied, progress.log)?;
         self.prepare_log()?;
         Ok(more)
@@ -187,7 +182,7 @@ impl Folder {
         let reader = replaced.and_then(|()| index.reader());
         match reader {
             Ok(reader) => {
-                let layers = Layers { recent: None, index: Arc::new(reader), ..layers.copied() };
+                let layers = Layers { index: Arc::new(reader), ..layers.copied() };
                 writer.publish(&mut stage, generation, layers);
                 Ok(generation)
             }

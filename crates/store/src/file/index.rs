@@ -14,7 +14,7 @@ use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, Tab
 
 use super::frame::Position;
 use super::index_file::{IndexFile, ShadowFile};
-use super::overlay::Overlay;
+use super::overlay::{Chain, Overlay};
 use crate::codec::{self, Reader, put_number, put_string};
 use crate::disk::DiskFile;
 use crate::space::SPACES;
@@ -142,8 +142,8 @@ impl Index {
                 let mut past = transaction.open_table(PAST)?;
                 let mut touched = transaction.open_table(TOUCHED)?;
                 if let Some(overlay) = fold.overlay {
-                    for (key, versions) in overlay.chains() {
-                        take_chain(&mut current, &mut past, fold, &key, &versions)?;
+                    for (key, chain) in overlay.sorted() {
+                        take_chain(&mut current, &mut past, fold, &key, &chain)?;
                     }
                     for commit in overlay.commits_after(Generation(0), usize::MAX) {
                         take_commit(&mut touched, fold, &commit)?;
@@ -345,32 +345,38 @@ type Current<'a> = redb::Table<'a, &'static [u8], &'static [u8]>;
 type Past<'a> = redb::Table<'a, (&'static [u8], u64), &'static [u8]>;
 type Touched<'a> = redb::Table<'a, (u32, u64), &'static [u8]>;
 
-/// Takes the versions of one key, oldest first: the last becomes the current one, those before go to the past as far
-/// as somebody may still read them.
+/// Takes the versions of one key: the last becomes the current one, those before go to the past as far as somebody
+/// may still read them.
 fn take_chain(
     current: &mut Current<'_>,
     past: &mut Past<'_>,
     fold: &Fold<'_>,
     key: &Key,
-    versions: &[Version],
+    chain: &Chain,
 ) -> Result<(), Failure> {
-    let Some(newest) = versions.last() else { return Ok(()) };
+    let changes = chain.changes();
+    let (Some((first, ..)), Some((last, commit, change))) = (changes.first(), changes.last()) else { return Ok(()) };
     let floor = fold.floors.get(&key.space()).copied().unwrap_or_default();
-    if newest.generation > floor {
-        let first = versions.first().map_or(newest.generation, |version| version.generation);
-        if first > floor {
-            let base = current.get(key.encoded())?.map(|value| value.value().to_vec());
-            if let Some(base) = base {
-                let version = decode_version(key.encoded(), &base)?;
-                past.insert((key.encoded(), version.generation.0), base.as_slice())?;
-            }
-        }
-        for pair in versions.windows(2).filter(|pair| pair[1].generation > floor) {
-            past.insert((key.encoded(), pair[0].generation.0), encode_version(key, &pair[0]).as_slice())?;
+    if *first > floor {
+        let base = current.get(key.encoded())?.map(|value| value.value().to_vec());
+        if let Some(base) = base {
+            let version = decode_version(key.encoded(), &base)?;
+            past.insert((key.encoded(), version.generation.0), base.as_slice())?;
         }
     }
-    let traceless = newest.value.is_none() && newest.generation <= floor && (fold.rules)(key.space()).used_once;
-    put_current(current, key, if traceless { None } else { Some(newest) })
+    for pair in changes.windows(2).filter(|pair| pair[1].0 > floor) {
+        let (generation, commit, change) = &pair[0];
+        let Change { rev, value, .. } = &commit.changes[*change];
+        let record = encode_version(key, *rev, *generation, value.as_ref());
+        past.insert((key.encoded(), generation.0), record.as_slice())?;
+    }
+    let newest = &commit.changes[*change];
+    if newest.value.is_none() && *last <= floor && (fold.rules)(key.space()).used_once {
+        current.remove(key.encoded())?;
+    } else {
+        current.insert(key.encoded(), encode_version(key, newest.rev, *last, newest.value.as_ref()).as_slice())?;
+    }
+    Ok(())
 }
 
 fn put_floors(transaction: &redb::WriteTransaction, floors: &BTreeMap<SpaceId, Generation>) -> Result<(), Failure> {
@@ -383,7 +389,10 @@ fn put_floors(transaction: &redb::WriteTransaction, floors: &BTreeMap<SpaceId, G
 
 fn put_current(current: &mut Current<'_>, key: &Key, version: Option<&Version>) -> Result<(), Failure> {
     match version {
-        Some(version) => current.insert(key.encoded(), encode_version(key, version).as_slice())?,
+        Some(version) => current.insert(
+            key.encoded(),
+            encode_version(key, version.rev, version.generation, version.value.as_ref()).as_slice(),
+        )?,
         None => current.remove(key.encoded())?,
     };
     Ok(())
@@ -639,13 +648,12 @@ fn decode_key(encoded: &[u8]) -> Result<Key, Failure> {
 }
 
 /// Checksum, then what is checked: rev, generation, and the value behind a mark whether there is one.
-fn encode_version(key: &Key, version: &Version) -> Vec<u8> {
-    let value = version.value.as_ref();
+fn encode_version(key: &Key, rev: Rev, generation: Generation, value: Option<&Bytes>) -> Vec<u8> {
     let mut out = Vec::with_capacity(20 + value.map_or(0, |value| value.len()));
     out.extend_from_slice(&[0; 4]);
     out.push(u8::from(value.is_some()));
-    put_number(&mut out, version.rev.0);
-    put_number(&mut out, version.generation.0);
+    put_number(&mut out, rev.0);
+    put_number(&mut out, generation.0);
     out.extend_from_slice(value.map_or(&[][..], |value| value));
     seal(&mut out, codec::checksum(0, key.encoded()));
     out

@@ -1,9 +1,11 @@
-//! Reading through the layers: the overlay that is written to, the one on its way into the index, the one that last
-//! went there, and the index. Each holds newer versions than those below it.
+//! Reading through the layers: the overlay that is written to, the one on its way into the index, and the index. Each
+//! holds newer versions than those below it.
 
+use std::cell::RefCell;
 use std::iter::Peekable;
 use std::sync::Arc;
 
+use super::heads::Heads;
 use super::index::IndexReader;
 use super::overlay::Overlay;
 use crate::backend::{Changes, Order, Scan};
@@ -14,8 +16,6 @@ use crate::{Committed, Generation, Key, Present, Range, Result, Retention, Times
 pub(super) struct Layers {
     pub(super) active: Arc<Overlay>,
     pub(super) frozen: Option<Arc<Overlay>>,
-    /// What the index took last. Everything in it is in the index too; it only saves looking there.
-    pub(super) recent: Option<Arc<Overlay>>,
     pub(super) index: Arc<IndexReader>,
 }
 
@@ -24,20 +24,13 @@ const CHANGES_EFFORT: usize = 4096;
 
 impl Layers {
     /// The overlays, newest first.
-    fn overlays(&self) -> impl Iterator<Item = &Arc<Overlay>> {
-        let overlays = [Some(&self.active), self.frozen.as_ref(), self.recent.as_ref()];
-        overlays.into_iter().flatten().filter(|overlay| !overlay.is_empty())
-    }
-
-    /// The overlays that hold what the index does not, newest first.
-    fn unfolded(&self) -> impl DoubleEndedIterator<Item = &Arc<Overlay>> {
-        [Some(&self.active), self.frozen.as_ref()].into_iter().flatten()
+    fn overlays(&self) -> impl DoubleEndedIterator<Item = &Arc<Overlay>> {
+        [Some(&self.active), self.frozen.as_ref()].into_iter().flatten().filter(|overlay| !overlay.is_empty())
     }
 
     /// The same layers, to change some of them.
     pub(super) fn copied(&self) -> Layers {
-        let Layers { active, frozen, recent, index } = self;
-        Layers { active: active.clone(), frozen: frozen.clone(), recent: recent.clone(), index: index.clone() }
+        Layers { active: self.active.clone(), frozen: self.frozen.clone(), index: self.index.clone() }
     }
 
     /// The last commit in memory not later than `time` that `counts`.
@@ -47,7 +40,7 @@ impl Layers {
         visible: Generation,
         counts: impl Fn(&Committed) -> bool,
     ) -> Option<Generation> {
-        self.unfolded().find_map(|overlay| overlay.last_at(time, visible, &counts))
+        self.overlays().find_map(|overlay| overlay.last_at(time, visible, &counts))
     }
 
     pub(super) fn at(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
@@ -57,16 +50,16 @@ impl Layers {
         }
     }
 
-    fn newest<T>(&self, key: &Key, read: impl Fn(&Version) -> T) -> Result<Option<T>> {
-        match self.overlays().find_map(|overlay| overlay.newest(key, &read)) {
-            Some(found) => Ok(Some(found)),
-            None => Ok(self.index.newest(key)?.as_ref().map(read)),
+    fn newest(&self, key: &Key) -> Result<Option<Version>> {
+        match self.overlays().find_map(|overlay| overlay.newest(key)) {
+            Some(version) => Ok(Some(version)),
+            None => self.index.newest(key),
         }
     }
 
     pub(super) fn versions(&self, key: &Key, at: Generation, floor: Generation, limit: usize) -> Result<Vec<Version>> {
         let mut versions: Vec<Version> = Vec::new();
-        for overlay in self.unfolded() {
+        for overlay in self.overlays() {
             versions.extend(overlay.versions(key).into_iter().rev());
         }
         versions.extend(self.index.newest(key)?);
@@ -85,7 +78,7 @@ impl Layers {
         }
         let descending = scan.order == Order::Descending;
         let mut sources: Vec<Source<'_>> = Vec::with_capacity(3);
-        for overlay in self.unfolded().filter(|overlay| !overlay.is_empty()) {
+        for overlay in self.overlays() {
             let keys = overlay.keys(&scan.range).map(|key| Ok((key, None)));
             sources.push(directed(keys, descending).peekable());
         }
@@ -93,7 +86,7 @@ impl Layers {
         sources.push(directed(indexed, descending).peekable());
         while found.len() < scan.limit {
             let Some((key, indexed)) = next_key(&mut sources, descending)? else { break };
-            let version = match self.unfolded().find_map(|overlay| overlay.at(&key, at)) {
+            let version = match self.overlays().find_map(|overlay| overlay.at(&key, at)) {
                 Some(version) => Some(version),
                 None => match indexed {
                     Some(version) if version.generation > at => self.index.past_at(&key, at)?,
@@ -125,7 +118,7 @@ impl Layers {
             return Ok(Changes { commits, through });
         }
         let mut changes = Changes { commits: Vec::new(), through: after };
-        for overlay in self.unfolded().rev() {
+        for overlay in self.overlays().rev() {
             for commit in overlay.commits_after(after, CHANGES_EFFORT) {
                 if commit.generation > visible || changes.commits.len() >= limit {
                     return Ok(changes);
@@ -138,7 +131,7 @@ impl Layers {
                     changes.commits.push(Committed { generation, time, meta: meta.clone(), changes: touched });
                 }
             }
-            if overlay.last().is_some_and(|last| changes.through < last) {
+            if overlay.last().is_some_and(|last| changes.through < last.generation) {
                 break;
             }
         }
@@ -180,11 +173,12 @@ fn next_key(sources: &mut [Source<'_>], descending: bool) -> Result<Option<(Key,
     Ok(Some((key, version)))
 }
 
-/// The layers as checks see them: everything decided, whether durable or not.
+/// The layers as checks see them: everything decided, whether durable or not. Remembers the heads it looks up.
 pub(super) struct Newest<'a> {
     pub(super) layers: &'a Layers,
     pub(super) retention: &'a Retention,
     pub(super) generation: Generation,
+    pub(super) heads: RefCell<&'a mut Heads>,
 }
 
 impl Present for Newest<'_> {
@@ -193,11 +187,17 @@ impl Present for Newest<'_> {
     }
 
     fn head(&self, key: &Key) -> Result<Option<Head>> {
-        self.layers.newest(key, Version::head)
+        let mut heads = self.heads.borrow_mut();
+        if let Some(head) = heads.get(key) {
+            return Ok(head);
+        }
+        let head = self.layers.newest(key)?.as_ref().map(Version::head);
+        heads.set(key, head);
+        Ok(head)
     }
 
     fn version(&self, key: &Key) -> Result<Option<Version>> {
-        self.layers.newest(key, Version::clone)
+        self.layers.newest(key)
     }
 
     fn changed_since(&self, range: &Range, since: Generation) -> Result<Option<(Key, Generation)>> {
@@ -205,7 +205,7 @@ impl Present for Newest<'_> {
         if range.is_empty() {
             return Ok(None);
         }
-        match self.layers.unfolded().find_map(|overlay| overlay.changed_since(range, since)) {
+        match self.layers.overlays().find_map(|overlay| overlay.changed_since(range, since)) {
             Some(found) => Ok(Some(found)),
             None => self.layers.index.changed_since(range, since),
         }

@@ -3,6 +3,7 @@
 
 mod fold;
 mod frame;
+mod heads;
 mod index;
 mod index_file;
 mod layers;
@@ -283,7 +284,7 @@ impl FileOptions {
         let progress = reader.progress;
         let replayed = Log::open(self.log_files(directory, identity), progress.log, progress.applied)?;
         let (mut generation, mut time) = (progress.applied, progress.time);
-        let active = Overlay::default();
+        let active = Overlay::new(self.env.random());
         for commit in replayed.commits {
             (generation, time) = (commit.generation, commit.time);
             active.insert(commit);
@@ -292,7 +293,7 @@ impl FileOptions {
         let mut writer = Writer::new(Parts {
             env: self.env,
             retention: Retention::new(index.floors()?),
-            layers: Layers { active: Arc::new(active), frozen: None, recent: None, index: Arc::new(reader) },
+            layers: Layers { active: Arc::new(active), frozen: None, index: Arc::new(reader) },
             log: replayed.log,
             overlay_bytes: self.overlay_bytes,
             group_bytes,

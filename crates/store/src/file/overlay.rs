@@ -1,105 +1,196 @@
-//! What is newer than the index: an ordered map in memory from keys to their versions. Readers and the one writer
-//! share it without waiting for each other; versions above the visible generation are there but nobody asks for them.
+//! What is newer than the index: the versions of keys in memory, found by key at once and in order when somebody
+//! scans. Readers do not wait for the one writer nor it for them; versions above the visible generation are there, but
+//! nobody asks for them.
 
+use std::collections::HashMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_skiplist::SkipMap;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
-use crate::{Committed, Generation, Key, Range, Version};
+use super::heads::KeyHashes;
+use crate::{Change, Committed, Generation, Key, Range, Timestamp, Version};
 
 /// What a change costs in memory beyond its own bytes, roughly.
-const CHANGE_OVERHEAD: usize = 300;
+const CHANGE_OVERHEAD: usize = 250;
 
-#[derive(Debug, Default)]
+/// A writer holds one of these at a time, so that readers of other keys go on.
+const SHARDS: usize = 16;
+
+#[derive(Debug)]
 pub(super) struct Overlay {
-    keys: SkipMap<Key, Chain>,
+    chains: [RwLock<HashMap<Key, Arc<Chain>, KeyHashes>>; SHARDS],
+    hashes: KeyHashes,
+    /// Keys that are not in `ordered` yet: most overlays go to the index before anybody wants their order.
+    unordered: Mutex<Vec<(Key, Arc<Chain>)>>,
+    ordered: SkipMap<Key, Arc<Chain>>,
+    /// Held by whoever moves keys from `unordered` to `ordered`.
+    ordering: Mutex<()>,
     /// The commits in here, in order, without gaps.
     commits: RwLock<Vec<Arc<Committed>>>,
     bytes: AtomicU64,
 }
 
-/// The versions of one key, oldest first. The lock is held for a copy of one version at a time.
-#[derive(Debug, Default)]
-struct Chain(RwLock<SmallVec<[Version; 1]>>);
+/// The versions of one key, oldest first. The lock is held for a look at it, never while anybody waits.
+#[derive(Debug)]
+pub(super) struct Chain(RwLock<SmallVec<[Link; 1]>>);
+
+/// A version: one of the changes of a commit.
+#[derive(Debug, Clone)]
+struct Link {
+    commit: Arc<Committed>,
+    change: u32,
+}
+
+impl Link {
+    fn generation(&self) -> Generation {
+        self.commit.generation
+    }
+
+    fn change(&self) -> &Change {
+        &self.commit.changes[self.change as usize]
+    }
+
+    fn version(&self) -> Version {
+        let Change { rev, value, .. } = self.change();
+        Version { rev: *rev, generation: self.generation(), value: value.clone() }
+    }
+}
+
+impl Chain {
+    fn last(&self) -> Option<Version> {
+        self.0.read().last().map(Link::version)
+    }
+
+    fn last_generation(&self) -> Option<Generation> {
+        self.0.read().last().map(Link::generation)
+    }
+
+    fn at(&self, at: Generation) -> Option<Version> {
+        let links = self.0.read();
+        links[..links.partition_point(|link| link.generation() <= at)].last().map(Link::version)
+    }
+
+    /// The changes of this key with their generations, oldest first.
+    pub(super) fn changes(&self) -> SmallVec<[(Generation, Arc<Committed>, usize); 1]> {
+        let links = self.0.read();
+        links.iter().map(|link| (link.generation(), link.commit.clone(), link.change as usize)).collect()
+    }
+}
 
 impl Overlay {
-    pub(super) fn insert(&self, committed: Arc<Committed>) {
-        let mut bytes = committed.meta.len();
-        for change in &committed.changes {
+    pub(super) fn new(seed: u64) -> Overlay {
+        let hashes = KeyHashes(seed);
+        Overlay {
+            chains: std::array::from_fn(|_| RwLock::new(HashMap::with_hasher(hashes.clone()))),
+            hashes,
+            unordered: Mutex::default(),
+            ordered: SkipMap::new(),
+            ordering: Mutex::default(),
+            commits: RwLock::default(),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    fn shard(&self, key: &Key) -> &RwLock<HashMap<Key, Arc<Chain>, KeyHashes>> {
+        // The map itself uses the low and the top bits.
+        &self.chains[(self.hashes.hash(key) >> 32) as usize % SHARDS]
+    }
+
+    fn chain(&self, key: &Key) -> Option<Arc<Chain>> {
+        self.shard(key).read().get(key).cloned()
+    }
+
+    /// Adds a commit.
+    pub(super) fn insert(&self, commit: Arc<Committed>) {
+        let mut bytes = commit.meta.len();
+        for (index, change) in commit.changes.iter().enumerate() {
             bytes +=
                 change.key.encoded().len() + change.value.as_ref().map_or(0, |value| value.len()) + CHANGE_OVERHEAD;
-            let version = Version { rev: change.rev, generation: committed.generation, value: change.value.clone() };
-            match self.keys.get(&change.key) {
-                Some(entry) => entry.value().0.write().push(version),
-                None => {
-                    self.keys.insert(change.key.clone(), Chain(RwLock::new(SmallVec::from_buf([version]))));
-                }
+            let link = Link { commit: commit.clone(), change: index as u32 };
+            let shard = self.shard(&change.key);
+            if let Some(chain) = shard.read().get(&change.key) {
+                chain.0.write().push(link);
+                continue;
             }
+            let chain = Arc::new(Chain(RwLock::new(SmallVec::from_buf([link]))));
+            shard.write().insert(change.key.clone(), chain.clone());
+            self.unordered.lock().push((change.key.clone(), chain));
         }
-        self.commits.write().push(committed);
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.commits.write().push(commit);
+        self.bytes.fetch_add(bytes as u64, Ordering::Release);
     }
 
     /// Counts the padding of frames, so that the log that must be read after a crash is bounded as memory is.
     pub(super) fn charge(&self, bytes: usize) {
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Release);
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.bytes.load(Ordering::Acquire)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+        self.commits.read().is_empty()
     }
 
-    /// The generation of the last commit in here.
-    pub(super) fn last(&self) -> Option<Generation> {
-        self.commits.read().last().map(|commit| commit.generation)
+    /// The last commit in here.
+    pub(super) fn last(&self) -> Option<Arc<Committed>> {
+        self.commits.read().last().cloned()
     }
 
     /// The newest version of a key.
-    pub(super) fn newest<T>(&self, key: &Key, read: impl FnOnce(&Version) -> T) -> Option<T> {
-        let entry = self.keys.get(key)?;
-        let chain = entry.value().0.read();
-        chain.last().map(read)
+    pub(super) fn newest(&self, key: &Key) -> Option<Version> {
+        self.chain(key)?.last()
     }
 
     /// The newest version of a key that is not newer than `at`.
     pub(super) fn at(&self, key: &Key, at: Generation) -> Option<Version> {
-        let entry = self.keys.get(key)?;
-        let chain = entry.value().0.read();
-        chain[..chain.partition_point(|version| version.generation <= at)].last().cloned()
+        self.chain(key)?.at(at)
     }
 
     /// All versions of a key, oldest first.
     pub(super) fn versions(&self, key: &Key) -> Vec<Version> {
-        self.keys.get(key).map(|entry| entry.value().0.read().to_vec()).unwrap_or_default()
+        self.chain(key).map(|chain| chain.0.read().iter().map(Link::version).collect()).unwrap_or_default()
+    }
+
+    /// All keys there are by now, in order.
+    fn ordered(&self) -> &SkipMap<Key, Arc<Chain>> {
+        let _ordering = self.ordering.lock();
+        let unordered = std::mem::take(&mut *self.unordered.lock());
+        for (key, chain) in unordered {
+            self.ordered.insert(key, chain);
+        }
+        &self.ordered
     }
 
     /// The keys of a range, in order.
     pub(super) fn keys<'a>(&'a self, range: &'a Range) -> impl DoubleEndedIterator<Item = Key> + 'a {
-        self.keys.range::<[u8], _>(bounds(range)).map(|entry| entry.key().clone())
+        self.ordered().range::<[u8], _>(bounds(range)).map(|entry| entry.key().clone())
     }
 
     /// Some key of the range that was written after `since`.
     pub(super) fn changed_since(&self, range: &Range, since: Generation) -> Option<(Key, Generation)> {
-        if self.last().is_none_or(|last| last <= since) {
+        if self.last().is_none_or(|last| last.generation <= since) {
             return None;
         }
-        self.keys.range::<[u8], _>(bounds(range)).find_map(|entry| {
-            let generation = entry.value().0.read().last()?.generation;
+        self.ordered().range::<[u8], _>(bounds(range)).find_map(|entry| {
+            let generation = entry.value().last_generation()?;
             (generation > since).then(|| (entry.key().clone(), generation))
         })
     }
 
-    /// Every key with its versions, in order of the keys.
-    pub(super) fn chains(&self) -> impl Iterator<Item = (Key, SmallVec<[Version; 1]>)> + '_ {
-        self.keys.iter().map(|entry| (entry.key().clone(), entry.value().0.read().clone()))
+    /// Every key with its chain, in order of the keys. Nothing may be added any more.
+    pub(super) fn sorted(&self) -> Vec<(Key, Arc<Chain>)> {
+        let mut chains = Vec::new();
+        for shard in &self.chains {
+            chains.extend(shard.read().iter().map(|(key, chain)| (key.clone(), chain.clone())));
+        }
+        chains.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        chains
     }
 
     /// The commits after `after`, oldest first, at most `limit`.
@@ -112,7 +203,7 @@ impl Overlay {
     /// The last commit not later than `time` that `counts`.
     pub(super) fn last_at(
         &self,
-        time: crate::Timestamp,
+        time: Timestamp,
         visible: Generation,
         counts: impl Fn(&Committed) -> bool,
     ) -> Option<Generation> {

@@ -5,6 +5,7 @@
 //! Invariants: generations are given out in the order of the log; nothing above `visible` is read or answered from;
 //! `visible` rises only after the sync that covers it; after the first failure nothing rises any more.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,11 +16,13 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::frame::{Frame, HEADER};
+use super::heads::Heads;
 use super::layers::{Layers, Newest};
 use super::log::Log;
 use super::overlay::Overlay;
+use crate::commit::Head;
 use crate::evaluate::{Decision, evaluate};
-use crate::{Commit, Env, Generation, Outcome, Result, Retention, Stats, StoreError, Timestamp};
+use crate::{Commit, Committed, Env, Generation, Outcome, Result, Retention, Stats, StoreError, Timestamp};
 
 pub(super) struct Writer {
     pub(super) env: Env,
@@ -57,6 +60,22 @@ pub(super) struct Stage {
     syncing: bool,
     pub(super) closing: bool,
     stats: Stats,
+    heads: Heads,
+}
+
+impl Stage {
+    /// Adds a commit to the waiting group and to the overlay.
+    fn add(&mut self, commit: Arc<Committed>, overlay: &Overlay) {
+        self.generation = commit.generation;
+        self.time = commit.time;
+        self.stats.applied += 1;
+        self.frame.push(&commit);
+        for change in &commit.changes {
+            let head = Head { rev: change.rev, generation: commit.generation, live: change.value.is_some() };
+            self.heads.set(&change.key, Some(head));
+        }
+        overlay.insert(commit);
+    }
 }
 
 /// A decided commit: its answer, and what must become durable before it may be given.
@@ -79,6 +98,7 @@ impl Writer {
             syncing: false,
             closing: false,
             stats: Stats::default(),
+            heads: Heads::new(env.random()),
         };
         Writer {
             env,
@@ -101,10 +121,10 @@ impl Writer {
         }
     }
 
-    pub(super) async fn commit(&self, commit: Commit) -> Result<Outcome> {
+    pub(super) async fn commit(&self, mut commit: Commit) -> Result<Outcome> {
         let (outcome, mut receiver) = loop {
             let room = self.room.notified();
-            match self.stage(&commit)? {
+            match self.stage(&mut commit)? {
                 Staged::Ready(outcome) => return Ok(outcome),
                 Staged::Waits(outcome, receiver) => break (outcome, receiver),
                 Staged::Full => room.await,
@@ -121,7 +141,7 @@ impl Writer {
         synced.map(|()| outcome)
     }
 
-    fn stage(&self, commit: &Commit) -> Result<Staged> {
+    fn stage(&self, commit: &mut Commit) -> Result<Staged> {
         let mut stage = self.stage.lock();
         self.check()?;
         if stage.closing {
@@ -132,7 +152,13 @@ impl Writer {
         }
         let now = self.env.now().max(stage.time);
         let layers = self.layers.load();
-        let newest = Newest { layers: &layers, retention: &self.retention, generation: stage.generation };
+        let stage = &mut *stage;
+        let newest = Newest {
+            layers: &layers,
+            retention: &self.retention,
+            generation: stage.generation,
+            heads: RefCell::new(&mut stage.heads),
+        };
         let outcome = match self.decide(commit, &newest, now)? {
             Decision::Refuse(refusal) => {
                 stage.stats.refused += 1;
@@ -140,14 +166,10 @@ impl Writer {
             }
             Decision::Answer(receipt) => Outcome::Applied(receipt),
             Decision::Apply(committed, receipt) => {
-                stage.generation = committed.generation;
-                stage.time = committed.time;
-                stage.stats.applied += 1;
-                stage.frame.push(&committed);
                 if layers.active.is_empty() {
                     self.turned.notify_all();
                 }
-                layers.active.insert(Arc::new(committed));
+                stage.add(Arc::new(committed), &layers.active);
                 Outcome::Applied(receipt)
             }
         };
@@ -164,13 +186,12 @@ impl Writer {
         Ok(Staged::Waits(outcome, receiver))
     }
 
-    fn decide(&self, commit: &Commit, newest: &Newest<'_>, now: Timestamp) -> Result<Decision> {
+    fn decide(&self, commit: &mut Commit, newest: &Newest<'_>, now: Timestamp) -> Result<Decision> {
         #[cfg(feature = "testing")]
         if self.sabotage == Some(super::Sabotage::SkipChecks) {
-            let unchecked = Commit { checks: Vec::new(), ..commit.clone() };
-            return evaluate(&unchecked, newest, now);
+            commit.checks.clear();
         }
-        evaluate(commit, newest, now)
+        evaluate(std::mem::take(commit), newest, now)
     }
 
     /// Whether another commit may be staged. Freezes a full overlay if the one before it is gone.
@@ -193,9 +214,8 @@ impl Writer {
             return false;
         }
         self.layers.store(Arc::new(Layers {
-            active: Arc::new(Overlay::default()),
+            active: Arc::new(Overlay::new(self.env.random())),
             frozen: Some(layers.active.clone()),
-            recent: layers.recent.clone(),
             index: layers.index.clone(),
         }));
         true
@@ -336,6 +356,7 @@ impl Writer {
     /// Makes a generation visible that did not go through the log.
     pub(super) fn publish(&self, stage: &mut MutexGuard<'_, Stage>, generation: Generation, layers: Layers) {
         stage.generation = generation;
+        stage.heads.clear();
         self.layers.store(Arc::new(layers));
         self.visible.store(generation.0, Ordering::SeqCst);
         self.latest.send_replace(generation);

@@ -1,0 +1,33 @@
+//! The suite `store`: the store's speed as ratios to floors that are measured in the same run. Run it by
+//! `cargo xtask bench store`; docs/BENCHMARKS.md holds the figures and says what each of them means.
+
+mod floor;
+mod load;
+mod open;
+mod read;
+mod report;
+mod write;
+
+use report::Report;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let mut words = arguments.iter().map(String::as_str);
+    match words.next() {
+        Some("child-load") => return open::child_load(words),
+        Some("child-open") => return open::child_open(words),
+        _ => {}
+    }
+    let json = arguments.iter().any(|argument| argument == "--json");
+    let quick = arguments.iter().any(|argument| argument == "--quick");
+    let wanted: Vec<&str> = arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect();
+    let mut report = Report::new(json, quick, wanted);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime can be started");
+    write::latency(&runtime, &mut report);
+    write::rates(&runtime, &mut report);
+    write::sustained(&runtime, &mut report);
+    read::reads(&runtime, &mut report);
+    open::open(&mut report);
+    report.finish();
+}

@@ -1,0 +1,70 @@
+//! Figures as a table, or as one JSON object a line.
+
+/// Collects and prints figures.
+pub(crate) struct Report {
+    json: bool,
+    /// Whether runs are cut short: for trying out, not for figures.
+    pub(crate) quick: bool,
+    wanted: Vec<String>,
+}
+
+/// A figure with what it is held against.
+pub(crate) struct Figure<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) value: f64,
+    pub(crate) unit: &'a str,
+    pub(crate) floor: f64,
+    pub(crate) target: &'a str,
+}
+
+impl Report {
+    pub(crate) fn new(json: bool, quick: bool, wanted: Vec<&str>) -> Report {
+        let wanted = wanted.into_iter().map(str::to_string).collect();
+        if !json {
+            println!("{:<28} {:>14} {:>14} {:>8}  to reach", "name", "value", "floor", "ratio");
+        }
+        Report { json, quick, wanted }
+    }
+
+    /// Whether a figure was asked for: all are, unless some are named.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        self.wanted.is_empty() || self.wanted.iter().any(|wanted| name.starts_with(wanted.as_str()))
+    }
+
+    pub(crate) fn add(&self, figure: Figure<'_>) {
+        let Figure { name, value, unit, floor, target } = figure;
+        let ratio = value / floor;
+        if self.json {
+            let line = serde_json::json!({"name": name, "value": value, "unit": unit, "floor": floor, "ratio": ratio});
+            println!("{line}");
+        } else {
+            println!("{name:<28} {value:>14.1} {floor:>14.1} {ratio:>8.2}  {target} ({unit})");
+        }
+    }
+
+    pub(crate) fn finish(self) {
+        if !self.json && self.quick {
+            println!("quick run: these are no figures to quote");
+        }
+    }
+}
+
+/// The middle of some measurements.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Resident memory of this process in MB.
+pub(crate) fn resident_mb() -> f64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: f64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(f64::NAN);
+    pages * 4096.0 / 1e6
+}
+
+/// Bytes this process has written to files. The kernel's `write_bytes` counts whole folios, many times what is written.
+pub(crate) fn bytes_written() -> f64 {
+    let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let line = io.lines().find_map(|line| line.strip_prefix("wchar: "));
+    line.and_then(|bytes| bytes.parse().ok()).unwrap_or(f64::NAN)
+}
