@@ -1,1 +1,192 @@
-fn main() {}
+//! Every developer command: `cargo xtask test` is all there is to testing, the others are parts and campaigns of it.
+
+// Tools of developers measure the machine's own time.
+#![allow(clippy::disallowed_methods)]
+
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+struct Xtask {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Installs what tests need, checks style and runs every test.
+    Test,
+    /// Runs a suite of benchmarks and prints its figures.
+    Bench {
+        /// The suite: store.
+        suite: String,
+        /// One JSON object a line instead of a table.
+        #[arg(long)]
+        json: bool,
+        /// Short runs, to try the suite out; not for figures.
+        #[arg(long)]
+        quick: bool,
+        /// Only figures whose names start so.
+        only: Vec<String>,
+    },
+    /// Runs the crash tests for longer than `test` does.
+    Crash {
+        /// Crash images of the simulated disk to open.
+        #[arg(long)]
+        images: Option<u64>,
+        /// Times to kill a process under load.
+        #[arg(long)]
+        kill: Option<u64>,
+        /// Where chance starts from.
+        #[arg(long)]
+        seed: Option<u64>,
+    },
+    /// Runs the comparison with the reference model for longer than `test` does.
+    Model {
+        /// Random command sequences.
+        #[arg(long, default_value_t = 200_000)]
+        cases: u64,
+        /// Concurrent histories.
+        #[arg(long, default_value_t = 10_000)]
+        histories: u64,
+    },
+    /// Checks the rules of style that no other tool knows.
+    Tidy,
+    /// Checks licences, sources and duplicates of dependencies with cargo-deny, and installs it if it is missing.
+    Deny,
+}
+
+fn main() -> Result<()> {
+    match Xtask::parse().command {
+        Task::Test => test(),
+        Task::Bench { suite, json, quick, only } => bench(&suite, json, quick, only),
+        Task::Crash { images, kill, seed } => crash(images, kill, seed),
+        Task::Model { cases, histories } => {
+            campaign(&[("model::", "LATCHWORK_CASES", cases), ("histories::", "LATCHWORK_HISTORIES", histories)])
+        }
+        Task::Tidy => tidy::check(&root()),
+        Task::Deny => deny(),
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+}
+
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    command.args(arguments).current_dir(root());
+    command
+}
+
+fn run(title: &str, mut command: Command) -> Result<()> {
+    println!("── {title}");
+    let begin = Instant::now();
+    let status = command.status().with_context(|| format!("{title}: {command:?} cannot be started"))?;
+    if !status.success() {
+        bail!("{title} failed: {command:?}");
+    }
+    println!("── {title}: {:.0} s", begin.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn works(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+fn test() -> Result<()> {
+    install("cc", "gcc")?;
+    tidy::check(&root())?;
+    if works(&mut cargo(&["fmt", "--version"])) {
+        run("format", cargo(&["fmt", "--all", "--check"]))?;
+    } else {
+        println!("── format: skipped, rustfmt is not installed (rustup component add rustfmt)");
+    }
+    if works(&mut cargo(&["clippy", "--version"])) {
+        let lints = ["clippy", "--quiet", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
+        run("lints", cargo(&lints))?;
+    } else {
+        println!("── lints: skipped, clippy is not installed (rustup component add clippy)");
+    }
+    run("tests", cargo(&["test", "--workspace", "--all-features"]))
+}
+
+/// Sees to it that `program` is there, by Debian's `package` if this process may install one.
+fn install(program: &str, package: &str) -> Result<()> {
+    if works(Command::new(program).arg("--version")) {
+        return Ok(());
+    }
+    let apt = |arguments: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    let installed = works(&mut apt(&["update"])) && works(&mut apt(&["install", "-y", package]));
+    if !installed {
+        bail!("{program} is missing; install it with: apt-get install {package}");
+    }
+    Ok(())
+}
+
+fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> {
+    let package = match suite {
+        "store" => "latchwork-store",
+        other => bail!("there is no suite {other}; there is: store"),
+    };
+    let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite, "--"]);
+    command.args(only);
+    if json {
+        command.arg("--json");
+    }
+    if quick {
+        command.arg("--quick");
+    }
+    let status = command.status().context("cargo bench cannot be started")?;
+    if status.success() { Ok(()) } else { bail!("the suite {suite} failed") }
+}
+
+fn crash(images: Option<u64>, kill: Option<u64>, seed: Option<u64>) -> Result<()> {
+    if images.is_none() && kill.is_none() {
+        bail!("say how much: --images N, --kill N or both");
+    }
+    if let Some(seed) = seed {
+        println!("── seed {seed}");
+    }
+    let parts = [
+        images.map(|images| ("power_loss::", "LATCHWORK_IMAGES", images)),
+        kill.map(|kills| ("kill::", "LATCHWORK_KILLS", kills)),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    campaign_with(&parts, seed)
+}
+
+fn campaign(parts: &[(&str, &str, u64)]) -> Result<()> {
+    campaign_with(parts, None)
+}
+
+/// Runs tests of the store with a larger number in the environment.
+fn campaign_with(parts: &[(&str, &str, u64)], seed: Option<u64>) -> Result<()> {
+    for (filter, variable, count) in parts {
+        let test = ["test", "--release", "--package", "latchwork-store", "--test", "it", filter, "--", "--nocapture"];
+        let mut command = cargo(&test);
+        command.env(variable, count.to_string());
+        if let Some(seed) = seed {
+            command.env("LATCHWORK_SEED", seed.to_string());
+        }
+        run(&format!("{filter} {count}"), command)?;
+    }
+    Ok(())
+}
+
+fn deny() -> Result<()> {
+    if !works(&mut cargo(&["deny", "--version"])) {
+        run("install cargo-deny", cargo(&["install", "--locked", "cargo-deny"]))?;
+    }
+    run("dependencies", cargo(&["deny", "check", "bans", "licenses", "sources"]))
+}

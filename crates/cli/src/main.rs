@@ -1,1 +1,64 @@
-fn main() {}
+//! `latch`, the Latchwork command. One file a subcommand; this one only reads the command line and turns errors into
+//! exit codes.
+
+mod dev;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use latchwork_store::{ErrorKind, StoreError};
+
+/// Durable work that happens once.
+#[derive(Parser)]
+#[command(name = "latch", version)]
+struct Latch {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Opens a store and shows what it does: commits, conflicts, time travel and watch.
+    Dev {
+        /// The data directory. It is created if it is missing.
+        #[arg(long, default_value = "./latchwork-data")]
+        store: PathBuf,
+    },
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let latch = Latch::parse();
+    let done = match latch.command {
+        Command::Dev { store } => dev::run(&store, &mut std::io::stdout()).await,
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read the output has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("latch: {error:#}");
+            ExitCode::from(code(&error))
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<std::io::Error>();
+    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// 1 failed, 2 usage, 3 not found, 5 conflict, 75 busy: try again later.
+fn code(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref::<StoreError>() {
+        Some(StoreError::Locked { .. }) => 75,
+        Some(error) => match error.kind() {
+            ErrorKind::Invalid => 2,
+            ErrorKind::NotFound => 3,
+            ErrorKind::Conflict => 5,
+            ErrorKind::Unavailable | ErrorKind::Corrupt => 1,
+        },
+        None => 1,
+    }
+}

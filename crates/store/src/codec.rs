@@ -33,20 +33,29 @@ pub(crate) fn put_optional(out: &mut Vec<u8>, bytes: Option<&Bytes>) {
     }
 }
 
+/// Takes a number off the front of `bytes`.
+pub(crate) fn get_number(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
+}
+
 /// Reads what the functions above wrote. Every method gives `None` where the bytes end too early or make no sense.
 pub(crate) struct Reader(pub(crate) Bytes);
 
 impl Reader {
     pub(crate) fn number(&mut self) -> Option<u64> {
-        let mut number = 0u64;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte()?;
-            number |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Some(number);
-            }
-        }
-        None
+        let mut rest = &self.0[..];
+        let number = get_number(&mut rest)?;
+        self.0.advance(self.0.len() - rest.len());
+        Some(number)
     }
 
     pub(crate) fn byte(&mut self) -> Option<u8> {

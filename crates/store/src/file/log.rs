@@ -205,10 +205,8 @@ impl LogFiles {
             let Some((header, payload)) = frame else {
                 let missing = expected.unwrap_or(applied.next());
                 if let Some(witness) = self.witness(segments, next, missing)? {
-                    let detail = format!(
-                        "generation {missing} should be here and cannot be read, but {} was written after it was durable",
-                        self.place(witness)
-                    );
+                    let witness = self.place(witness);
+                    let detail = format!("generation {missing} cannot be read here, but {witness} follows it");
                     return Err(StoreError::corrupt(self.place(next), detail));
                 }
                 return Ok(next);

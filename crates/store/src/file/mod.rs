@@ -5,7 +5,6 @@ mod fold;
 mod frame;
 mod heads;
 mod index;
-mod index_file;
 mod layers;
 mod log;
 mod overlay;

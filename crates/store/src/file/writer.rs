@@ -233,10 +233,13 @@ impl Writer {
             return;
         }
         self.sync_group(stage);
+        if self.background {
+            return;
+        }
         // Without a sync thread, those who came meanwhile have nobody else.
-        while !self.background {
+        loop {
             let stage = self.stage.lock();
-            if stage.syncing || stage.frame.count() == 0 {
+            if stage.syncing || stage.frame.count() == 0 || self.stopped.get().is_some() {
                 return;
             }
             self.sync_group(stage);

@@ -1,0 +1,329 @@
+//! The index: a redb file that follows the log. It holds the last version of every key, the past versions that are
+//! still kept, and which keys each commit touched; one transaction of it takes a whole overlay. Its tables are listed
+//! in docs/format.md.
+
+mod file;
+mod reader;
+mod record;
+mod take;
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
+
+use self::file::{IndexFile, ShadowFile};
+use self::record::{decode_key, decode_progress, decode_row, decode_version, encode_progress};
+use self::take::{clear_below, put_current, put_floors, take_chain, take_commit};
+use crate::disk::DiskFile;
+use crate::{Generation, Key, Result, SpaceId, StoreError, Version};
+
+pub(super) use self::reader::IndexReader;
+pub(super) use self::record::Progress;
+pub(super) use self::take::Fold;
+
+const CURRENT: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("current");
+const PAST: TableDefinition<'_, (&[u8], u64), &[u8]> = TableDefinition::new("past");
+const TOUCHED: TableDefinition<'_, (u32, u64), &[u8]> = TableDefinition::new("touched");
+const FLOORS: TableDefinition<'_, u32, u64> = TableDefinition::new("floors");
+const STATE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("state");
+
+/// What a key is to hold, of what it holds and what is wanted.
+pub(super) type Decide<'a> = dyn Fn(&Key, Option<&Version>, Option<&Version>) -> Option<Version> + 'a;
+
+#[derive(Debug)]
+pub(super) struct Index {
+    db: Database,
+    file: Arc<dyn DiskFile>,
+    path: PathBuf,
+}
+
+impl Index {
+    /// Creates the file's tables with nothing in them.
+    pub(super) fn create(file: Arc<dyn DiskFile>, path: PathBuf, cache: usize, progress: Progress) -> Result<Index> {
+        let index = Index::open_file(file, path, cache)?;
+        index.guarded(|| {
+            let transaction = index.begin()?;
+            {
+                transaction.open_table(CURRENT)?;
+                transaction.open_table(PAST)?;
+                transaction.open_table(TOUCHED)?;
+                transaction.open_table(FLOORS)?;
+                let state = encode_progress(&progress);
+                transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
+            }
+            transaction.commit()?;
+            Ok(())
+        })?;
+        Ok(index)
+    }
+
+    pub(super) fn open_file(file: Arc<dyn DiskFile>, path: PathBuf, cache: usize) -> Result<Index> {
+        let opened = caught(|| {
+            let backend = IndexFile(file.clone());
+            Ok(redb::Builder::new().set_cache_size(cache).create_with_backend(backend)?)
+        });
+        let db = opened.map_err(|failure| failure.at(&path))?;
+        Ok(Index { db, file, path })
+    }
+
+    pub(super) fn reader(&self) -> Result<IndexReader> {
+        let state = self.guarded(|| {
+            let transaction = self.db.begin_read()?;
+            let state = transaction.open_table(STATE)?;
+            let progress = state.get("progress")?.map(|value| Bytes::copy_from_slice(value.value()));
+            Ok((
+                progress,
+                transaction.open_table(CURRENT)?,
+                transaction.open_table(PAST)?,
+                transaction.open_table(TOUCHED)?,
+            ))
+        });
+        let (progress, current, past, touched) = state?;
+        let Some(progress) = progress.and_then(decode_progress) else {
+            return Err(StoreError::corrupt(self.path.display().to_string(), "the state record cannot be read"));
+        };
+        Ok(IndexReader { current, past, touched, progress })
+    }
+
+    pub(super) fn floors(&self) -> Result<BTreeMap<SpaceId, Generation>> {
+        self.guarded(|| {
+            let table = self.db.begin_read()?.open_table(FLOORS)?;
+            let mut floors = BTreeMap::new();
+            for row in table.iter()? {
+                let (space, floor) = row?;
+                floors.insert(SpaceId(space.value()), Generation(floor.value()));
+            }
+            Ok(floors)
+        })
+    }
+
+    /// Takes an overlay and clears away a slice of what lies below the floors, in one durable transaction. Tells
+    /// whether more is to be cleared away.
+    pub(super) fn fold(&self, fold: &Fold<'_>) -> Result<bool> {
+        self.guarded(|| {
+            let transaction = self.begin()?;
+            let more;
+            {
+                let mut current = transaction.open_table(CURRENT)?;
+                let mut past = transaction.open_table(PAST)?;
+                let mut touched = transaction.open_table(TOUCHED)?;
+                if let Some(overlay) = fold.overlay {
+                    for (key, chain) in overlay.sorted() {
+                        take_chain(&mut current, &mut past, fold, &key, &chain)?;
+                    }
+                    for commit in overlay.commits_after(Generation(0), usize::MAX) {
+                        take_commit(&mut touched, fold, &commit)?;
+                    }
+                }
+                more = clear_below(&mut current, &mut past, &mut touched, fold)?;
+                put_floors(&transaction, fold.floors)?;
+                let state = encode_progress(&fold.progress);
+                transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
+            }
+            transaction.commit()?;
+            Ok(more)
+        })
+    }
+
+    /// Replaces the last version of every key by what `decide` makes of it and of the wanted one, and drops all
+    /// history, in one durable transaction.
+    pub(super) fn replace(
+        &self,
+        wanted: &mut dyn Iterator<Item = Result<(Key, Version)>>,
+        decide: &Decide<'_>,
+        floors: &BTreeMap<SpaceId, Generation>,
+        progress: Progress,
+    ) -> Result<()> {
+        const PAGE: usize = 1000;
+        self.guarded(|| {
+            let transaction = self.begin()?;
+            transaction.delete_table(PAST)?;
+            transaction.delete_table(TOUCHED)?;
+            {
+                transaction.open_table(PAST)?;
+                transaction.open_table(TOUCHED)?;
+                let mut current = transaction.open_table(CURRENT)?;
+                // Two passes, because the table cannot be walked and changed at once: first what is there, page by
+                // page, against what is wanted; what is wanted and not there is written on the way.
+                let mut wanted = wanted.peekable();
+                let mut after: Option<Vec<u8>> = None;
+                loop {
+                    let mut page = Vec::with_capacity(PAGE);
+                    {
+                        let from = after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+                        for row in current.range::<&[u8]>((from, Bound::Unbounded))?.take(PAGE) {
+                            let (key, value) = row?;
+                            page.push((decode_key(key.value())?, decode_version(key.value(), value.value())?));
+                        }
+                    }
+                    for (key, old) in &page {
+                        while let Some((key, new)) = next_below(&mut wanted, Some(key))? {
+                            put_current(&mut current, &key, decide(&key, None, Some(&new)).as_ref())?;
+                        }
+                        let new = next_equal(&mut wanted, key)?;
+                        put_current(&mut current, key, decide(key, Some(old), new.as_ref()).as_ref())?;
+                    }
+                    match page.last() {
+                        Some((key, _)) => after = Some(key.encoded().to_vec()),
+                        None => break,
+                    }
+                }
+                while let Some((key, new)) = next_below(&mut wanted, None)? {
+                    put_current(&mut current, &key, decide(&key, None, Some(&new)).as_ref())?;
+                }
+                put_floors(&transaction, floors)?;
+                let state = encode_progress(&progress);
+                transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
+            }
+            transaction.commit()?;
+            Ok(())
+        })
+    }
+
+    /// Adds records to a new index, as they are.
+    pub(super) fn import(&self, records: &[(Key, Version)]) -> Result<()> {
+        self.guarded(|| {
+            let transaction = self.begin()?;
+            {
+                let mut current = transaction.open_table(CURRENT)?;
+                for (key, version) in records {
+                    put_current(&mut current, key, Some(version))?;
+                }
+            }
+            transaction.commit()?;
+            Ok(())
+        })
+    }
+
+    /// Sets where history begins in a new index.
+    pub(super) fn set_floors(&self, floors: &BTreeMap<SpaceId, Generation>) -> Result<()> {
+        self.guarded(|| {
+            let transaction = self.begin()?;
+            put_floors(&transaction, floors)?;
+            transaction.commit()?;
+            Ok(())
+        })
+    }
+
+    /// Reads all pages and all records from the file, without disturbing this handle. Nothing may be folded meanwhile.
+    pub(super) fn verify(&self) -> Vec<(String, String)> {
+        let place = |what: &str| format!("{} ({what})", self.path.display());
+        let mut found = Vec::new();
+        let checked = caught(|| {
+            let shadow = ShadowFile::over(self.file.clone())?;
+            let mut db = redb::Builder::new().set_cache_size(16 << 20).create_with_backend(shadow)?;
+            Ok(db.check_integrity()?)
+        });
+        match checked {
+            Ok(true) => {}
+            Ok(false) => found.push((place("pages"), "a page does not have the checksum it was written with".into())),
+            Err(failure) => found.push((place("pages"), failure.detail())),
+        }
+        let records = caught(|| {
+            let shadow = ShadowFile::over(self.file.clone())?;
+            let db = redb::Builder::new().set_cache_size(16 << 20).create_with_backend(shadow)?;
+            let transaction = db.begin_read()?;
+            for row in transaction.open_table(CURRENT)?.iter()? {
+                let (key, value) = row?;
+                if let Err(failure) = decode_version(key.value(), value.value()) {
+                    found.push((place(&format!("current {}", key.value().escape_ascii())), failure.detail()));
+                }
+            }
+            for row in transaction.open_table(PAST)?.iter()? {
+                let (key, value) = row?;
+                let (key, generation) = key.value();
+                if let Err(failure) = decode_version(key, value.value()) {
+                    found.push((place(&format!("past {} at {generation}", key.escape_ascii())), failure.detail()));
+                }
+            }
+            for row in transaction.open_table(TOUCHED)?.iter()? {
+                let (key, value) = row?;
+                let (space, generation) = key.value();
+                if let Err(failure) = decode_row(space, generation, value.value()) {
+                    found.push((place(&format!("touched #{space} at {generation}")), failure.detail()));
+                }
+            }
+            Ok(())
+        });
+        if let Err(failure) = records {
+            found.push((place("records"), failure.detail()));
+        }
+        found
+    }
+
+    /// Records, past versions, and the size of the file.
+    pub(super) fn sizes(&self, reader: &IndexReader) -> Result<(u64, u64, u64)> {
+        let length = self.file.length().map_err(|cause| StoreError::io("measure", self.path.clone(), cause))?;
+        self.guarded(|| Ok((reader.current.len()?, reader.past.len()?, length)))
+    }
+
+    fn begin(&self) -> Result<redb::WriteTransaction, Failure> {
+        let mut transaction = self.db.begin_write()?;
+        transaction.set_quick_repair(true);
+        Ok(transaction)
+    }
+
+    fn guarded<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T> {
+        caught(work).map_err(|failure| failure.at(&self.path))
+    }
+}
+
+type Wanted<'a> = std::iter::Peekable<&'a mut dyn Iterator<Item = Result<(Key, Version)>>>;
+
+/// The next wanted record if it comes before `key`, or any.
+fn next_below(wanted: &mut Wanted<'_>, key: Option<&Key>) -> Result<Option<(Key, Version)>, Failure> {
+    let next = wanted.next_if(|next| match next {
+        Ok((next, _)) => key.is_none_or(|key| next < key),
+        Err(_) => true,
+    });
+    next.transpose().map_err(Failure::Store)
+}
+
+fn next_equal(wanted: &mut Wanted<'_>, key: &Key) -> Result<Option<Version>, Failure> {
+    let next = wanted.next_if(|next| next.as_ref().is_ok_and(|(next, _)| next == key));
+    next.transpose().map(|next| next.map(|(_, version)| version)).map_err(Failure::Store)
+}
+
+/// Why something with the index did not work. The file's name is added where it is known.
+enum Failure {
+    Redb(Box<redb::Error>),
+    Store(StoreError),
+    Record(String),
+}
+
+impl<E: Into<redb::Error>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::Redb(Box::new(error.into()))
+    }
+}
+
+impl Failure {
+    fn detail(self) -> String {
+        match self {
+            Failure::Redb(error) => error.to_string(),
+            Failure::Store(error) => error.to_string(),
+            Failure::Record(detail) => detail,
+        }
+    }
+
+    fn at(self, path: &std::path::Path) -> StoreError {
+        match self {
+            Failure::Redb(error) => match *error {
+                redb::Error::Io(cause) => StoreError::io("use", path, cause),
+                other => StoreError::corrupt(path.display().to_string(), other.to_string()),
+            },
+            Failure::Store(error) => error,
+            Failure::Record(detail) => StoreError::corrupt(path.display().to_string(), detail),
+        }
+    }
+}
+
+/// redb panics on some kinds of damage; a caller gets an error all the same.
+fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Failure::Record("redb cannot make sense of it".into())))
+}

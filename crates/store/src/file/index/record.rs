@@ -1,0 +1,186 @@
+//! The records of the index as bytes. Every one starts with a checksum over itself and its key, because redb checks
+//! its pages only when asked. Listed in docs/format.md.
+
+use bytes::Bytes;
+
+use super::super::frame::Position;
+use super::Failure;
+use crate::codec::{self, Reader, put_number, put_string};
+use crate::commit::Head;
+use crate::{Change, Committed, Generation, Key, Rev, SpaceId, Timestamp, Version};
+
+/// How far the index has followed the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::file) struct Progress {
+    /// Everything up to here is in the index.
+    pub(in crate::file) applied: Generation,
+    /// The time of the last commit taken.
+    pub(in crate::file) time: Timestamp,
+    /// Where the log goes on.
+    pub(in crate::file) log: Position,
+}
+
+/// What remains of a commit in one space.
+pub(super) struct Row {
+    pub(super) time: Timestamp,
+    pub(super) meta: Bytes,
+    pub(super) touched: Vec<(Key, Rev, bool)>,
+}
+
+pub(super) fn decode_key(encoded: &[u8]) -> Result<Key, Failure> {
+    let key = Key::from_encoded(Bytes::copy_from_slice(encoded));
+    key.ok_or_else(|| Failure::Record("a key is too short".into()))
+}
+
+/// Checksum, then what is checked: rev, generation, and the value behind a mark whether there is one.
+pub(super) fn encode_version(key: &Key, rev: Rev, generation: Generation, value: Option<&Bytes>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(20 + value.map_or(0, |value| value.len()));
+    out.extend_from_slice(&[0; 4]);
+    out.push(u8::from(value.is_some()));
+    put_number(&mut out, rev.0);
+    put_number(&mut out, generation.0);
+    out.extend_from_slice(value.map_or(&[][..], |value| value));
+    seal(&mut out, codec::checksum(0, key.encoded()));
+    out
+}
+
+pub(super) fn decode_version(key: &[u8], record: &[u8]) -> Result<Version, Failure> {
+    let (head, value) = split_version(key, record)?;
+    let value = head.live.then(|| Bytes::copy_from_slice(value));
+    Ok(Version { rev: head.rev, generation: head.generation, value })
+}
+
+/// A version's head, which saves a copy of its value.
+pub(super) fn decode_head(key: &[u8], record: &[u8]) -> Result<Head, Failure> {
+    split_version(key, record).map(|(head, _)| head)
+}
+
+fn split_version<'a>(key: &[u8], record: &'a [u8]) -> Result<(Head, &'a [u8]), Failure> {
+    let read = || {
+        let mut body = opened(record, codec::checksum(0, key))?;
+        let (live, rest) = body.split_first()?;
+        body = rest;
+        let rev = Rev(codec::get_number(&mut body)?);
+        let generation = Generation(codec::get_number(&mut body)?);
+        Some((Head { rev, generation, live: *live != 0 }, body))
+    };
+    read().ok_or_else(|| Failure::Record(format!("the record of key {} is not what was written", key.escape_ascii())))
+}
+
+fn row_seed(space: u32, generation: u64) -> u64 {
+    codec::checksum(u64::from(space), &generation.to_le_bytes())
+}
+
+pub(super) fn encode_row(space: SpaceId, commit: &Committed, changes: &[&Change]) -> Vec<u8> {
+    let mut out = vec![0; 4];
+    put_number(&mut out, commit.time.0);
+    put_string(&mut out, &commit.meta);
+    put_number(&mut out, changes.len() as u64);
+    for change in changes {
+        put_string(&mut out, change.key.bytes());
+        put_number(&mut out, change.rev.0 << 1 | u64::from(change.value.is_some()));
+    }
+    seal(&mut out, row_seed(space.0, commit.generation.0));
+    out
+}
+
+pub(super) fn decode_row(space: u32, generation: u64, record: &[u8]) -> Result<Row, Failure> {
+    let wrong = || Failure::Record(format!("what generation {generation} did in space #{space} cannot be read"));
+    let body = opened(record, row_seed(space, generation)).ok_or_else(wrong)?;
+    let read = || {
+        let mut reader = Reader(Bytes::copy_from_slice(body));
+        let (time, meta) = (Timestamp(reader.number()?), reader.string()?);
+        let count = reader.number()?;
+        let mut touched = Vec::with_capacity(count.min(1024) as usize);
+        for _ in 0..count {
+            let key = Key::new(SpaceId(space), &reader.string()?);
+            let rev = reader.number()?;
+            touched.push((key, Rev(rev >> 1), rev & 1 == 1));
+        }
+        reader.end()?;
+        Some(Row { time, meta, touched })
+    };
+    read().ok_or_else(wrong)
+}
+
+const PROGRESS_SEED: u64 = 0x4c57;
+
+pub(super) fn encode_progress(progress: &Progress) -> Vec<u8> {
+    let Progress { applied, time, log } = progress;
+    let mut out = vec![0; 4];
+    for number in [applied.0, time.0, log.segment, log.page, log.chain] {
+        put_number(&mut out, number);
+    }
+    seal(&mut out, PROGRESS_SEED);
+    out
+}
+
+pub(super) fn decode_progress(record: Bytes) -> Option<Progress> {
+    let mut reader = Reader(Bytes::copy_from_slice(opened(&record, PROGRESS_SEED)?));
+    let (applied, time) = (Generation(reader.number()?), Timestamp(reader.number()?));
+    let log = Position { segment: reader.number()?, page: reader.number()?, chain: reader.number()? };
+    reader.end()?;
+    Some(Progress { applied, time, log })
+}
+
+/// Fills the four bytes in front with the checksum of the rest.
+fn seal(record: &mut [u8], seed: u64) {
+    let checksum = codec::checksum(seed, &record[4..]) as u32;
+    record[..4].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// The rest behind the checksum, if the checksum is right.
+fn opened(record: &[u8], seed: u64) -> Option<&[u8]> {
+    let (checksum, body) = record.split_at_checked(4)?;
+    (codec::checksum(seed, body) as u32 == u32::from_le_bytes(checksum.try_into().ok()?)).then_some(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flipped(record: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+        (0..record.len() * 8).map(|bit| {
+            let mut record = record.to_vec();
+            record[bit / 8] ^= 1 << (bit % 8);
+            record
+        })
+    }
+
+    #[test]
+    fn a_version_comes_back_and_a_damaged_or_misplaced_one_does_not() {
+        let key = Key::new(SpaceId(16), b"key");
+        for value in [None, Some(Bytes::new()), Some(Bytes::from_static(b"value"))] {
+            let record = encode_version(&key, Rev(300), Generation(70_000), value.as_ref());
+            let version = decode_version(key.encoded(), &record).ok().unwrap();
+            assert_eq!(version, Version { rev: Rev(300), generation: Generation(70_000), value });
+            assert_eq!(decode_head(key.encoded(), &record).ok().unwrap(), version.head());
+            assert!(flipped(&record).all(|record| decode_version(key.encoded(), &record).is_err()));
+            assert!(decode_version(Key::new(SpaceId(16), b"kez").encoded(), &record).is_err());
+        }
+    }
+
+    #[test]
+    fn a_row_comes_back_and_a_damaged_or_misplaced_one_does_not() {
+        let change =
+            |key: &str, rev, value| Change { key: Key::new(SpaceId(16), key.as_bytes()), rev: Rev(rev), value };
+        let changes = vec![change("a", 1, Some(Bytes::from_static(b"v"))), change("b", 9, None)];
+        let (generation, time, meta) = (Generation(7), Timestamp(1_767_225_600_000_000), Bytes::from_static(b"why"));
+        let commit = Committed { generation, time, meta: meta.clone(), changes };
+        let record = encode_row(SpaceId(16), &commit, &commit.changes.iter().collect::<Vec<_>>());
+        let row = decode_row(16, 7, &record).ok().unwrap();
+        let touched = commit.changes.iter().map(|change| (change.key.clone(), change.rev, change.value.is_some()));
+        assert_eq!((row.time, row.meta, row.touched), (time, meta, touched.collect()));
+        assert!(flipped(&record).all(|record| decode_row(16, 7, &record).is_err()));
+        assert!(decode_row(17, 7, &record).is_err() && decode_row(16, 8, &record).is_err());
+    }
+
+    #[test]
+    fn progress_comes_back_and_a_damaged_one_does_not() {
+        let log = Position { segment: 3, page: 17, chain: u64::MAX };
+        let progress = Progress { applied: Generation(9), time: Timestamp(5), log };
+        let record = encode_progress(&progress);
+        assert_eq!(decode_progress(record.clone().into()), Some(progress));
+        assert!(flipped(&record).all(|record| decode_progress(record.into()).is_none()));
+    }
+}

@@ -1,0 +1,144 @@
+//! Changing the index: taking the versions of an overlay, and clearing away what lies below the floors.
+
+use std::collections::BTreeMap;
+
+use redb::ReadableTable;
+
+use super::super::overlay::{Chain, Overlay};
+use super::record::{Progress, decode_row, decode_version, encode_row, encode_version};
+use super::{FLOORS, Failure};
+use crate::{Change, Committed, Generation, Key, Result, Rules, SpaceId, Version};
+
+/// One step of the index behind the log.
+pub(in crate::file) struct Fold<'a> {
+    pub(in crate::file) overlay: Option<&'a Overlay>,
+    pub(in crate::file) floors: &'a BTreeMap<SpaceId, Generation>,
+    pub(in crate::file) rules: &'a dyn Fn(SpaceId) -> Rules,
+    pub(in crate::file) progress: Progress,
+    /// How many rows of dropped history may be cleared away.
+    pub(in crate::file) budget: usize,
+}
+
+pub(super) type Current<'a> = redb::Table<'a, &'static [u8], &'static [u8]>;
+pub(super) type Past<'a> = redb::Table<'a, (&'static [u8], u64), &'static [u8]>;
+pub(super) type Touched<'a> = redb::Table<'a, (u32, u64), &'static [u8]>;
+
+/// Takes the versions of one key: the last becomes the current one, those before go to the past as far as somebody
+/// may still read them.
+pub(super) fn take_chain(
+    current: &mut Current<'_>,
+    past: &mut Past<'_>,
+    fold: &Fold<'_>,
+    key: &Key,
+    chain: &Chain,
+) -> Result<(), Failure> {
+    let changes = chain.changes();
+    let (Some((first, ..)), Some((last, commit, change))) = (changes.first(), changes.last()) else { return Ok(()) };
+    let floor = fold.floors.get(&key.space()).copied().unwrap_or_default();
+    if *first > floor {
+        let base = current.get(key.encoded())?.map(|value| value.value().to_vec());
+        if let Some(base) = base {
+            let version = decode_version(key.encoded(), &base)?;
+            past.insert((key.encoded(), version.generation.0), base.as_slice())?;
+        }
+    }
+    for pair in changes.windows(2).filter(|pair| pair[1].0 > floor) {
+        let (generation, commit, change) = &pair[0];
+        let Change { rev, value, .. } = &commit.changes[*change];
+        let record = encode_version(key, *rev, *generation, value.as_ref());
+        past.insert((key.encoded(), generation.0), record.as_slice())?;
+    }
+    let newest = &commit.changes[*change];
+    if newest.value.is_none() && *last <= floor && (fold.rules)(key.space()).used_once {
+        current.remove(key.encoded())?;
+    } else {
+        current.insert(key.encoded(), encode_version(key, newest.rev, *last, newest.value.as_ref()).as_slice())?;
+    }
+    Ok(())
+}
+
+pub(super) fn put_floors(
+    transaction: &redb::WriteTransaction,
+    floors: &BTreeMap<SpaceId, Generation>,
+) -> Result<(), Failure> {
+    let mut table = transaction.open_table(FLOORS)?;
+    for (space, floor) in floors {
+        table.insert(space.0, floor.0)?;
+    }
+    Ok(())
+}
+
+pub(super) fn put_current(current: &mut Current<'_>, key: &Key, version: Option<&Version>) -> Result<(), Failure> {
+    match version {
+        Some(version) => current.insert(
+            key.encoded(),
+            encode_version(key, version.rev, version.generation, version.value.as_ref()).as_slice(),
+        )?,
+        None => current.remove(key.encoded())?,
+    };
+    Ok(())
+}
+
+/// Notes which keys of each space a commit touched, for spaces that can still be read before it.
+pub(super) fn take_commit(touched: &mut Touched<'_>, fold: &Fold<'_>, commit: &Committed) -> Result<(), Failure> {
+    let mut rows: BTreeMap<SpaceId, Vec<&Change>> = BTreeMap::new();
+    for change in &commit.changes {
+        let space = change.key.space();
+        if commit.generation > fold.floors.get(&space).copied().unwrap_or_default() {
+            rows.entry(space).or_default().push(change);
+        }
+    }
+    for (space, changes) in rows {
+        let row = encode_row(space, commit, &changes);
+        touched.insert((space.0, commit.generation.0), row.as_slice())?;
+    }
+    Ok(())
+}
+
+pub(super) fn clear_below(
+    current: &mut Current<'_>,
+    past: &mut Past<'_>,
+    touched: &mut Touched<'_>,
+    fold: &Fold<'_>,
+) -> Result<bool, Failure> {
+    let mut budget = fold.budget;
+    for (space, floor) in fold.floors {
+        let rules = (fold.rules)(*space);
+        loop {
+            let mut rows = Vec::new();
+            for row in touched.range((space.0, 0)..=(space.0, floor.0))?.take(budget.min(256)) {
+                let (key, value) = row?;
+                let (space, generation) = key.value();
+                rows.push((generation, decode_row(space, generation, value.value())?));
+            }
+            if rows.is_empty() {
+                break;
+            }
+            for (generation, row) in rows {
+                budget = budget.saturating_sub(1);
+                for (key, _, live) in row.touched {
+                    clear_versions(past, &key, generation)?;
+                    let last = current.get(key.encoded())?.map(|value| decode_version(key.encoded(), value.value()));
+                    let is_last = last.transpose()?.is_some_and(|version| version.generation.0 == generation);
+                    if is_last && (rules.expires || (rules.used_once && !live)) {
+                        current.remove(key.encoded())?;
+                    }
+                }
+                touched.remove((space.0, generation))?;
+            }
+            if budget == 0 {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Removes the past versions of a key that were overwritten at `generation` or before.
+fn clear_versions(past: &mut Past<'_>, key: &Key, generation: u64) -> Result<(), Failure> {
+    loop {
+        let oldest = past.range((key.encoded(), 0)..(key.encoded(), generation))?.next();
+        let Some(oldest) = oldest.transpose()?.map(|(row, _)| row.value().1) else { return Ok(()) };
+        past.remove((key.encoded(), oldest))?;
+    }
+}

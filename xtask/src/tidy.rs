@@ -1,0 +1,101 @@
+//! Style that is worth a check: lengths of lines, functions and files, what a file says of itself, and words that
+//! stand for unfinished work.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+const LINE: usize = 120;
+const FUNCTION: usize = 72;
+const FILE: usize = 600;
+
+pub(crate) fn check(root: &Path) -> Result<()> {
+    let mut files = Vec::new();
+    for folder in ["crates", "xtask"] {
+        rust_files(&root.join(folder), &mut files)?;
+    }
+    files.sort();
+    let mut found = Vec::new();
+    for path in &files {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
+        found.extend(complaints(&text).into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
+    }
+    if found.is_empty() {
+        println!("── tidy: {} files", files.len());
+        return Ok(());
+    }
+    bail!("not tidy:\n{}", found.join("\n"))
+}
+
+fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            rust_files(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn complaints(text: &str) -> Vec<(usize, String)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    if !lines.first().is_some_and(|line| line.starts_with("//!")) {
+        found.push((1, "a file opens with what it is for, after //!".to_string()));
+    }
+    if lines.len() > FILE {
+        found.push((lines.len(), format!("{} lines; a file has at most {FILE}", lines.len())));
+    }
+    for (index, line) in lines.iter().enumerate() {
+        let length = line.chars().count();
+        if length > LINE {
+            found.push((index + 1, format!("{length} characters; a line has at most {LINE}")));
+        }
+        // Written so that this line is not found by itself.
+        for word in [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("todo", "!("), concat!("unimplemented", "!(")] {
+            if line.contains(word) {
+                found.push((index + 1, format!("{word} stands for unfinished work")));
+            }
+        }
+        if let Some(length) = function_length(&lines[index..])
+            && length > FUNCTION
+        {
+            found.push((index + 1, format!("{length} lines; a function has at most {FUNCTION}")));
+        }
+    }
+    found
+}
+
+/// The number of lines of the function that starts here, by the indentation that rustfmt gives its last line.
+fn function_length(lines: &[&str]) -> Option<usize> {
+    let first = lines.first()?;
+    let indent = first.len() - first.trim_start().len();
+    let words: Vec<&str> = first.split_whitespace().collect();
+    let name = words.iter().position(|word| *word == "fn")?;
+    let qualifiers = ["const", "async", "unsafe", "extern"];
+    let is_item =
+        words[..name].iter().all(|word| word.starts_with("pub") || word.contains(')') || qualifiers.contains(word));
+    if !is_item || first.trim_end().ends_with(['}', ';']) {
+        return None;
+    }
+    let end = format!("{}}}", " ".repeat(indent));
+    lines.iter().position(|line| *line == end).map(|end| end + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_name_what_is_too_long() {
+        let body = "    work();\n".repeat(80);
+        let text = format!("//! A file.\n\npub(crate) async fn long() {{\n{body}}}\n\nfn short() {{}}\n");
+        let lines: Vec<usize> = complaints(&text).into_iter().map(|(line, _)| line).collect();
+        assert_eq!(lines, [3]);
+        assert_eq!(complaints("fn main() {}\n").len(), 1, "no word on what the file is for");
+        assert_eq!(complaints(&format!("//! {}\n", "x".repeat(120))).len(), 1);
+    }
+}
