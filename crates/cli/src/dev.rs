@@ -67,7 +67,7 @@ async fn conflicts(store: &Store, accounts: &Space, out: &mut impl Write) -> Res
     let late = Commit::new().at_rev(&alice, stale).absent(&accounts.key("bob")).put(&alice, "1000000");
     match store.commit(late).await? {
         Outcome::Applied(_) => bail!("a stale commit was applied"),
-        Outcome::Refused(refusal) => writeln!(out, "  {refusal}"),
+        Outcome::Refused(refusal) => writeln!(out, "  {refusal}")?,
     }
     writeln!(out, "  and the store is still at generation {}", store.generation().await?)?;
     assert_eq!(generation, store.generation().await?, "a refused commit takes no generation");

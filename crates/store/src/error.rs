@@ -46,13 +46,11 @@ pub enum StoreError {
     Option { what: String },
     #[error("the store is closed")]
     Closed,
-    #[error(
-        "the store has stopped and acknowledges nothing more: {cause}; open it again to recover what was acknowledged"
-    )]
+    #[error("the store has stopped: {cause}; open it again to go on from what was acknowledged")]
     Stopped { cause: Arc<str> },
     #[error("{} is in use by process {owner}; one process opens a data directory at a time", path.display())]
     Locked { path: PathBuf, owner: String },
-    #[error("{} was written by format {found}; this version reads up to {supported}: use a newer version", path.display())]
+    #[error("{} has format {found}; this version reads up to {supported}: use a newer version", path.display())]
     NewerFormat { path: PathBuf, found: u32, supported: u32 },
     #[error("{} is not a Latchwork data directory: {reason}", path.display())]
     NotAStore { path: PathBuf, reason: &'static str },
