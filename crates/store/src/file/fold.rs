@@ -100,7 +100,7 @@ impl Folder {
         let rules = |space| writer.retention.rules(space).unwrap_or_default();
         let budget = CLEARED_PER_FOLD + 2 * (applied.0 - before.applied.0) as usize;
         let fold = Fold { overlay: frozen.as_deref(), floors: &floors, rules: &rules, progress, budget };
-        if frozen.is_none() && !layers.index.has_rows_below(&floors)? {
+        if frozen.is_none() && !layers.index.has_rows_below(&floors)? && index.floors()? == floors {
             if layers.recent.is_some() {
                 writer.swap_layers(|layers| Layers { recent: None, ..layers.copied() });
             }

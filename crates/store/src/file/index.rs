@@ -369,7 +369,9 @@ fn take_chain(
             past.insert((key.encoded(), pair[0].generation.0), encode_version(key, &pair[0]).as_slice())?;
         }
     }
-    let traceless = newest.value.is_none() && newest.generation <= floor && (fold.rules)(key.space()).used_once;
+    let rules = (fold.rules)(key.space());
+    // No row of a commit at or below the floor is kept, so nobody would come to clear this away later.
+    let traceless = newest.generation <= floor && (rules.expires || (rules.used_once && newest.value.is_none()));
     put_current(current, key, if traceless { None } else { Some(newest) })
 }
 
@@ -536,7 +538,9 @@ impl IndexReader {
         for row in self.rows(range.space(), since)? {
             let (generation, row) = row?;
             if let Some((key, ..)) = row.touched.into_iter().find(|(key, ..)| range.contains(key)) {
-                return Ok(Some((key, generation)));
+                // The row is the key's first write since; its last one is asked for.
+                let last = self.newest(&key)?.map_or(generation, |newest| newest.generation);
+                return Ok(Some((key, last)));
             }
         }
         Ok(None)
