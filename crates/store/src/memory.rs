@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::backend::{Answer, Backend, Changes, Contents, Damage, Order, Scan, Stats};
 use crate::commit::Head;
 use crate::evaluate::{Decision, Present, evaluate, restored};
-use crate::space::SPACES;
+use crate::space::{RECEIPTS, SPACES};
 use crate::{
     Commit, Committed, Env, Generation, Key, Outcome, Range, Result, Retention, SpaceId, StoreError, Timestamp, Version,
 };
@@ -158,12 +158,11 @@ impl State {
     fn generation_at(&self, time: Timestamp, retention: &Retention) -> Result<Generation> {
         let mut found = None;
         let mut oldest = None;
-        for space in self.touched.keys().map(|(space, _)| *space).fold(Vec::new(), push_new) {
-            if !retention.keeps_history(space) {
-                continue;
+        for (space, floor) in retention.with_history() {
+            // The store's own spaces tell times, but nobody reads the past in them.
+            if space != SPACES && space != RECEIPTS {
+                oldest = Some(oldest.map_or(floor, |oldest: Generation| oldest.min(floor)));
             }
-            let floor = retention.floor(space);
-            oldest = Some(oldest.map_or(floor, |oldest: Generation| oldest.min(floor)));
             let rows = (Bound::Excluded((space, floor)), Bound::Included((space, Generation(u64::MAX))));
             let rows = self.touched.range(rows);
             let last = rows.take_while(|(_, committed)| committed.time <= time).last();
@@ -203,13 +202,6 @@ impl State {
         }
         false
     }
-}
-
-fn push_new(mut spaces: Vec<SpaceId>, space: SpaceId) -> Vec<SpaceId> {
-    if spaces.last() != Some(&space) {
-        spaces.push(space);
-    }
-    spaces
 }
 
 fn at(versions: &[Version], generation: Generation) -> Option<&Version> {
@@ -287,7 +279,7 @@ impl Backend for MemoryBackend {
             self.retention.check(range.space(), after)?;
             let rows = (Bound::Excluded((range.space(), after)), Bound::Included((range.space(), state.generation)));
             let mut changes = Changes { commits: Vec::new(), through: state.generation };
-            if after >= state.generation {
+            if after >= state.generation || limit == 0 {
                 changes.through = after;
                 return Ok(changes);
             }

@@ -11,8 +11,8 @@ use crate::backend::{Order, Scan};
 use crate::disk::{Disk, RealDisk};
 use crate::space::{FIRST_DECLARED, SPACES, SpaceRecord};
 use crate::{
-    Backend, Check, Commit, CommitId, Damage, Env, FileOptions, Generation, Key, Limits, MemoryBackend, Outcome, Range,
-    Result, Space, SpaceId, SpaceSpec, Stats, StoreError, Timestamp, View, Watch, snapshot,
+    Backend, Check, Commit, CommitId, Contents, Damage, Env, FileOptions, Generation, Key, Limits, MemoryBackend,
+    Outcome, Range, Result, Space, SpaceId, SpaceSpec, Stats, StoreError, Timestamp, View, Watch, snapshot,
 };
 
 /// A handle to a store. Clones share it; the last one to go closes it.
@@ -82,7 +82,8 @@ impl Store {
                 None => declared.values().map(|record| record.id).max().map_or(FIRST_DECLARED, next_id),
             };
             let record = SpaceRecord { id, rules: spec.rules };
-            if stored.is_some_and(|stored| stored == record) {
+            // As they are stored: a history in time is rounded there.
+            if stored.is_some_and(|stored| stored.encode() == record.encode()) {
                 return Ok(self.learn(spec.name.as_str().into(), record));
             }
             if let Some(stored) = stored
@@ -207,7 +208,13 @@ impl Store {
     /// every one ever issued; history starts anew; spaces declared since the snapshot stay declared and are empty.
     pub async fn restore(&self, snapshot: impl AsRef<Path>, confirm: Confirm) -> Result<Generation> {
         let Confirm::ReplaceEverything = confirm;
-        let contents = snapshot::read(&self.inner.disk, snapshot.as_ref())?;
+        let mut contents = snapshot::read(&self.inner.disk, snapshot.as_ref())?;
+        // Spaces that only the snapshot has are made known first: their history begins with the restore as well.
+        for record in self.snapshot_spaces(&mut contents).await? {
+            if !self.inner.spaces.read().contains_key(&record.id) {
+                self.inner.backend.retention().declare(record.id, record.rules);
+            }
+        }
         let generation = self.inner.backend.replace(contents).await?;
         self.learn_spaces().await?;
         Ok(generation)
@@ -260,6 +267,28 @@ impl Store {
         self.learn_spaces().await?;
         let declared: Vec<SpaceId> = self.inner.spaces.read().keys().copied().collect();
         Ok(snapshot::OWN_SPACES.into_iter().chain(declared).collect())
+    }
+
+    /// The spaces that a snapshot declares. Refuses one that has a number or a name in another sense than this store.
+    async fn snapshot_spaces(&self, contents: &mut Contents) -> Result<Vec<SpaceRecord>> {
+        let declared = self.declarations(&self.view().await?).await?;
+        let nothing = Box::new(std::iter::empty());
+        let mut records = std::mem::replace(&mut contents.records, nothing).peekable();
+        let (mut read, mut found) = (Vec::new(), Vec::new());
+        while let Some(record) = records.next_if(|next| next.as_ref().map_or(true, |(key, _)| key.space() == SPACES)) {
+            read.push(record?);
+        }
+        for (key, version) in &read {
+            let Some(record) = version.value.as_ref().and_then(SpaceRecord::decode) else { continue };
+            let clash =
+                |(name, ours): (&String, &SpaceRecord)| (name.as_bytes() == key.bytes()) != (ours.id == record.id);
+            if declared.iter().any(clash) {
+                return Err(StoreError::ForeignSnapshot);
+            }
+            found.push(record);
+        }
+        contents.records = Box::new(read.into_iter().map(Ok).chain(records));
+        Ok(found)
     }
 
     async fn learn_spaces(&self) -> Result<()> {

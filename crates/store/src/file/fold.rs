@@ -98,7 +98,7 @@ impl Folder {
         let rules = |space| writer.retention.rules(space).unwrap_or_default();
         let budget = CLEARED_PER_FOLD + 2 * (applied.0 - before.applied.0) as usize;
         let fold = Fold { overlay: frozen.as_deref(), floors: &floors, rules: &rules, progress, budget };
-        if frozen.is_none() && !layers.index.has_rows_below(&floors)? {
+        if frozen.is_none() && !layers.index.has_rows_below(&floors)? && index.floors()? == floors {
             return self.prepare_log().map(|()| false);
         }
         let more = index.fold(&fold)?;

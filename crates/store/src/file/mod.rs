@@ -29,6 +29,7 @@ use self::writer::{Parts, Writer};
 use crate::backend::{Answer, Backend, Changes, Contents, Damage, Scan, Stats};
 use crate::codec;
 use crate::disk::{self, DirectoryLock, Disk, Open, RealDisk};
+use crate::space::{SPACES, SpaceRecord};
 use crate::{
     Commit, Env, Generation, Key, Limits, Outcome, Range, Result, Retention, SpaceId, Store, StoreError, Timestamp,
     Version,
@@ -532,6 +533,10 @@ pub(crate) fn write_store(
                 return index.set_floors(&spaces);
             }
             spaces.extend(records.iter().map(|(key, _)| (key.space(), generation)));
+            // A space that is empty here may not have been so before.
+            let declared = records.iter().filter(|(key, _)| key.space() == SPACES);
+            let declared = declared.filter_map(|(_, version)| SpaceRecord::decode(version.value.as_ref()?));
+            spaces.extend(declared.map(|record| (record.id, generation)));
             index.import(&records)?;
         }
     })

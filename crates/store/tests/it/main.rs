@@ -1,3 +1,6 @@
 //! The store's tests at its public API, one file a topic.
 
-mod smoke;
+#![allow(clippy::unwrap_used)] // A test ends where something unexpected happens.
+
+mod backends;
+mod conformance;

@@ -95,7 +95,9 @@ impl IndexReader {
         for row in self.rows(range.space(), since)? {
             let (generation, row) = row?;
             if let Some((key, ..)) = row.touched.into_iter().find(|(key, ..)| range.contains(key)) {
-                return Ok(Some((key, generation)));
+                // The row is the key's first write since; its last one is asked for.
+                let last = self.newest(&key)?.map_or(generation, |newest| newest.generation);
+                return Ok(Some((key, last)));
             }
         }
         Ok(None)

@@ -49,7 +49,9 @@ pub(super) fn take_chain(
         past.insert((key.encoded(), generation.0), record.as_slice())?;
     }
     let newest = &commit.changes[*change];
-    if newest.value.is_none() && *last <= floor && (fold.rules)(key.space()).used_once {
+    let rules = (fold.rules)(key.space());
+    // No row of a commit at or below the floor is kept, so nobody would come to clear this away later.
+    if *last <= floor && (rules.expires || (rules.used_once && newest.value.is_none())) {
         current.remove(key.encoded())?;
     } else {
         current.insert(key.encoded(), encode_version(key, newest.rev, *last, newest.value.as_ref()).as_slice())?;
