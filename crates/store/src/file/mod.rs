@@ -518,7 +518,8 @@ pub(crate) fn write_store(
     generation: Generation,
     mut next: impl FnMut() -> Result<Vec<(Key, Version)>>,
 ) -> Result<()> {
-    let options = FileOptions { disk, env, ..FileOptions::default() };
+    // A snapshot has no commits to log: one page says so. A store that goes on from it makes segments of its own size.
+    let options = FileOptions { disk, env, segment_bytes: PAGE as u64, ..FileOptions::default() };
     let failed = |cause| StoreError::io("create", directory, cause);
     options.disk.create_directory(directory).map_err(failed)?;
     if !options.disk.list(directory).map_err(failed)?.is_empty() {

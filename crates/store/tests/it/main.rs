@@ -1,3 +1,9 @@
 //! The store's tests at its public API, one file a topic.
 
+#![allow(unreachable_pub)] // Nothing here is reached from outside.
+
+mod ledger;
+mod power_loss;
+mod recovered;
 mod smoke;
+mod workload;
