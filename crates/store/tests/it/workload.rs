@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use latchwork_store::disk::sim::{Fault, Recording, SimDisk};
+use latchwork_store::disk::sim::{Attempt, Fault, Recording, SimDisk};
 use latchwork_store::*;
 
 use crate::ledger::{Entry, Held, Ledger};
@@ -34,6 +34,8 @@ struct Worker {
     /// The last snapshot: its directory and generation.
     snapshot: Option<(String, u64)>,
     numbers: u64,
+    /// How many of a hundred steps fold.
+    folds: u8,
 }
 
 /// Why a step ended early: the store failed, which a kill explains, or it did what it must not.
@@ -75,7 +77,8 @@ pub async fn alone(seed: u64, steps: usize, sabotage: Option<Sabotage>) -> Resul
     let disk = SimDisk::new();
     let recording = disk.record();
     let (env, clock) = Env::seeded(seed);
-    let random = fastrand::Rng::with_seed(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let folds = *random.choice(&[1, 4, 12]).expect("some choices");
     let mut worker = Worker {
         disk,
         env,
@@ -89,6 +92,7 @@ pub async fn alone(seed: u64, steps: usize, sabotage: Option<Sabotage>) -> Resul
         doomed: false,
         snapshot: None,
         numbers: 0,
+        folds,
     };
     if worker.random.u8(..4) == 0 {
         worker.doom(60);
@@ -127,21 +131,24 @@ impl Worker {
             }
             8..=9 => self.persist().await?,
             10..=11 => self.restore().await?,
-            12..=21 => {
+            12..=14 => self.repeat().await?,
+            15.. if self.random.u8(..100) < self.folds => {
                 self.store().maintain().await?;
             }
-            22..=24 => self.repeat().await?,
             _ => self.commit().await?,
         }
         Ok(())
     }
 
-    /// Lets the process live for up to `most` more things that it does to the disk.
+    /// Lets the process live for up to `most` more things that it does to the disk, or until it wants to make names
+    /// sure: those moments are rare, and much depends on them.
     fn doom(&mut self, most: u32) {
         self.doomed = true;
         let mut left = self.random.u32(..most);
-        self.disk.set_faults(move |_, _| {
-            let dead = left == 0;
+        let at_names = self.random.bool();
+        let mut dead = false;
+        self.disk.set_faults(move |attempt, _| {
+            dead |= if at_names { attempt == Attempt::SyncDirectory } else { left == 0 };
             left = left.saturating_sub(1);
             dead.then_some(Fault::Error(std::io::ErrorKind::Other))
         });
