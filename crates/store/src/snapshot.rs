@@ -62,11 +62,7 @@ async fn send_all(store: &Store, generation: Generation, batches: &mpsc::Sender<
 
 /// Opens a snapshot, or any data directory that nobody uses, for reading all of it.
 pub(crate) fn read(disk: &Arc<dyn Disk>, directory: &Path) -> Result<Contents> {
-    let names = disk.list(directory).map_err(|cause| StoreError::io("read", directory, cause))?;
-    if names.is_empty() {
-        return Err(StoreError::NotAStore { path: directory.into(), reason: "it is empty" });
-    }
-    let backend = FileOptions::new().shared_disk(disk.clone()).without_threads().open_backend(directory)?;
+    let backend = FileOptions::new().shared_disk(disk.clone()).open_snapshot(directory)?;
     let generation = backend.visible();
     let identity = backend.identity();
     Ok(Contents { generation, identity, records: Box::new(Records::new(backend, generation)) })

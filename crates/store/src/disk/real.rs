@@ -24,7 +24,17 @@ impl DirectoryLock for RealLock {}
 
 impl Disk for RealDisk {
     fn create_directory(&self, path: &Path) -> io::Result<()> {
-        std::fs::create_dir_all(path)
+        if path.is_dir() {
+            return Ok(());
+        }
+        // A new directory is as sure as its name in the one above.
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        self.create_directory(parent)?;
+        match std::fs::create_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+            made => made?,
+        }
+        self.sync_directory(parent)
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {

@@ -12,7 +12,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use self::medium::Medium;
 use super::{DirectoryLock, Disk, DiskFile, Open};
+
+mod medium;
+mod recording;
+
+pub use self::recording::{Recording, Walk};
 
 /// What reaches the medium whole or not at all.
 pub const SECTOR: usize = 512;
@@ -38,6 +44,16 @@ pub enum Event {
     Note(u64),
 }
 
+impl Event {
+    /// The directory whose names the event changed.
+    fn directory(&self) -> Option<&Path> {
+        match self {
+            Event::Create(path, _) | Event::Rename(_, path) | Event::Remove(path) => path.parent(),
+            _ => None,
+        }
+    }
+}
+
 /// A file, whatever its name.
 pub type FileId = usize;
 
@@ -52,6 +68,12 @@ pub enum Attempt {
     Sync,
     /// Syncing a directory.
     SyncDirectory,
+    /// Giving a name to a new file.
+    Create,
+    /// Changing a name.
+    Rename,
+    /// Removing a name.
+    Remove,
 }
 
 /// How an attempt goes wrong.
@@ -79,13 +101,6 @@ struct State {
     faults: Option<Faults>,
 }
 
-/// Names and contents.
-#[derive(Default, Clone)]
-struct Medium {
-    names: BTreeMap<PathBuf, FileId>,
-    files: Vec<Vec<u8>>,
-}
-
 /// Which unsynced writes an image keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
@@ -109,7 +124,7 @@ impl SimDisk {
     pub fn record(&self) -> Recording {
         let mut state = self.state.lock();
         state.recording = Some(Vec::new());
-        Recording { start: state.medium.clone(), events: Vec::new(), disk: self.clone() }
+        Recording::new(state.medium.clone(), self.clone())
     }
 
     /// Adds a note to the recording, at this point of it.
@@ -130,14 +145,16 @@ impl SimDisk {
     /// The names of all files with their lengths.
     pub fn files(&self) -> Vec<(PathBuf, u64)> {
         let state = self.state.lock();
-        state.medium.names.iter().map(|(name, id)| (name.clone(), state.medium.files[*id].len() as u64)).collect()
+        state.medium.names.iter().map(|(name, id)| (name.clone(), state.medium.contents(*id).length() as u64)).collect()
     }
 
     /// Changes bytes behind the store's back.
     pub fn damage(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
         let mut state = self.state.lock();
         if let Some(id) = state.medium.names.get(path).copied() {
-            change(&mut state.medium.files[id]);
+            let mut bytes = state.medium.contents(id).to_vec();
+            change(&mut bytes);
+            state.medium.replace(id, &bytes);
         }
     }
 
@@ -164,164 +181,12 @@ impl State {
         }
     }
 
-    fn attempt(&mut self, attempt: Attempt, path: &Path) -> Option<Fault> {
+    fn fault(&mut self, attempt: Attempt, path: &Path) -> Option<Fault> {
         self.faults.as_mut().and_then(|faults| faults(attempt, path))
     }
-}
 
-/// Events from a known state on.
-pub struct Recording {
-    start: Medium,
-    events: Vec<Event>,
-    disk: SimDisk,
-}
-
-impl Recording {
-    /// Ends the recording and keeps what was recorded.
-    pub fn stop(mut self) -> Recording {
-        self.events = self.disk.state.lock().recording.take().unwrap_or_default();
-        self
-    }
-
-    /// What happened.
-    pub fn events(&self) -> &[Event] {
-        &self.events
-    }
-
-    /// A disk as a power loss right before event number `point` could leave it.
-    pub fn image(&self, point: usize, loss: Loss) -> SimDisk {
-        let mut image = Image::new(&self.start, loss);
-        for event in &self.events[..point] {
-            image.replay(event);
-        }
-        SimDisk::holding(image.crash())
-    }
-}
-
-/// Replays events while keeping apart what is sure and what is not.
-struct Image {
-    sure: Medium,
-    /// Names as the running program saw them, and the changes to them that no directory sync covers yet.
-    unsure_names: Vec<Event>,
-    /// Writes and lengths that no sync of their file covers yet, in order.
-    unsure: Vec<(FileId, Event)>,
-    loss: Loss,
-    random: fastrand::Rng,
-}
-
-impl Image {
-    fn new(start: &Medium, loss: Loss) -> Image {
-        let seed = match loss {
-            Loss::SomeWrites(seed) | Loss::SomeSectors(seed) => seed,
-            Loss::Everything | Loss::Nothing => 0,
-        };
-        let random = fastrand::Rng::with_seed(seed);
-        Image { sure: start.clone(), unsure_names: Vec::new(), unsure: Vec::new(), loss, random }
-    }
-
-    fn replay(&mut self, event: &Event) {
-        match event {
-            Event::Create(..) | Event::Rename(..) | Event::Remove(..) => self.unsure_names.push(event.clone()),
-            Event::SyncDirectory(_) => {
-                for event in std::mem::take(&mut self.unsure_names) {
-                    self.sure.rename(&event);
-                }
-            }
-            Event::Write(file, ..) | Event::SetLength(file, _) => self.unsure.push((*file, event.clone())),
-            Event::Sync(file) => {
-                let (synced, rest) = std::mem::take(&mut self.unsure).into_iter().partition(|(id, _)| id == file);
-                self.unsure = rest;
-                let synced: Vec<(FileId, Event)> = synced;
-                for (_, event) in synced {
-                    self.sure.change(&event);
-                }
-            }
-            Event::Note(_) => {}
-        }
-    }
-
-    fn crash(mut self) -> Medium {
-        let names = std::mem::take(&mut self.unsure_names);
-        let kept = match self.loss {
-            Loss::Everything => 0,
-            Loss::Nothing => names.len(),
-            Loss::SomeWrites(_) | Loss::SomeSectors(_) => self.random.usize(..=names.len()),
-        };
-        for event in &names[..kept] {
-            self.sure.rename(event);
-        }
-        for (_, event) in std::mem::take(&mut self.unsure) {
-            match (self.loss, &event) {
-                (Loss::Everything, _) => {}
-                (Loss::Nothing, _) => self.sure.change(&event),
-                (Loss::SomeSectors(_), Event::Write(file, offset, bytes)) => self.tear(*file, *offset, bytes),
-                (Loss::SomeWrites(_) | Loss::SomeSectors(_), _) => {
-                    if self.random.bool() {
-                        self.sure.change(&event);
-                    }
-                }
-            }
-        }
-        self.sure
-    }
-
-    /// Keeps some of a write's sectors.
-    fn tear(&mut self, file: FileId, offset: u64, bytes: &[u8]) {
-        let mut at = 0;
-        while at < bytes.len() {
-            let in_sector = SECTOR - (offset as usize + at) % SECTOR;
-            let end = bytes.len().min(at + in_sector);
-            if self.random.bool() {
-                self.sure.write(file, offset + at as u64, &bytes[at..end]);
-            }
-            at = end;
-        }
-    }
-}
-
-impl Medium {
-    fn rename(&mut self, event: &Event) {
-        match event {
-            Event::Create(path, id) => {
-                self.names.insert(path.clone(), *id);
-            }
-            Event::Rename(from, to) => {
-                if let Some(id) = self.names.remove(from) {
-                    self.names.insert(to.clone(), id);
-                }
-            }
-            Event::Remove(path) => {
-                self.names.remove(path);
-            }
-            _ => {}
-        }
-        if let Event::Create(_, id) = event {
-            self.file(*id);
-        }
-    }
-
-    fn change(&mut self, event: &Event) {
-        match event {
-            Event::Write(file, offset, bytes) => self.write(*file, *offset, bytes),
-            Event::SetLength(file, length) => self.file(*file).resize(*length as usize, 0),
-            _ => {}
-        }
-    }
-
-    fn write(&mut self, file: FileId, offset: u64, bytes: &[u8]) {
-        let contents = self.file(file);
-        let end = offset as usize + bytes.len();
-        if contents.len() < end {
-            contents.resize(end, 0);
-        }
-        contents[offset as usize..end].copy_from_slice(bytes);
-    }
-
-    fn file(&mut self, id: FileId) -> &mut Vec<u8> {
-        if self.files.len() <= id {
-            self.files.resize(id + 1, Vec::new());
-        }
-        &mut self.files[id]
+    fn attempt(&mut self, attempt: Attempt, path: &Path) -> io::Result<()> {
+        self.fault(attempt, path).map_or(Ok(()), |fault| Err(failure(fault)))
     }
 }
 
@@ -349,7 +214,8 @@ impl Disk for SimDisk {
             (Some(id), Open::Existing) => id,
             (None, Open::Existing) => return Err(ErrorKind::NotFound.into()),
             (_, Open::Fresh) => {
-                let id = state.medium.files.len();
+                state.attempt(Attempt::Create, path)?;
+                let id = state.medium.next_id();
                 let create = Event::Create(path.to_path_buf(), id);
                 state.medium.rename(&create);
                 state.push(create);
@@ -364,6 +230,7 @@ impl Disk for SimDisk {
         if !state.medium.names.contains_key(from) {
             return Err(ErrorKind::NotFound.into());
         }
+        state.attempt(Attempt::Rename, to)?;
         let event = Event::Rename(from.to_path_buf(), to.to_path_buf());
         state.medium.rename(&event);
         state.push(event);
@@ -372,6 +239,7 @@ impl Disk for SimDisk {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state.lock();
+        state.attempt(Attempt::Remove, path)?;
         let event = Event::Remove(path.to_path_buf());
         state.medium.rename(&event);
         state.push(event);
@@ -380,9 +248,7 @@ impl Disk for SimDisk {
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state.lock();
-        if let Some(fault) = state.attempt(Attempt::SyncDirectory, path) {
-            return Err(failure(fault));
-        }
+        state.attempt(Attempt::SyncDirectory, path)?;
         state.push(Event::SyncDirectory(path.to_path_buf()));
         Ok(())
     }
@@ -425,16 +291,13 @@ impl fmt::Debug for SimFile {
 impl DiskFile for SimFile {
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let state = self.disk.state.lock();
-        let contents = &state.medium.files[self.id];
-        let offset = offset as usize;
-        let found = offset.checked_add(bytes.len()).and_then(|end| contents.get(offset..end));
-        bytes.copy_from_slice(found.ok_or_else(|| io::Error::from(ErrorKind::UnexpectedEof))?);
-        Ok(())
+        let read = state.medium.contents(self.id).read(offset as usize, bytes);
+        if read { Ok(()) } else { Err(ErrorKind::UnexpectedEof.into()) }
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut state = self.disk.state.lock();
-        let fault = state.attempt(Attempt::Write, &self.path);
+        let fault = state.fault(Attempt::Write, &self.path);
         let written = match fault {
             None => bytes,
             Some(Fault::ShortWrite) => &bytes[..bytes.len() / 2],
@@ -448,14 +311,12 @@ impl DiskFile for SimFile {
     }
 
     fn length(&self) -> io::Result<u64> {
-        Ok(self.disk.state.lock().medium.files[self.id].len() as u64)
+        Ok(self.disk.state.lock().medium.contents(self.id).length() as u64)
     }
 
     fn set_length(&self, length: u64) -> io::Result<()> {
         let mut state = self.disk.state.lock();
-        if let Some(fault) = state.attempt(Attempt::SetLength, &self.path) {
-            return Err(failure(fault));
-        }
+        state.attempt(Attempt::SetLength, &self.path)?;
         let event = Event::SetLength(self.id, length);
         state.medium.change(&event);
         state.push(event);
@@ -464,9 +325,7 @@ impl DiskFile for SimFile {
 
     fn sync(&self) -> io::Result<()> {
         let mut state = self.disk.state.lock();
-        if let Some(fault) = state.attempt(Attempt::Sync, &self.path) {
-            return Err(failure(fault));
-        }
+        state.attempt(Attempt::Sync, &self.path)?;
         state.push(Event::Sync(self.id));
         Ok(())
     }
@@ -478,7 +337,7 @@ mod tests {
 
     fn contents(disk: &SimDisk, path: &str) -> Option<Vec<u8>> {
         let state = disk.state.lock();
-        state.medium.names.get(Path::new(path)).map(|id| state.medium.files[*id].clone())
+        state.medium.names.get(Path::new(path)).map(|id| state.medium.contents(*id).to_vec())
     }
 
     #[test]

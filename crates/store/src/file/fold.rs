@@ -15,8 +15,8 @@ use crate::{Contents, Damage, Generation, Key, Result, StoreError, Timestamp, Ve
 /// The index and the right to change it.
 pub(super) struct Folder {
     pub(super) writer: Arc<Writer>,
-    /// Held while the index changes or must not change.
-    pub(super) index: Mutex<Index>,
+    /// Held while the index changes or must not change. Empty once the store is closed.
+    pub(super) index: Mutex<Option<Index>>,
     pub(super) interval: Duration,
     pub(super) identity: u128,
 }
@@ -36,10 +36,7 @@ impl Folder {
             }
             match self.fold() {
                 Ok(left) => more = left,
-                Err(error) => {
-                    self.writer.stop(&error);
-                    return;
-                }
+                Err(_) => return,
             }
         }
     }
@@ -67,11 +64,21 @@ impl Folder {
         }
     }
 
-    /// Takes what is in memory into the index and clears away some dropped history. Tells whether more is left.
+    /// Takes what is in memory into the index and clears away some dropped history. Tells whether more is left. A
+    /// failure stops the store, whoever asked for this.
     pub(super) fn fold(&self) -> Result<bool> {
+        self.writer.check()?;
+        self.fold_once().inspect_err(|error| {
+            if !matches!(error, StoreError::Closed) {
+                self.writer.stop(error);
+            }
+        })
+    }
+
+    fn fold_once(&self) -> Result<bool> {
         let writer = &self.writer;
-        writer.check()?;
         let index = self.index.lock();
+        let index = index.as_ref().ok_or(StoreError::Closed)?;
         let frozen = {
             let mut stage = writer.lock_stage();
             if !writer.layers.load().active.is_empty() {
@@ -156,7 +163,8 @@ impl Folder {
     pub(super) fn replace(&self, mut contents: Contents) -> Result<Generation> {
         while self.fold()? {}
         let writer = &self.writer;
-        let index = self.index.lock();
+        let guard = self.index.lock();
+        let index = guard.as_ref().ok_or(StoreError::Closed)?;
         // From here on nobody commits: what was staged since the fold becomes durable, and then is folded below.
         let mut stage = writer.lock_stage();
         if stage.closing {
@@ -164,7 +172,7 @@ impl Folder {
         }
         let layers = writer.layers.load_full();
         if !layers.active.is_empty() || layers.frozen.is_some() {
-            drop((stage, index));
+            drop((stage, guard));
             return self.replace(contents);
         }
         let before = layers.index.progress;
@@ -197,12 +205,15 @@ impl Folder {
     /// Reads log and index from the medium.
     pub(super) fn verify(&self) -> Result<Vec<Damage>> {
         let index = self.index.lock();
+        let index = index.as_ref().ok_or(StoreError::Closed)?;
         let progress = self.writer.layers.load().index.progress;
         let files = self.writer.log.lock().files().clone();
+        // The log grows meanwhile; what is being written now is not looked at.
+        let durable = self.writer.visible();
         let mut found = Vec::new();
-        match super::log::Log::verify(&files, progress.log, progress.applied) {
-            Ok(end) if end < self.writer.visible() => {
-                let detail = format!("it ends at generation {end}, and {} was durable", self.writer.visible());
+        match super::log::Log::verify(&files, progress.log, progress.applied, durable) {
+            Ok(end) if end < durable => {
+                let detail = format!("it ends at generation {end}, and {durable} was durable");
                 found.push(Damage { place: files.directory.display().to_string(), detail });
             }
             Ok(_) => {}

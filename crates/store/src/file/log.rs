@@ -123,6 +123,19 @@ impl LogFiles {
         Ok(numbers)
     }
 
+    /// Opens the segments from number `first` on. They follow each other without a gap: each was made when the one
+    /// before it was there, and only those before `first` are ever taken away.
+    fn open_from(&self, first: u64) -> Result<BTreeMap<u64, Segment>> {
+        let numbers = self.list()?.into_iter().filter(|number| *number >= first);
+        let segments: BTreeMap<u64, Segment> =
+            numbers.map(|number| Ok((number, self.open(number)?))).collect::<Result<_>>()?;
+        let last = segments.keys().next_back().copied().unwrap_or(first);
+        match (first..=last).find(|number| !segments.contains_key(number)) {
+            Some(missing) => Err(StoreError::corrupt(self.path(missing).display().to_string(), "the file is missing")),
+            None => Ok(segments),
+        }
+    }
+
     /// Reads whatever frame starts at a page, if one does.
     fn frame_at(&self, segment: &Segment, page: u64) -> Result<Option<(Header, Bytes)>> {
         if page >= segment.pages {
@@ -178,17 +191,18 @@ impl LogFiles {
         format!("{} at byte {}", self.path(position.segment).display(), position.page * PAGE as u64)
     }
 
-    /// Walks the frames from `start` on. Gives each to `visit` and returns where the log ends, or the damage.
+    /// Walks the frames from `start` on, up to the one that holds generation `last`. Gives each to `visit` and returns
+    /// where the log ends, or the damage.
     fn walk(
         &self,
         segments: &BTreeMap<u64, Segment>,
-        start: Position,
-        applied: Generation,
+        (start, applied): (Position, Generation),
+        last: Generation,
         mut visit: impl FnMut(Header, Bytes) -> Result<()>,
     ) -> Result<Position> {
         let mut next = start;
         let mut expected: Option<Generation> = None;
-        loop {
+        while expected.unwrap_or(applied.next()) <= last {
             let wanted = |(header, _): &(Header, Bytes)| {
                 let follows = expected.map_or(header.first <= applied.next(), |expected| header.first == expected);
                 header.at.chain == next.chain && follows
@@ -215,6 +229,7 @@ impl LogFiles {
             next = header.after();
             visit(header, payload)?;
         }
+        Ok(next)
     }
 }
 
@@ -227,18 +242,11 @@ impl Log {
 
     /// Reads the log from `start` on and gets ready to go on behind its end. Commits up to `applied` are passed over.
     pub(super) fn open(files: LogFiles, start: Position, applied: Generation) -> Result<Replayed> {
-        let numbers = files.list()?;
-        let mut segments = BTreeMap::new();
-        for number in numbers.iter().copied().filter(|number| *number >= start.segment) {
-            segments.insert(number, files.open(number)?);
-        }
-        if !segments.contains_key(&start.segment) {
-            return Err(StoreError::corrupt(files.path(start.segment).display().to_string(), "the file is missing"));
-        }
+        let mut segments = files.open_from(start.segment)?;
         let mut commits = Vec::new();
         let mut frames = VecDeque::new();
         let mut last = None;
-        let next = files.walk(&segments, start, applied, |header, payload| {
+        let next = files.walk(&segments, (start, applied), Generation(u64::MAX), |header, payload| {
             let Some(decoded) = decode_commits(&header, payload) else {
                 return Err(StoreError::corrupt(files.place(header.at), "the commits in it cannot be read"));
             };
@@ -251,6 +259,7 @@ impl Log {
             files.write_again(&segments[&header.at.segment], &header)?;
         }
         let segment = segments.remove(&next.segment).expect("the log ends in a segment that was read");
+        let numbers = files.list()?;
         let mut log = Log {
             files,
             next,
@@ -268,13 +277,18 @@ impl Log {
 
     /// Takes over the unused segments behind the end; what a crash left unfinished is removed.
     fn adopt_spares(&mut self, segments: BTreeMap<u64, Segment>) -> Result<()> {
+        let mut unfinished = Vec::new();
         for (number, segment) in segments.into_iter().filter(|(number, _)| *number > self.segment.number) {
             let follows = number == self.last_number() + 1;
             if follows && segment.pages * PAGE as u64 >= self.files.segment_bytes {
                 self.spares.push_back(segment);
             } else {
-                self.files.disk.remove(&self.files.path(number)).map_err(self.files.failed("remove", number))?;
+                unfinished.push(number);
             }
+        }
+        // From the last on, so that a crash in between leaves no gap.
+        for number in unfinished.into_iter().rev() {
+            self.files.disk.remove(&self.files.path(number)).map_err(self.files.failed("remove", number))?;
         }
         Ok(())
     }
@@ -356,14 +370,16 @@ impl Log {
         Ok(())
     }
 
-    /// Reads every frame from `start` on again, and tells up to which generation they go.
-    pub(super) fn verify(files: &LogFiles, start: Position, applied: Generation) -> Result<Generation> {
-        let mut segments = BTreeMap::new();
-        for number in files.list()?.into_iter().filter(|number| *number >= start.segment) {
-            segments.insert(number, files.open(number)?);
-        }
+    /// Reads every frame from `start` up to generation `durable` again, and tells up to which generation they go.
+    pub(super) fn verify(
+        files: &LogFiles,
+        start: Position,
+        applied: Generation,
+        durable: Generation,
+    ) -> Result<Generation> {
+        let segments = files.open_from(start.segment)?;
         let mut last = applied;
-        files.walk(&segments, start, applied, |header, _| {
+        files.walk(&segments, (start, applied), durable, |header, _| {
             last = Generation(header.first.0 + u64::from(header.count) - 1);
             Ok(())
         })?;

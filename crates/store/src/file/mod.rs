@@ -178,6 +178,15 @@ impl FileOptions {
         self.open_existing(directory, identity, lock)
     }
 
+    /// Opens a directory for reading all of it. It must be a store already.
+    pub(crate) fn open_snapshot(self, directory: &Path) -> Result<FileBackend> {
+        if self.read_format(directory)?.is_none() {
+            let reason = "it has no FORMAT file that says that it is complete";
+            return Err(StoreError::NotAStore { path: directory.into(), reason });
+        }
+        self.without_threads().open_backend(directory)
+    }
+
     /// The most that one commit takes in a frame: its bytes, and for each operation lengths, revs and a place in the
     /// receipt.
     fn largest_commit(&self) -> u64 {
@@ -274,6 +283,10 @@ impl FileOptions {
     }
 
     fn open_existing(self, directory: &Path, identity: u128, lock: Box<dyn DirectoryLock>) -> Result<FileBackend> {
+        // A process that was killed may have left names that are in place and not yet sure. What is acknowledged from
+        // here on relies on them.
+        let synced = self.disk.sync_directory(directory);
+        synced.map_err(|cause| StoreError::io("sync", directory, cause))?;
         let file = self.open_index(directory, Open::Existing)?;
         if file.length().map_err(|cause| StoreError::io("measure", directory.join(INDEX_FILE), cause))? == 0 {
             return Err(StoreError::corrupt(directory.join(INDEX_FILE).display().to_string(), "the file is empty"));
@@ -306,7 +319,7 @@ impl FileOptions {
             writer.sabotage = self.sabotage;
             writer.log.lock().skip_sync = self.sabotage == Some(Sabotage::SkipSync);
         }
-        let index = Mutex::new(index);
+        let index = Mutex::new(Some(index));
         let folder = Folder { writer: Arc::new(writer), index, interval: self.fold_interval, identity };
         FileBackend::start(Arc::new(folder), lock)
     }
@@ -332,17 +345,19 @@ impl Format {
         out
     }
 
-    /// Reads any version: the version is checked before what it may have changed.
+    /// Reads any version: each starts with magic and version and ends with a checksum, whatever lies between.
     fn decode(bytes: &[u8]) -> Option<Format> {
-        let rest = bytes.strip_prefix(Self::MAGIC)?;
+        let (body, checksum) = bytes.split_last_chunk::<8>()?;
+        if codec::checksum(0, body) != u64::from_le_bytes(*checksum) {
+            return None;
+        }
+        let rest = body.strip_prefix(Self::MAGIC)?;
         let version = u32::from_le_bytes(rest.get(..4)?.try_into().ok()?);
         if version > FORMAT {
             return Some(Format { version, complete: true, identity: 0 });
         }
-        let (body, checksum) = bytes.split_at_checked(29)?;
-        let right = codec::checksum(0, body) == u64::from_le_bytes(checksum.try_into().ok()?);
-        let identity = u128::from_le_bytes(rest.get(5..21)?.try_into().ok()?);
-        right.then_some(Format { version, complete: rest[4] != 0, identity })
+        let identity = u128::from_le_bytes(rest.get(5..)?.try_into().ok()?);
+        Some(Format { version, complete: rest[4] != 0, identity })
     }
 }
 
@@ -413,6 +428,8 @@ impl FileBackend {
             }
         };
         self.writer().set_closed();
+        // The index writes to its file when it goes, so it must be gone before another process may have the directory.
+        self.folder.index.lock().take();
         self.lock.lock().take();
         folded
     }
@@ -494,7 +511,9 @@ impl Backend for FileBackend {
     fn stats(&self) -> Answer<'_, Stats> {
         let stats = self.writer().check().and_then(|()| {
             let writer = self.writer();
-            let (keys, past_versions, index_bytes) = self.folder.index.lock().sizes(&writer.layers.load().index)?;
+            let index = self.folder.index.lock();
+            let index = index.as_ref().ok_or(StoreError::Closed)?;
+            let (keys, past_versions, index_bytes) = index.sizes(&writer.layers.load().index)?;
             let pins = writer.retention.pins() as u64;
             Ok(Stats { keys, past_versions, index_bytes, pins, ..writer.stats() })
         });
@@ -519,7 +538,8 @@ pub(crate) fn write_store(
     generation: Generation,
     mut next: impl FnMut() -> Result<Vec<(Key, Version)>>,
 ) -> Result<()> {
-    let options = FileOptions { disk, env, ..FileOptions::default() };
+    // A snapshot has no commits to log: one page says so. A store that goes on from it makes segments of its own size.
+    let options = FileOptions { disk, env, segment_bytes: PAGE as u64, ..FileOptions::default() };
     let failed = |cause| StoreError::io("create", directory, cause);
     options.disk.create_directory(directory).map_err(failed)?;
     if !options.disk.list(directory).map_err(failed)?.is_empty() {

@@ -1,6 +1,11 @@
 //! The store's tests at its public API, one file a topic.
 
-#![allow(clippy::unwrap_used)] // A test ends where something unexpected happens.
+// A test ends where something unexpected happens, and nothing here is reached from outside.
+#![allow(clippy::unwrap_used, unreachable_pub)]
 
 mod backends;
 mod conformance;
+mod ledger;
+mod power_loss;
+mod recovered;
+mod workload;

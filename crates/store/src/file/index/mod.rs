@@ -315,6 +315,7 @@ impl Failure {
         match self {
             Failure::Redb(error) => match *error {
                 redb::Error::Io(cause) => StoreError::io("use", path, cause),
+                redb::Error::DatabaseClosed => StoreError::Closed,
                 other => StoreError::corrupt(path.display().to_string(), other.to_string()),
             },
             Failure::Store(error) => error,

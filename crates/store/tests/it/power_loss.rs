@@ -1,0 +1,166 @@
+//! Power loss at any moment: every image that a disk could be left with is opened, read and held against what was
+//! acknowledged. `LATCHWORK_IMAGES` sets how many, `LATCHWORK_SEED` where to start; a violation prints what it takes
+//! to see that one image again.
+
+use latchwork_store::Sabotage;
+use latchwork_store::disk::sim::{Event, Loss, Recording};
+
+use crate::recovered::{Expected, check};
+use crate::workload::{self, Run};
+
+/// How many images were looked at.
+#[derive(Debug, Default)]
+pub struct Report {
+    pub images: usize,
+    pub recoveries: usize,
+}
+
+/// An image that is not what it must be.
+#[derive(Debug)]
+pub struct Violation {
+    pub seed: u64,
+    /// The event of the record before which the power went, or nothing if the workload itself went wrong.
+    pub point: Option<(usize, Loss)>,
+    /// The same within the recovery from the first crash.
+    pub again: Option<(usize, Loss)>,
+    pub what: String,
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}\n  LATCHWORK_SEED={}", self.what, self.seed)?;
+        if let Some((point, loss)) = self.point {
+            write!(f, " LATCHWORK_POINT={point} ({loss:?})")?;
+        }
+        self.again.map_or(Ok(()), |(point, loss)| write!(f, ", then in the recovery at event {point} ({loss:?})"))
+    }
+}
+
+/// How the images of one record are chosen.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    pub seed: u64,
+    /// About how many images are made.
+    pub images: usize,
+    /// One of so many images is followed by a crash of its recovery.
+    pub again: usize,
+    /// The only point to look at.
+    pub point: Option<usize>,
+}
+
+const LOSSES: usize = 6;
+
+fn loss(index: usize, seed: u64) -> Loss {
+    match index {
+        0 => Loss::Everything,
+        1 => Loss::Nothing,
+        2 | 3 => Loss::SomeWrites(seed),
+        _ => Loss::SomeSectors(seed),
+    }
+}
+
+/// Looks at images of a run.
+pub async fn examine(run: &Run, plan: Plan) -> Result<Report, Violation> {
+    let mut random = fastrand::Rng::with_seed(plan.seed);
+    let mut report = Report::default();
+    let mut walk = run.recording.walk();
+    let mut acknowledged = 0;
+    let share = plan.images as f64 / ((run.recording.events().len() + 1) * LOSSES) as f64;
+    loop {
+        let here = plan.point.is_none_or(|point| point == walk.point());
+        for index in 0..LOSSES {
+            let (chosen, seed, twice) = (random.f64() < share, random.u64(..), random.usize(..plan.again) == 0);
+            if !here || !(chosen || plan.point.is_some()) {
+                continue;
+            }
+            let loss = loss(index, seed);
+            let expected = Expected { ledger: &run.ledger, acknowledged, now: run.now, seed };
+            report.images += 1;
+            let violation = |(what, again)| Violation { seed: plan.seed, point: Some((walk.point(), loss)), again, what };
+            let disk = walk.image(loss);
+            if twice {
+                let recovery = disk.record();
+                let ledger = check(&disk, &expected).await.map_err(|what| violation((what, None)))?;
+                let expected = Expected { ledger: &ledger, ..expected };
+                report.recoveries += 1;
+                report.images += crash_again(recovery.stop(), &expected).await.map_err(violation)?;
+            } else {
+                check(&disk, &expected).await.map_err(|what| violation((what, None)))?;
+            }
+        }
+        match walk.step() {
+            Some(Event::Note(generation)) => acknowledged = acknowledged.max(*generation),
+            Some(_) => {}
+            None => return Ok(report),
+        }
+    }
+}
+
+/// Looks at images of a recovery.
+async fn crash_again(
+    recording: Recording,
+    expected: &Expected<'_>,
+) -> Result<usize, (String, Option<(usize, Loss)>)> {
+    let mut random = fastrand::Rng::with_seed(expected.seed);
+    let mut walk = recording.walk();
+    let mut acknowledged = expected.acknowledged;
+    let mut images = 0;
+    loop {
+        if random.usize(..1 + recording.events().len() / 8) == 0 {
+            let seed = random.u64(..);
+            let loss = loss(random.usize(..LOSSES), seed);
+            let expected = Expected { acknowledged, seed, ..*expected };
+            images += 1;
+            check(&walk.image(loss), &expected).await.map_err(|what| (what, Some((walk.point(), loss))))?;
+        }
+        match walk.step() {
+            Some(Event::Note(generation)) => acknowledged = acknowledged.max(*generation),
+            Some(_) => {}
+            None => return Ok(images),
+        }
+    }
+}
+
+/// Runs workloads from `seed` on until about `images` images were looked at.
+pub async fn lose_power(seed: u64, images: usize, sabotage: Option<Sabotage>) -> Result<Report, Violation> {
+    const IMAGES_PER_RUN: usize = 400;
+    let mut report = Report::default();
+    for seed in seed.. {
+        let wrong = |what| Violation { seed, point: None, again: None, what };
+        let run = workload::alone(seed, 120, sabotage).await.map_err(wrong)?;
+        let plan = Plan { seed, images: IMAGES_PER_RUN, again: 25, point: None };
+        let looked = examine(&run, plan).await?;
+        report.images += looked.images;
+        report.recoveries += looked.recoveries;
+        if report.images >= images {
+            break;
+        }
+    }
+    Ok(report)
+}
+
+pub fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |value| value.parse().expect("a number in the environment"))
+}
+
+fn assert_held(result: Result<Report, Violation>) {
+    match result {
+        Ok(report) => println!("{report:?}"),
+        Err(violation) => panic!("{violation}"),
+    }
+}
+
+#[tokio::test]
+async fn whatever_a_power_loss_leaves_is_what_was_acknowledged() {
+    let images = number("LATCHWORK_IMAGES", 2500) as usize;
+    assert_held(lose_power(number("LATCHWORK_SEED", 1), images, None).await);
+}
+
+#[tokio::test]
+async fn one_point_of_a_power_loss_again() {
+    let Ok(point) = std::env::var("LATCHWORK_POINT") else { return };
+    let seed = number("LATCHWORK_SEED", 1);
+    let run = workload::alone(seed, 120, None).await.unwrap();
+    let plan = Plan { seed, images: 400, again: 25, point: Some(point.parse().unwrap()) };
+    assert_held(examine(&run, plan).await);
+}

@@ -1,0 +1,393 @@
+//! What the crash tests do to a store while the disk is recorded: commits of all kinds, folds, restores, restarts,
+//! and kills, after which the process is gone but the system's cache is not.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use latchwork_store::disk::sim::{Attempt, Fault, Recording, SimDisk};
+use latchwork_store::*;
+
+use crate::ledger::{Entry, Held, Ledger};
+use crate::recovered::{DIRECTORY, ensure, options};
+
+/// A workload that has ended: what the disk saw and what was said to callers.
+pub struct Run {
+    pub recording: Recording,
+    pub ledger: Ledger,
+    pub now: Timestamp,
+}
+
+struct Worker {
+    disk: SimDisk,
+    env: Env,
+    clock: Arc<VirtualClock>,
+    random: fastrand::Rng,
+    sabotage: Option<Sabotage>,
+    store: Option<Store>,
+    spaces: Vec<Space>,
+    ledger: Ledger,
+    /// What was sent and not answered: it may have happened.
+    pending: Option<Entry>,
+    /// Whether the process is about to be killed.
+    doomed: bool,
+    /// The last snapshot: its directory and generation.
+    snapshot: Option<(String, u64)>,
+    numbers: u64,
+    /// How many of a hundred steps fold.
+    folds: u8,
+}
+
+/// Why a step ended early: the store failed, which a kill explains, or it did what it must not.
+enum Trouble {
+    Failed(StoreError),
+    Wrong(String),
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Trouble {
+        Trouble::Failed(error)
+    }
+}
+
+impl From<String> for Trouble {
+    fn from(what: String) -> Trouble {
+        Trouble::Wrong(what)
+    }
+}
+
+/// The spaces of every workload. Keys of spaces where they are used once start with `once`.
+pub fn specs() -> Vec<(SpaceSpec, History)> {
+    let histories = [
+        ("plain", History::None),
+        ("some", History::Generations(20)),
+        ("timed", History::For(Duration::from_millis(300))),
+        ("all", History::Forever),
+    ];
+    let kept = histories.map(|(name, history)| (SpaceSpec::new(name).history(history), history));
+    let once = [("once", History::None), ("once kept", History::Generations(8))];
+    let once = once.map(|(name, history)| (SpaceSpec::new(name).history(history).keys_used_once(), history));
+    kept.into_iter().chain(once).collect()
+}
+
+const KEPT_SPACES: usize = 4;
+
+/// Runs `steps` steps, all in one task and without threads, so that a seed gives the same record every time.
+pub async fn alone(seed: u64, steps: usize, sabotage: Option<Sabotage>) -> Result<Run, String> {
+    let disk = SimDisk::new();
+    let recording = disk.record();
+    let (env, clock) = Env::seeded(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let folds = *random.choice(&[1, 4, 12]).expect("some choices");
+    let mut worker = Worker {
+        disk,
+        env,
+        clock,
+        random,
+        sabotage,
+        store: None,
+        spaces: Vec::new(),
+        ledger: Ledger::default(),
+        pending: None,
+        doomed: false,
+        snapshot: None,
+        numbers: 0,
+        folds,
+    };
+    if worker.random.u8(..4) == 0 {
+        worker.doom(60);
+    }
+    for step in 0..steps {
+        match worker.step().await {
+            Ok(()) => {}
+            Err(Trouble::Failed(_)) if worker.doomed => {
+                worker.revive().await.map_err(|what| format!("step {step}, after a kill: {what}"))?;
+            }
+            Err(Trouble::Failed(error)) => return Err(format!("step {step}: {error}")),
+            Err(Trouble::Wrong(what)) => return Err(format!("step {step}: {what}")),
+        }
+    }
+    worker.disk.clear_faults();
+    worker.store = None;
+    Ok(Run { recording: recording.stop(), ledger: worker.ledger, now: worker.env.now() })
+}
+
+impl Worker {
+    async fn step(&mut self) -> Result<(), Trouble> {
+        self.clock.advance(Duration::from_millis(self.random.u64(..40)));
+        if self.store.is_none() {
+            return self.open().await;
+        }
+        if self.spaces.len() < specs().len() {
+            return self.declare().await;
+        }
+        match self.random.u8(..100) {
+            0..=3 if !self.doomed => self.doom(50),
+            4..=5 => self.store = None,
+            6..=7 => {
+                let store = self.store().clone();
+                self.store = None;
+                store.close().await?;
+            }
+            8..=9 => self.persist().await?,
+            10..=11 => self.restore().await?,
+            12..=14 => self.repeat().await?,
+            15.. if self.random.u8(..100) < self.folds => {
+                self.store().maintain().await?;
+            }
+            _ => self.commit().await?,
+        }
+        Ok(())
+    }
+
+    /// Lets the process live for up to `most` more things that it does to the disk, or until it wants to make names
+    /// sure: those moments are rare, and much depends on them.
+    fn doom(&mut self, most: u32) {
+        self.doomed = true;
+        let mut left = self.random.u32(..most);
+        let at_names = self.random.bool();
+        let mut dead = false;
+        self.disk.set_faults(move |attempt, _| {
+            dead |= if at_names { attempt == Attempt::SyncDirectory } else { left == 0 };
+            left = left.saturating_sub(1);
+            dead.then_some(Fault::Error(std::io::ErrorKind::Other))
+        });
+    }
+
+    /// A new process on the same files: nothing is synced that was not, and everything written is there.
+    async fn revive(&mut self) -> Result<(), String> {
+        self.store = None;
+        self.disk.clear_faults();
+        self.doomed = false;
+        self.open().await.map_err(|trouble| match trouble {
+            Trouble::Failed(error) => format!("opening: {error}"),
+            Trouble::Wrong(what) => what,
+        })
+    }
+
+    async fn open(&mut self) -> Result<(), Trouble> {
+        let mut options = options(&self.disk, &self.env);
+        if let Some(sabotage) = self.sabotage {
+            options = options.sabotage(sabotage);
+        }
+        let store = options.open(DIRECTORY).await?;
+        let generation = store.generation().await?.0;
+        self.store = Some(store);
+        match self.pending.take() {
+            Some(entry) if entry.generation == generation => {
+                self.spaces.extend(entry.declares.as_ref().map(|(space, _)| space.clone()));
+                self.ledger.push(entry);
+            }
+            _ => {}
+        }
+        let last = self.ledger.last();
+        if last != generation {
+            return Err(format!("opened at generation {generation}, and {last} was acknowledged").into());
+        }
+        self.disk.note(generation);
+        Ok(())
+    }
+
+    fn store(&self) -> &Store {
+        self.store.as_ref().expect("a step with a store")
+    }
+
+    fn entry(&self) -> Entry {
+        let last = self.ledger.until(u64::MAX).last().map_or(Timestamp(0), |entry| entry.time);
+        Entry::new(self.ledger.last() + 1, self.env.now().max(last))
+    }
+
+    fn acknowledged(&mut self, entry: Entry) {
+        self.pending = None;
+        self.disk.note(entry.generation);
+        self.ledger.push(entry);
+    }
+
+    async fn declare(&mut self) -> Result<(), Trouble> {
+        let (spec, history) = specs().swap_remove(self.spaces.len());
+        let entry = self.entry();
+        match self.store().space(spec.clone()).await {
+            Ok(space) => {
+                self.spaces.push(space.clone());
+                self.acknowledged(Entry { declares: Some((space, history)), ..entry });
+                Ok(())
+            }
+            Err(error) => {
+                // It may have been declared all the same; a memory store tells what it would be called.
+                let double = Store::memory().await?;
+                let mut space = None;
+                for (spec, _) in specs().into_iter().take(self.spaces.len() + 1) {
+                    space = Some(double.space(spec).await?);
+                }
+                self.pending = space.map(|space| Entry { declares: Some((space, history)), ..entry });
+                Err(error.into())
+            }
+        }
+    }
+
+    async fn persist(&mut self) -> Result<(), Trouble> {
+        self.numbers += 1;
+        let directory = format!("/snapshot-{}", self.numbers);
+        self.store().view().await?.persist(&directory).await?;
+        self.snapshot = Some((directory, self.ledger.last()));
+        Ok(())
+    }
+
+    async fn restore(&mut self) -> Result<(), Trouble> {
+        let Some((directory, taken)) = self.snapshot.clone() else { return Ok(()) };
+        let entry = Entry { time: self.entry().time.min(self.last_time()), ..self.entry() };
+        let known: BTreeSet<CommitId> =
+            self.ledger.named(taken).iter().filter_map(|entry| Some(entry.named.as_ref()?.0)).collect();
+        let mut changes = Vec::new();
+        for (key, current) in self.ledger.state(self.ledger.last()) {
+            changes.extend(restored(current, self.ledger.held(key, taken)).map(|(rev, value)| (key.clone(), rev, value)));
+        }
+        let entry = Entry { changes, restored: Some(known), ..entry };
+        self.pending = Some(entry.clone());
+        let generation = self.store().restore(&directory, Confirm::ReplaceEverything).await?;
+        if generation.0 != entry.generation {
+            return Err(format!("a restore took generation {generation} instead of {}", entry.generation).into());
+        }
+        self.acknowledged(entry);
+        Ok(())
+    }
+
+    fn last_time(&self) -> Timestamp {
+        self.ledger.until(u64::MAX).last().map_or(Timestamp(0), |entry| entry.time)
+    }
+
+    /// Sends a commit again that was answered before.
+    async fn repeat(&mut self) -> Result<(), Trouble> {
+        let named = self.ledger.named(self.ledger.last());
+        let Some(entry) = named.get(self.random.usize(..named.len().max(1))) else { return Ok(()) };
+        let Some((id, commit, revs)) = entry.named.clone() else { return Ok(()) };
+        match self.store().commit(commit.id(id)).await? {
+            Outcome::Applied(receipt) if receipt.repeated && receipt.revs == revs => Ok(()),
+            outcome => Err(format!("a commit sent again was answered with {outcome:?}").into()),
+        }
+    }
+
+    async fn commit(&mut self) -> Result<(), Trouble> {
+        let (commit, entry, refused) = self.invent();
+        let changes = !refused && !entry.changes.is_empty();
+        if changes {
+            self.pending = Some(entry.clone());
+        }
+        let commit = match &entry.named {
+            Some((id, ..)) => commit.id(*id),
+            None => commit,
+        };
+        let outcome = self.store().commit(commit).await?;
+        check_outcome(&outcome, &entry, refused)?;
+        if changes {
+            self.acknowledged(entry);
+        }
+        Ok(())
+    }
+
+    /// A commit, what it must do, and whether it must be refused.
+    fn invent(&mut self) -> (Commit, Entry, bool) {
+        let mut commit = Commit::new();
+        let mut entry = self.entry();
+        let mut revs = Vec::new();
+        let mut room = 14_000;
+        let mut written = BTreeSet::new();
+        let count = if self.random.u8(..20) == 0 { 30 } else { self.random.usize(1..=5) };
+        for _ in 0..count {
+            let (key, delete) = self.pick();
+            if !written.insert(key.clone()) {
+                continue;
+            }
+            let held = self.ledger.held(&key, self.ledger.last()).cloned();
+            let live = held.as_ref().filter(|(.., value)| value.is_some()).map(|(rev, ..)| *rev);
+            if self.random.u8(..3) == 0 {
+                commit = match live {
+                    Some(rev) => commit.at_rev(&key, rev),
+                    None => commit.absent(&key),
+                };
+            }
+            let rev = held.map_or(Rev(1), |(rev, ..)| rev.next());
+            if delete {
+                commit = commit.delete(&key);
+                revs.push(live.map(|_| rev));
+                entry.changes.extend(live.map(|_| (key, rev, None)));
+            } else {
+                let value = self.value(&mut room);
+                commit = commit.put(&key, value.clone());
+                revs.push(Some(rev));
+                entry.changes.push((key, rev, Some(value)));
+            }
+        }
+        let refused = self.random.u8(..8) == 0;
+        if refused {
+            commit = commit.at_generation(Generation(self.ledger.last() + 7));
+        }
+        if self.random.u8(..3) == 0 && !refused && !entry.changes.is_empty() {
+            let id = CommitId(self.random.u128(..).to_le_bytes());
+            entry.named = Some((id, commit.clone(), revs));
+        }
+        (commit, entry, refused)
+    }
+
+    /// A key to write, and whether to delete it.
+    fn pick(&mut self) -> (Key, bool) {
+        let index = self.random.usize(..self.spaces.len());
+        let space = self.spaces[index].clone();
+        if index < KEPT_SPACES {
+            return (space.key(format!("k{}", self.random.u8(..12))), self.random.u8(..4) == 0);
+        }
+        // A key that a snapshot holds is not deleted: whether its rev is still known then is left open.
+        let since = self.snapshot.as_ref().map_or(0, |(_, taken)| *taken);
+        let live = self.ledger.live(&space, self.ledger.last());
+        let old = live.iter().find(|(key, _)| self.ledger.held(key, since).is_none());
+        match old {
+            Some((key, _)) if self.random.bool() => (key.clone(), true),
+            _ => {
+                self.numbers += 1;
+                (space.key(format!("once{}", self.numbers)), false)
+            }
+        }
+    }
+
+    fn value(&mut self, room: &mut usize) -> Vec<u8> {
+        let length = match self.random.u8(..12) {
+            0 => 0,
+            1..=8 => self.random.usize(..150),
+            9..=10 => self.random.usize(500..2500),
+            _ => self.random.usize(4000..9000),
+        };
+        let length = length.min(*room);
+        *room -= length;
+        let mut value = vec![0; length];
+        self.random.fill(&mut value);
+        value
+    }
+}
+
+fn check_outcome(outcome: &Outcome, entry: &Entry, refused: bool) -> Result<(), String> {
+    match outcome {
+        Outcome::Refused(refusal) => {
+            ensure!(refused, "a commit that should have landed: {refusal}");
+        }
+        Outcome::Applied(receipt) => {
+            ensure!(!refused && !receipt.repeated, "a commit that should have been refused: {receipt:?}");
+            let revs: Vec<Rev> = receipt.revs.iter().copied().flatten().collect();
+            let wanted: Vec<Rev> = entry.changes.iter().map(|(_, rev, _)| *rev).collect();
+            ensure!(revs == wanted, "revs {revs:?} instead of {wanted:?}");
+            let generation = if wanted.is_empty() { entry.generation - 1 } else { entry.generation };
+            ensure!(receipt.generation.0 == generation, "generation {} instead of {generation}", receipt.generation);
+            ensure!(receipt.time == entry.time, "time {} instead of {}", receipt.time, entry.time);
+        }
+    }
+    Ok(())
+}
+
+/// What a restore makes of a key, if anything.
+fn restored(current: &Held, wanted: Option<&Held>) -> Option<(Rev, Option<Vec<u8>>)> {
+    match wanted {
+        Some(wanted) if wanted == current => None,
+        None if current.2.is_none() => None,
+        Some((rev, _, value)) => Some(((*rev).max(current.0).next(), value.clone())),
+        None => Some((current.0.next(), None)),
+    }
+}
