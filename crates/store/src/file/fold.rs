@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use super::index::{Fold, Index, Progress};
 use super::layers::Layers;
 use super::writer::Writer;
+use crate::disk::DirectoryLock;
 use crate::evaluate::restored;
 use crate::space::{RECEIPTS, SPACES};
 use crate::{Contents, Damage, Generation, Key, Result, StoreError, Timestamp, Version};
@@ -19,6 +20,8 @@ pub(super) struct Folder {
     pub(super) index: Mutex<Option<Index>>,
     pub(super) interval: Duration,
     pub(super) identity: u128,
+    /// The last to go: nobody else has the directory before the index has written its last.
+    pub(super) lock: Mutex<Option<Box<dyn DirectoryLock>>>,
 }
 
 /// Rows of dropped history that one fold clears away, beyond as many as it adds.
@@ -29,6 +32,7 @@ const IDLE: Duration = Duration::from_secs(60);
 impl Folder {
     /// What the fold thread does until the store closes or fails.
     pub(super) fn run(&self) {
+        let _watched = self.writer.stop_on_panic();
         let mut more = false;
         loop {
             if !more && !self.wait_for_work() {
@@ -202,8 +206,24 @@ impl Folder {
         }
     }
 
+    /// Takes everything into the index and lets go of the files. A store that has stopped only lets go.
+    pub(super) fn close(&self) -> Result<()> {
+        let folded = loop {
+            match self.fold() {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        self.writer.set_closed();
+        self.index.lock().take();
+        self.lock.lock().take();
+        folded
+    }
+
     /// Reads log and index from the medium.
     pub(super) fn verify(&self) -> Result<Vec<Damage>> {
+        self.writer.check()?;
         let index = self.index.lock();
         let index = index.as_ref().ok_or(StoreError::Closed)?;
         let progress = self.writer.layers.load().index.progress;

@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use self::fold::Folder;
 use self::frame::PAGE;
@@ -320,8 +321,8 @@ impl FileOptions {
             writer.log.lock().skip_sync = self.sabotage == Some(Sabotage::SkipSync);
         }
         let index = Mutex::new(Some(index));
-        let folder = Folder { writer: Arc::new(writer), index, interval: self.fold_interval, identity };
-        FileBackend::start(Arc::new(folder), lock)
+        let (writer, lock) = (Arc::new(writer), Mutex::new(Some(lock)));
+        FileBackend::start(Folder { writer, index, interval: self.fold_interval, identity, lock })
     }
 }
 
@@ -365,12 +366,11 @@ impl Format {
 pub(crate) struct FileBackend {
     folder: Arc<Folder>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    lock: Mutex<Option<Box<dyn DirectoryLock>>>,
 }
 
 impl FileBackend {
-    fn start(folder: Arc<Folder>, lock: Box<dyn DirectoryLock>) -> Result<FileBackend> {
-        let backend = FileBackend { folder, threads: Mutex::default(), lock: Mutex::new(Some(lock)) };
+    fn start(folder: Folder) -> Result<FileBackend> {
+        let backend = FileBackend { folder: Arc::new(folder), threads: Mutex::default() };
         if backend.writer().background {
             let (writer, folder) = (backend.folder.writer.clone(), backend.folder.clone());
             backend.spawn("latchwork-sync", move || writer.sync_groups())?;
@@ -409,29 +409,32 @@ impl FileBackend {
         read(&layers)
     }
 
-    fn end_threads(&self) {
-        for thread in std::mem::take(&mut *self.threads.lock()) {
-            // A thread that panicked has already stopped the store's service by never syncing again.
-            let _ = thread.join();
+    /// Does work that may take long in a thread of its own, so that the caller's goes on meanwhile. The work goes on
+    /// if the caller does not wait for it, and has the directory locked until it is done.
+    fn aside<T: Send + 'static>(&self, work: impl FnOnce(&Folder) -> Result<T> + Send + 'static) -> Answer<'_, T> {
+        let folder = self.folder.clone();
+        if !self.writer().background {
+            return Box::pin(ready(work(&folder)));
+        }
+        let (done, result) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("latchwork-aside".into()).spawn(move || {
+            let result = work(&folder);
+            drop(folder);
+            // The caller may have gone.
+            let _ = done.send(result);
+        });
+        match thread {
+            Err(cause) => Box::pin(ready(Err(StoreError::io("start a thread for", "latchwork-aside", cause)))),
+            Ok(_) => Box::pin(async { result.await.unwrap_or(Err(StoreError::Closed)) }),
         }
     }
+}
 
-    fn close_now(&self) -> Result<()> {
-        self.writer().check()?;
-        self.writer().begin_closing()?;
-        self.end_threads();
-        let folded = loop {
-            match self.folder.fold() {
-                Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(error) => break Err(error),
-            }
-        };
-        self.writer().set_closed();
-        // The index writes to its file when it goes, so it must be gone before another process may have the directory.
-        self.folder.index.lock().take();
-        self.lock.lock().take();
-        folded
+/// Waits for threads that were told to end.
+fn end(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        // One that panicked has ended as well.
+        let _ = thread.join();
     }
 }
 
@@ -439,7 +442,7 @@ impl Drop for FileBackend {
     fn drop(&mut self) {
         // What is acknowledged is in the log; there is nothing to save, only threads to end.
         let _ = self.writer().begin_closing();
-        self.end_threads();
+        end(std::mem::take(&mut *self.threads.lock()));
         self.writer().set_closed();
     }
 }
@@ -497,15 +500,15 @@ impl Backend for FileBackend {
     }
 
     fn maintain(&self) -> Answer<'_, bool> {
-        Box::pin(ready(self.folder.fold()))
+        self.aside(|folder| folder.fold())
     }
 
     fn replace(&self, contents: Contents) -> Answer<'_, Generation> {
-        Box::pin(ready(self.folder.replace(contents)))
+        self.aside(|folder| folder.replace(contents))
     }
 
     fn verify(&self) -> Answer<'_, Vec<Damage>> {
-        Box::pin(ready(self.writer().check().and_then(|()| self.folder.verify())))
+        self.aside(|folder| folder.verify())
     }
 
     fn stats(&self) -> Answer<'_, Stats> {
@@ -525,7 +528,14 @@ impl Backend for FileBackend {
     }
 
     fn close(&self) -> Answer<'_, ()> {
-        Box::pin(ready(self.close_now()))
+        if let Err(error) = self.writer().begin_closing() {
+            return Box::pin(ready(Err(error)));
+        }
+        let threads = std::mem::take(&mut *self.threads.lock());
+        self.aside(|folder| {
+            end(threads);
+            folder.close()
+        })
     }
 }
 

@@ -268,6 +268,7 @@ impl Writer {
         if self.stopped.get().is_some() {
             return;
         }
+        let _watched = self.stop_on_panic();
         let empty = stage.spare.take().unwrap_or_else(Frame::new);
         let mut frame = std::mem::replace(&mut stage.frame, empty);
         stage.syncing = true;
@@ -276,49 +277,59 @@ impl Writer {
         let synced = self.log.lock().append(&mut frame, self.visible());
         frame.clear();
 
+        let written = match synced {
+            Ok(written) => written,
+            Err(error) => return self.stop(&error),
+        };
         let mut stage = self.stage.lock();
         stage.syncing = false;
+        if self.stopped.get().is_some() {
+            return;
+        }
         stage.spare = Some(frame);
         stage.stats.groups += 1;
-        let answered: Vec<_> = match &synced {
-            Ok(written) => {
-                self.layers.load().active.charge(written - length);
-                self.visible.store(last.0, Ordering::SeqCst);
-                let count = stage.waiting.partition_point(|(generation, _)| *generation <= last);
-                stage.waiting.drain(..count).collect()
-            }
-            Err(error) => {
-                self.stop(error);
-                stage.waiting.drain(..).collect()
-            }
-        };
+        self.layers.load().active.charge(written - length);
+        self.visible.store(last.0, Ordering::SeqCst);
+        let count = stage.waiting.partition_point(|(generation, _)| *generation <= last);
+        let answered: Vec<_> = stage.waiting.drain(..count).collect();
         if stage.frame.count() > 0 || stage.closing {
             self.group_waits.notify_one();
         }
         drop(stage);
         self.turned.notify_all();
-        if synced.is_ok() {
-            self.latest.send_replace(last);
-        }
+        self.latest.send_replace(last);
         for (_, waiting) in answered {
-            let answer = if synced.is_ok() { Ok(()) } else { Err(self.stop_cause()) };
             // A caller that has gone away does not need its answer.
-            let _ = waiting.send(answer);
+            let _ = waiting.send(Ok(()));
         }
         self.room.notify_waiters();
     }
 
-    /// Ends the service of this store after a failure. Only the first cause counts.
+    /// Ends the service of this store after a failure: everybody who waits and everybody who comes gets the same error.
+    /// Only the first cause counts.
     pub(super) fn stop(&self, error: &StoreError) {
         let cause = match error {
             StoreError::Stopped { cause } => cause.clone(),
             other => other.to_string().into(),
         };
         let _ = self.stopped.set(StoreError::Stopped { cause });
+        // Whoever staged a commit before that line is among those who wait; whoever comes after it is refused.
+        let mut stage = self.stage.lock();
+        stage.syncing = false;
+        let waiting: Vec<_> = stage.waiting.drain(..).collect();
+        drop(stage);
+        for (_, waiting) in waiting {
+            let _ = waiting.send(Err(self.stop_cause()));
+        }
         self.latest.send_modify(|_| {});
         self.turned.notify_all();
         self.group_waits.notify_all();
         self.room.notify_waiters();
+    }
+
+    /// A broken invariant ends the service as a failed sync does, instead of leaving callers to wait.
+    pub(super) fn stop_on_panic(&self) -> StopOnPanic<'_> {
+        StopOnPanic(self)
     }
 
     fn stop_cause(&self) -> StoreError {
@@ -428,6 +439,16 @@ struct LeadOnDrop<'a>(&'a Writer);
 impl Drop for LeadOnDrop<'_> {
     fn drop(&mut self) {
         self.0.lead();
+    }
+}
+
+pub(super) struct StopOnPanic<'a>(&'a Writer);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop(&StoreError::corrupt("the store in memory", "an invariant was broken"));
+        }
     }
 }
 
