@@ -63,3 +63,7 @@ pub use file::FileOptions;
 pub use file::Sabotage;
 pub use memory::MemoryBackend;
 pub use retention::{Pin, Retention};
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
