@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use latchwork_store::{Commit, Key, Rev, Space, Store};
+use latchwork_store::{Commit, Key, Rev, Space, Store, Write};
 use tokio::runtime::Runtime;
 
 use crate::floor::Floor;
@@ -39,7 +39,8 @@ impl Caller {
         [start, (start + step) % self.keys.len(), (start + 2 * step) % self.keys.len()]
     }
 
-    pub(crate) async fn commit(&mut self, store: &Store) {
+    /// The next commit, and which keys it writes.
+    fn next(&mut self) -> (Commit, [usize; 3]) {
         let mut picked = self.pick();
         if picked[0] == picked[2] || picked[0] == picked[1] || picked[1] == picked[2] {
             picked = [0, 1, 2];
@@ -56,9 +57,30 @@ impl Caller {
         for index in picked {
             commit = commit.put(&self.keys[index].0, Bytes::copy_from_slice(&self.value));
         }
+        (commit, picked)
+    }
+
+    pub(crate) async fn commit(&mut self, store: &Store) {
+        let (commit, picked) = self.next();
         let receipt = store.commit(commit).await.expect("the store works").applied().expect("nobody else writes here");
         for (index, rev) in picked.into_iter().zip(receipt.revs) {
             self.keys[index].1 = rev;
+        }
+    }
+
+    /// The same commit for the floor: its bytes, and nothing made of its checks.
+    pub(crate) async fn append(&mut self, floor: &Floor, bytes: &mut Vec<u8>) {
+        let (commit, picked) = self.next();
+        bytes.clear();
+        for write in commit.writes() {
+            bytes.extend_from_slice(write.key().bytes());
+            if let Write::Put(_, value) = write {
+                bytes.extend_from_slice(value);
+            }
+        }
+        floor.append(bytes).await;
+        for index in picked {
+            self.keys[index].1 = Some(Rev(1));
         }
     }
 }
@@ -104,20 +126,22 @@ pub(crate) fn run(
     rate
 }
 
-/// The floor's commits per second with as many callers.
-pub(crate) fn run_floor(runtime: &Runtime, floor: &Arc<Floor>, callers: usize, duration: Duration) -> f64 {
+/// The floor's commits per second with as many callers that make the same commits.
+pub(crate) fn run_floor(runtime: &Runtime, floor: &Arc<Floor>, callers: &mut Vec<Caller>, duration: Duration) -> f64 {
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::new(AtomicU64::new(0));
     let begin = Instant::now();
-    let tasks: Vec<_> = (0..callers)
-        .map(|_| {
+    let tasks: Vec<_> = std::mem::take(callers)
+        .into_iter()
+        .map(|mut caller| {
             let (floor, stop, seen) = (floor.clone(), stop.clone(), seen.clone());
             runtime.spawn(async move {
-                let bytes = vec![7; PAYLOAD_BYTES];
+                let mut bytes = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    floor.append(&bytes).await;
+                    caller.append(&floor, &mut bytes).await;
                     seen.fetch_add(1, Ordering::Relaxed);
                 }
+                caller
             })
         })
         .collect();
@@ -126,7 +150,7 @@ pub(crate) fn run_floor(runtime: &Runtime, floor: &Arc<Floor>, callers: usize, d
     stop.store(true, Ordering::Relaxed);
     runtime.block_on(async {
         for task in tasks {
-            task.await.expect("a caller");
+            callers.push(task.await.expect("a caller"));
         }
     });
     rate

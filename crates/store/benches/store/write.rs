@@ -27,12 +27,12 @@ pub(crate) fn latency(runtime: &Runtime, report: &mut Report) {
     let directory = tempfile::tempdir().expect("a directory");
     let floor = Floor::create(&directory.path().join("floor"));
     let (store, space) = opened(runtime, &directory.path().join("store"));
-    let mut caller = callers(&space, 1).remove(0);
+    let (mut caller, mut floor_caller) = (callers(&space, 1).remove(0), callers(&space, 1).remove(0));
     let rounds = if report.quick { 10 } else { 100 };
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     let (our_times, floor_times) = (&mut ours, &mut theirs);
     runtime.block_on(async move {
-        let bytes = vec![7; PAYLOAD_BYTES];
+        let mut bytes = Vec::new();
         for _ in 0..rounds {
             for _ in 0..100 {
                 let begin = Instant::now();
@@ -41,7 +41,7 @@ pub(crate) fn latency(runtime: &Runtime, report: &mut Report) {
             }
             for _ in 0..100 {
                 let begin = Instant::now();
-                floor.append(&bytes).await;
+                floor_caller.append(&floor, &mut bytes).await;
                 floor_times.push(begin.elapsed().as_secs_f64() * 1e6);
             }
         }
@@ -61,14 +61,14 @@ pub(crate) fn rates(runtime: &Runtime, report: &mut Report) {
         let directory = tempfile::tempdir().expect("a directory");
         let floor = Floor::create(&directory.path().join("floor"));
         let (store, space) = opened(runtime, &directory.path().join("store"));
-        let mut callers = callers(&space, count);
+        let (mut floor_callers, mut callers) = (callers(&space, count), callers(&space, count));
         let seen = Arc::new(AtomicU64::new(0));
         let (rounds, length) = if report.quick { (2, 1) } else { (5, 3) };
         let length = Duration::from_secs(length);
         load::run(runtime, &store, &mut callers, length, &seen);
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
-            theirs.push(load::run_floor(runtime, &floor, count, length));
+            theirs.push(load::run_floor(runtime, &floor, &mut floor_callers, length));
             ours.push(load::run(runtime, &store, &mut callers, length, &seen));
         }
         floor.close();
