@@ -4,3 +4,5 @@
 
 mod backends;
 mod conformance;
+mod model;
+mod reference;
