@@ -4,5 +4,7 @@
 
 mod backends;
 mod conformance;
+mod histories;
 mod model;
+mod net;
 mod reference;

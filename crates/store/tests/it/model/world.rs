@@ -388,7 +388,7 @@ impl World {
         }
         self.drain()?;
         self.read(&said(block_on(self.store().view()))?)?;
-        if self.reference.generation().0 % 8 == 0 {
+        if self.reference.generation().0.is_multiple_of(8) {
             same("damage", said(block_on(self.store().verify())), Ok(Vec::new()))?;
         }
         Ok(())
