@@ -110,6 +110,10 @@ async fn watch(store: Store, range: Range, start: Generation, end: Key) -> Resul
     let mut delivered: Vec<Committed> = Vec::new();
     loop {
         let commit = watch.next().await.map_err(broken)?;
+        let (given, visible) = (commit.generation, store.generation().await.map_err(broken)?);
+        if given > visible {
+            return Err(Violation::Broken(format!("a watcher was given {given} while readers see {visible}")));
+        }
         let last = commit.changes.iter().any(|change| change.key == end);
         delivered.push(commit);
         if last {
