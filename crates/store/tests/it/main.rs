@@ -5,7 +5,11 @@
 
 mod backends;
 mod conformance;
+mod histories;
 mod ledger;
+mod model;
+mod net;
 mod power_loss;
 mod recovered;
+mod reference;
 mod workload;

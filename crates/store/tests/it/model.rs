@@ -1,0 +1,60 @@
+//! Random command sequences against a store and the reference, every answer compared. Runs without threads on virtual
+//! time, so a failing sequence shrinks and replays exactly.
+
+mod command;
+mod world;
+
+use latchwork_store::Sabotage;
+use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
+
+use self::command::Command;
+use self::world::World;
+
+/// How many sequences are tried, on all backends together.
+fn cases() -> u32 {
+    std::env::var("LATCHWORK_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(10_000)
+}
+
+/// What a store is kept in while it is compared.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kept {
+    Memory,
+    Files(Option<Sabotage>),
+}
+
+/// Compares `cases` random sequences; fails with the smallest one found whose answers differ.
+pub(crate) fn compare(kept: Kept, cases: u32) -> Result<(), String> {
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
+    let compared = TestRunner::new(config)
+        .run(&command::sequences(), |commands| play(kept, &commands).map_err(TestCaseError::fail));
+    compared.map_err(|error| match error {
+        TestError::Fail(reason, commands) => format!("{reason}\nafter {commands:#?}"),
+        TestError::Abort(reason) => format!("gave up: {reason}"),
+    })
+}
+
+/// Plays one sequence.
+fn play(kept: Kept, commands: &[Command]) -> Result<(), String> {
+    let mut world = World::new(kept);
+    for command in commands {
+        world.play(command).map_err(|difference| format!("{command:?}: {difference}"))?;
+        world.check_floors().map_err(|difference| format!("after {command:?}: {difference}"))?;
+    }
+    world.finish()
+}
+
+fn check(kept: Kept, cases: u32) {
+    if let Err(difference) = compare(kept, cases) {
+        panic!("{difference}");
+    }
+}
+
+#[test]
+fn memory_answers_as_the_reference_does() {
+    check(Kept::Memory, cases() / 2);
+}
+
+#[test]
+fn files_answer_as_the_reference_does() {
+    check(Kept::Files(None), cases() / 2);
+}
