@@ -148,6 +148,16 @@ impl Retention {
         Ok(())
     }
 
+    /// Raises the floors of some spaces.
+    pub(crate) fn raise(&self, generation: Generation, spaces: impl IntoIterator<Item = SpaceId>) {
+        let mut state = self.state.lock();
+        for space in spaces {
+            let floor = state.floors.entry(space).or_default();
+            *floor = (*floor).max(generation);
+        }
+        self.remember_highest(&state);
+    }
+
     fn remember_highest(&self, state: &State) {
         let highest = state.floors.values().max().map_or(0, |floor| floor.0);
         self.highest.fetch_max(highest, Ordering::SeqCst);

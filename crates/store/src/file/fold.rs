@@ -1,5 +1,7 @@
 //! Moving overlays into the index, and history out of it. One fold at a time, in a thread of its own or when asked.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -187,11 +189,20 @@ impl Folder {
         let generation = before.applied.max(contents.generation).next();
         writer.retention.begin_anew(generation, [])?;
         let progress = Progress { applied: generation, ..before };
-        let decide = |key: &Key, old: Option<&Version>, new: Option<&Version>| match (old, new) {
-            (Some(old), None) if key.space() == SPACES => Some(old.clone()),
-            _ => restored(old, new, generation),
+        // Also spaces that only the snapshot knows begin their history here.
+        let met = RefCell::new(BTreeSet::new());
+        let decide = |key: &Key, old: Option<&Version>, new: Option<&Version>| {
+            met.borrow_mut().insert(key.space());
+            match (old, new) {
+                (Some(old), None) if key.space() == SPACES => Some(old.clone()),
+                _ => restored(old, new, generation),
+            }
         };
-        let replaced = index.replace(&mut *contents.records, &decide, &writer.retention.floors(), progress);
+        let floors = || {
+            writer.retention.raise(generation, met.borrow().iter().copied());
+            writer.retention.floors()
+        };
+        let replaced = index.replace(&mut *contents.records, &decide, &floors, progress);
         let reader = replaced.and_then(|()| index.reader());
         match reader {
             Ok(reader) => {

@@ -165,7 +165,7 @@ impl Index {
         &self,
         wanted: &mut dyn Iterator<Item = Result<(Key, Version)>>,
         decide: &dyn Fn(&Key, Option<&Version>, Option<&Version>) -> Option<Version>,
-        floors: &BTreeMap<SpaceId, Generation>,
+        floors: &dyn Fn() -> BTreeMap<SpaceId, Generation>,
         progress: Progress,
     ) -> Result<()> {
         const PAGE: usize = 1000;
@@ -205,7 +205,7 @@ impl Index {
                 while let Some((key, new)) = next_below(&mut wanted, None)? {
                     put_current(&mut current, &key, decide(&key, None, Some(&new)).as_ref())?;
                 }
-                put_floors(&transaction, floors)?;
+                put_floors(&transaction, &floors())?;
                 let state = encode_progress(&progress);
                 transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
             }

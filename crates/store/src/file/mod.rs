@@ -62,7 +62,7 @@ pub struct FileOptions {
 pub enum Sabotage {
     /// Groups are written but not synced.
     SkipSync,
-    /// Commits are answered when they are decided.
+    /// Commits are answered when they are decided, and written when the next one comes.
     AnswerBeforeSync,
     /// Every commit counts as if all its checks held.
     SkipChecks,

@@ -102,6 +102,11 @@ impl Writer {
     }
 
     pub(super) async fn commit(&self, commit: Commit) -> Result<Outcome> {
+        #[cfg(feature = "testing")]
+        if self.sabotage == Some(super::Sabotage::AnswerBeforeSync) {
+            // What was answered before is written now.
+            self.lead();
+        }
         let (outcome, mut receiver) = loop {
             let room = self.room.notified();
             match self.stage(&commit)? {
@@ -156,6 +161,7 @@ impl Writer {
         }
         #[cfg(feature = "testing")]
         if self.sabotage == Some(super::Sabotage::AnswerBeforeSync) {
+            self.visible.fetch_max(stage.generation.0, Ordering::SeqCst);
             return Ok(Staged::Ready(outcome));
         }
         let (sender, receiver) = oneshot::channel();
@@ -260,7 +266,7 @@ impl Writer {
         let answered: Vec<_> = match &synced {
             Ok(written) => {
                 self.layers.load().active.charge(written - length);
-                self.visible.store(last.0, Ordering::SeqCst);
+                self.visible.fetch_max(last.0, Ordering::SeqCst);
                 let count = stage.waiting.partition_point(|(generation, _)| *generation <= last);
                 stage.waiting.drain(..count).collect()
             }

@@ -55,11 +55,6 @@ impl Ledger {
         &self.entries[..self.entries.partition_point(|entry| entry.generation <= generation)]
     }
 
-    /// The entries after a generation.
-    pub fn after(&self, generation: u64) -> &[Entry] {
-        &self.entries[self.entries.partition_point(|entry| entry.generation <= generation)..]
-    }
-
     /// The same ledger as if nothing had happened after `generation`.
     pub fn cut(&self, generation: u64) -> Ledger {
         let mut cut = Ledger::default();

@@ -2,6 +2,10 @@
 
 #![allow(unreachable_pub)] // Nothing here is reached from outside.
 
+mod crash_net;
+mod crowd;
+mod faults;
+mod kill;
 mod ledger;
 mod power_loss;
 mod recovered;
