@@ -10,7 +10,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
+use redb::{
+    AccessGuard as Guard, Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, StorageError, TableDefinition,
+};
 
 use super::frame::Position;
 use super::index_file::{IndexFile, ShadowFile};
@@ -41,9 +43,29 @@ pub(super) struct Progress {
 
 #[derive(Debug)]
 pub(super) struct Index {
-    db: Database,
+    db: Handle,
     file: Arc<dyn DiskFile>,
     path: PathBuf,
+}
+
+/// redb writes to the file when it goes, and on a damaged one it may panic then. Nothing is lost by that: what was
+/// folded is durable.
+#[derive(Debug)]
+struct Handle(Option<Database>);
+
+impl std::ops::Deref for Handle {
+    type Target = Database;
+
+    fn deref(&self) -> &Database {
+        self.0.as_ref().expect("the database is there until it is dropped")
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let db = self.0.take();
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(db)));
+    }
 }
 
 /// A consistent picture of the index.
@@ -97,7 +119,7 @@ impl Index {
             Ok(redb::Builder::new().set_cache_size(cache).create_with_backend(backend)?)
         });
         let db = opened.map_err(|failure| failure.at(&path))?;
-        Ok(Index { db, file, path })
+        Ok(Index { db: Handle(Some(db)), file, path })
     }
 
     pub(super) fn reader(&self) -> Result<IndexReader> {
@@ -508,12 +530,11 @@ impl IndexReader {
         range: &Range,
     ) -> Result<impl DoubleEndedIterator<Item = Result<(Key, Version)>> + use<'a>> {
         let rows = reading(|| Ok(self.current.range::<&[u8]>(range.start()..range.end())?))?;
-        Ok(rows.map(|row| {
-            reading(|| {
-                let (key, value) = row?;
-                Ok((decode_key(key.value())?, decode_version(key.value(), value.value())?))
-            })
-        }))
+        let read = |row: Result<(Guard<'static, &'static [u8]>, Guard<'static, &'static [u8]>), StorageError>| {
+            let (key, value) = row?;
+            Ok((decode_key(key.value())?, decode_version(key.value(), value.value())?))
+        };
+        Ok(Rows { rows: Some(rows), read })
     }
 
     /// Some key of the range that was written after `since`, which is not below the floor of its space.
@@ -566,13 +587,12 @@ impl IndexReader {
         after: Generation,
     ) -> Result<impl Iterator<Item = Result<(Generation, Row)>> + use<'a>> {
         let rows = reading(|| Ok(self.touched.range((space.0, after.0.saturating_add(1))..=(space.0, u64::MAX))?))?;
-        Ok(rows.map(|row| {
-            reading(|| {
-                let (key, value) = row?;
-                let (space, generation) = key.value();
-                Ok((Generation(generation), decode_row(space, generation, value.value())?))
-            })
-        }))
+        let read = |row: Result<(Guard<'static, (u32, u64)>, Guard<'static, &'static [u8]>), StorageError>| {
+            let (key, value) = row?;
+            let (space, generation) = key.value();
+            Ok((Generation(generation), decode_row(space, generation, value.value())?))
+        };
+        Ok(Rows { rows: Some(rows), read })
     }
 
     /// The commits after `after` that touched `range`, and up to where nothing was left out. Looks at `effort` rows.
@@ -627,6 +647,38 @@ impl IndexReader {
             }
         }
         Ok(found)
+    }
+}
+
+/// Rows that are asked for one by one. redb may panic at any of them, so each is read under guard; the first that
+/// cannot be read is the last.
+struct Rows<I, F> {
+    rows: Option<I>,
+    read: F,
+}
+
+impl<I: Iterator, T, F: FnMut(I::Item) -> Result<T, Failure>> Rows<I, F> {
+    fn step(&mut self, take: impl FnOnce(&mut I) -> Option<I::Item>) -> Option<Result<T>> {
+        let mut rows = self.rows.take()?;
+        let row = reading(|| take(&mut rows).map(&mut self.read).transpose()).transpose();
+        if matches!(row, Some(Ok(_))) {
+            self.rows = Some(rows);
+        }
+        row
+    }
+}
+
+impl<I: Iterator, T, F: FnMut(I::Item) -> Result<T, Failure>> Iterator for Rows<I, F> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        self.step(I::next)
+    }
+}
+
+impl<I: DoubleEndedIterator, T, F: FnMut(I::Item) -> Result<T, Failure>> DoubleEndedIterator for Rows<I, F> {
+    fn next_back(&mut self) -> Option<Result<T>> {
+        self.step(I::next_back)
     }
 }
 

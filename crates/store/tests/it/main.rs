@@ -4,6 +4,8 @@
 
 mod crash_net;
 mod crowd;
+mod damage;
+mod directory;
 mod faults;
 mod kill;
 mod ledger;
