@@ -5,13 +5,15 @@
 //! Every record carries a checksum of its own over key and value, because redb checks its pages only when asked.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use redb::{
-    AccessGuard as Guard, Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, StorageError, TableDefinition,
+    AccessGuard as Guard, Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, StorageError,
+    TableDefinition,
 };
 
 use super::frame::Position;
@@ -25,7 +27,7 @@ use crate::{Change, Committed, Generation, Key, Range, Result, Rev, Rules, Space
 const CURRENT: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("current");
 const PAST: TableDefinition<'_, (&[u8], u64), &[u8]> = TableDefinition::new("past");
 const TOUCHED: TableDefinition<'_, (u32, u64), &[u8]> = TableDefinition::new("touched");
-const FLOORS: TableDefinition<'_, u32, u64> = TableDefinition::new("floors");
+const FLOORS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("floors");
 const STATE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("state");
 
 type Bytestrings = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
@@ -147,7 +149,8 @@ impl Index {
             let mut floors = BTreeMap::new();
             for row in table.iter()? {
                 let (space, floor) = row?;
-                floors.insert(SpaceId(space.value()), Generation(floor.value()));
+                let space = SpaceId(space.value());
+                floors.insert(space, decode_floor(space, floor.value())?);
             }
             Ok(floors)
         })
@@ -299,6 +302,12 @@ impl Index {
                     found.push((place(&format!("touched #{space} at {generation}")), failure.detail()));
                 }
             }
+            for row in transaction.open_table(FLOORS)?.iter()? {
+                let (space, floor) = row?;
+                if let Err(failure) = decode_floor(SpaceId(space.value()), floor.value()) {
+                    found.push((place("floors"), failure.detail()));
+                }
+            }
             Ok(())
         });
         if let Err(failure) = records {
@@ -349,6 +358,10 @@ impl Failure {
     fn at(self, path: &std::path::Path) -> StoreError {
         match self {
             Failure::Redb(error) => match *error {
+                // A damaged page may point behind the end of the file.
+                redb::Error::Io(cause) if matches!(cause.kind(), ErrorKind::UnexpectedEof | ErrorKind::InvalidData) => {
+                    StoreError::corrupt(path.display().to_string(), cause.to_string())
+                }
                 redb::Error::Io(cause) => StoreError::io("use", path, cause),
                 redb::Error::DatabaseClosed => StoreError::Closed,
                 other => StoreError::corrupt(path.display().to_string(), other.to_string()),
@@ -399,7 +412,7 @@ fn take_chain(
 fn put_floors(transaction: &redb::WriteTransaction, floors: &BTreeMap<SpaceId, Generation>) -> Result<(), Failure> {
     let mut table = transaction.open_table(FLOORS)?;
     for (space, floor) in floors {
-        table.insert(space.0, floor.0)?;
+        table.insert(space.0, encode_floor(*space, *floor).as_slice())?;
     }
     Ok(())
 }
@@ -750,6 +763,19 @@ fn decode_row(space: u32, generation: u64, record: &[u8]) -> Result<Row, Failure
         Some(Row { time, meta, touched })
     };
     read().ok_or_else(wrong)
+}
+
+fn encode_floor(space: SpaceId, floor: Generation) -> Vec<u8> {
+    let mut out = vec![0; 4];
+    put_number(&mut out, floor.0);
+    seal(&mut out, u64::from(space.0));
+    out
+}
+
+fn decode_floor(space: SpaceId, record: &[u8]) -> Result<Generation, Failure> {
+    let wrong = || Failure::Record(format!("where the history of space {space} begins cannot be read"));
+    let body = opened(record, u64::from(space.0)).ok_or_else(wrong)?;
+    Reader(Bytes::copy_from_slice(body)).number().map(Generation).ok_or_else(wrong)
 }
 
 const PROGRESS_SEED: u64 = 0x4c57;

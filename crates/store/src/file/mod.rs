@@ -301,10 +301,15 @@ impl FileOptions {
             (generation, time) = (commit.generation, commit.time);
             active.insert(commit);
         }
+        let floors = index.floors()?;
+        if let Some((space, floor)) = floors.iter().find(|(_, floor)| **floor > generation) {
+            let detail = format!("history of space {space} begins at {floor}, and the store is at {generation}");
+            return Err(StoreError::corrupt(directory.join(INDEX_FILE).display().to_string(), detail));
+        }
         #[allow(unused_mut)]
         let mut writer = Writer::new(Parts {
             env: self.env,
-            retention: Retention::new(index.floors()?),
+            retention: Retention::new(floors),
             layers: Layers { active: Arc::new(active), frozen: None, recent: None, index: Arc::new(reader) },
             log: replayed.log,
             overlay_bytes: self.overlay_bytes,

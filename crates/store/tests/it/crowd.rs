@@ -17,8 +17,7 @@ pub async fn crowd(seed: u64, commits: u64, sabotage: Option<Sabotage>) -> Resul
     let disk = SimDisk::new();
     let recording = disk.record();
     let (env, clock) = Env::seeded(seed);
-    let mut options =
-        options(&disk, &env).fold_interval(Duration::from_millis(3)).overlay_bytes(24 << 10);
+    let mut options = options(&disk, &env).fold_interval(Duration::from_millis(3)).overlay_bytes(24 << 10);
     if let Some(sabotage) = sabotage {
         options = options.sabotage(sabotage);
     }

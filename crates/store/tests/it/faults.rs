@@ -63,7 +63,8 @@ async fn check_stopped(store: &Store) -> Result<(), String> {
     ];
     for answer in answers {
         let Some(error) = answer else { return Err("a call was answered after a failure".into()) };
-        let stopped = matches!(error, StoreError::Stopped { .. }) && error.kind() == latchwork_store::ErrorKind::Unavailable;
+        let stopped =
+            matches!(error, StoreError::Stopped { .. }) && error.kind() == latchwork_store::ErrorKind::Unavailable;
         if !stopped || Some(error.to_string()) != key {
             return Err(format!("a call after a failure was answered with {error}"));
         }
@@ -76,7 +77,8 @@ async fn fail_at(kind: Attempt, turn: usize, fault: Fault) -> Result<bool, Strin
     let disk = SimDisk::new();
     let recording = disk.record();
     let seen = fail_once(&disk, kind, turn, fault);
-    let Failing { error, store, ledger, acknowledged, now } = failing(number("LATCHWORK_SEED", 5), STEPS, disk.clone()).await?;
+    let Failing { error, store, ledger, acknowledged, now } =
+        failing(number("LATCHWORK_SEED", 5), STEPS, disk.clone()).await?;
     if let Some(store) = &store
         && error.is_some()
     {

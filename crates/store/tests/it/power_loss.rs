@@ -77,7 +77,8 @@ pub async fn examine(run: &Run, plan: Plan) -> Result<Report, Violation> {
             let loss = loss(index, seed);
             let expected = Expected { ledger: &run.ledger, acknowledged, now: run.now, seed };
             report.images += 1;
-            let violation = |(what, again)| Violation { seed: plan.seed, point: Some((walk.point(), loss)), again, what };
+            let violation =
+                |(what, again)| Violation { seed: plan.seed, point: Some((walk.point(), loss)), again, what };
             let disk = walk.image(loss);
             if twice {
                 let recovery = disk.record();
@@ -98,10 +99,7 @@ pub async fn examine(run: &Run, plan: Plan) -> Result<Report, Violation> {
 }
 
 /// Looks at images of a recovery.
-async fn crash_again(
-    recording: Recording,
-    expected: &Expected<'_>,
-) -> Result<usize, (String, Option<(usize, Loss)>)> {
+async fn crash_again(recording: Recording, expected: &Expected<'_>) -> Result<usize, (String, Option<(usize, Loss)>)> {
     let mut random = fastrand::Rng::with_seed(expected.seed);
     let mut walk = recording.walk();
     let mut acknowledged = expected.acknowledged;

@@ -126,7 +126,8 @@ async fn check_changes(store: &Store, ledger: &Ledger, space: &Space, part: (u64
         through = changes.through;
         found.extend(changes.commits);
     }
-    let found: Vec<_> = found.iter().flat_map(|commit| commit.changes.iter().map(|c| (commit.generation.0, c))).collect();
+    let found: Vec<_> =
+        found.iter().flat_map(|commit| commit.changes.iter().map(|c| (commit.generation.0, c))).collect();
     let entries = ledger.until(generation).iter().filter(|entry| entry.generation > oldest);
     let wanted = entries.flat_map(|entry| entry.changes.iter().map(|change| (entry.generation, change)));
     let wanted: Vec<_> = wanted.filter(|(_, (key, ..))| key.space() == space.id()).collect();

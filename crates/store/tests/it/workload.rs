@@ -279,7 +279,8 @@ impl Worker {
             self.ledger.named(taken).iter().filter_map(|entry| Some(entry.named.as_ref()?.0)).collect();
         let mut changes = Vec::new();
         for (key, current) in self.ledger.state(self.ledger.last()) {
-            changes.extend(restored(current, self.ledger.held(key, taken)).map(|(rev, value)| (key.clone(), rev, value)));
+            changes
+                .extend(restored(current, self.ledger.held(key, taken)).map(|(rev, value)| (key.clone(), rev, value)));
         }
         let entry = Entry { changes, restored: Some(known), ..entry };
         self.pending = Some(entry.clone());
