@@ -30,6 +30,10 @@ const TOUCHED: TableDefinition<'_, (u32, u64), &[u8]> = TableDefinition::new("to
 const FLOORS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("floors");
 const STATE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("state");
 
+/// A row as redb gives it: a key of some kind and bytes.
+type Stored<K> = Result<(Guard<'static, K>, Guard<'static, &'static [u8]>), StorageError>;
+/// What becomes of a key, of which there is a version here, a wanted one, or both.
+type Decide<'a> = dyn Fn(&Key, Option<&Version>, Option<&Version>) -> Option<Version> + 'a;
 type Bytestrings = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 /// How far the index has followed the log.
@@ -189,7 +193,7 @@ impl Index {
     pub(super) fn replace(
         &self,
         wanted: &mut dyn Iterator<Item = Result<(Key, Version)>>,
-        decide: &dyn Fn(&Key, Option<&Version>, Option<&Version>) -> Option<Version>,
+        decide: &Decide<'_>,
         floors: &dyn Fn() -> BTreeMap<SpaceId, Generation>,
         progress: Progress,
     ) -> Result<()> {
@@ -543,7 +547,7 @@ impl IndexReader {
         range: &Range,
     ) -> Result<impl DoubleEndedIterator<Item = Result<(Key, Version)>> + use<'a>> {
         let rows = reading(|| Ok(self.current.range::<&[u8]>(range.start()..range.end())?))?;
-        let read = |row: Result<(Guard<'static, &'static [u8]>, Guard<'static, &'static [u8]>), StorageError>| {
+        let read = |row: Stored<&'static [u8]>| {
             let (key, value) = row?;
             Ok((decode_key(key.value())?, decode_version(key.value(), value.value())?))
         };
@@ -600,7 +604,7 @@ impl IndexReader {
         after: Generation,
     ) -> Result<impl Iterator<Item = Result<(Generation, Row)>> + use<'a>> {
         let rows = reading(|| Ok(self.touched.range((space.0, after.0.saturating_add(1))..=(space.0, u64::MAX))?))?;
-        let read = |row: Result<(Guard<'static, (u32, u64)>, Guard<'static, &'static [u8]>), StorageError>| {
+        let read = |row: Stored<(u32, u64)>| {
             let (key, value) = row?;
             let (space, generation) = key.value();
             Ok((Generation(generation), decode_row(space, generation, value.value())?))

@@ -220,7 +220,10 @@ impl Writer {
         }
         self.sync_group(stage);
         // Without a sync thread, those who came meanwhile have nobody else.
-        while !self.background {
+        if self.background {
+            return;
+        }
+        loop {
             let stage = self.stage.lock();
             if stage.syncing || stage.frame.count() == 0 {
                 return;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use latchwork_store::disk::sim::SimDisk;
 use latchwork_store::*;
 
-use crate::ledger::{Entry, Ledger};
+use crate::ledger::{Entry, Ledger, specs};
 use crate::recovered::{DIRECTORY, ensure, options, said};
-use crate::workload::{Run, specs};
+use crate::workload::Run;
 
 const TASKS: u64 = 6;
 

@@ -1,6 +1,6 @@
 //! The store's tests at its public API, one file a topic.
 
-#![allow(unreachable_pub)] // Nothing here is reached from outside.
+#![allow(unreachable_pub, clippy::unwrap_used)] // Nothing here is reached from outside, and all of it is tests.
 
 mod crash_net;
 mod crowd;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use latchwork_store::disk::sim::{Attempt, Fault, Recording, SimDisk};
 use latchwork_store::*;
 
-use crate::ledger::{Entry, Held, Ledger};
+use crate::ledger::{Entry, KEPT_SPACES, Ledger, restored, specs};
 use crate::recovered::{DIRECTORY, ensure, options};
 
 /// A workload that has ended: what the disk saw and what was said to callers.
@@ -57,22 +57,6 @@ impl From<String> for Trouble {
         Trouble::Wrong(what)
     }
 }
-
-/// The spaces of every workload. Keys of spaces where they are used once start with `once`.
-pub fn specs() -> Vec<(SpaceSpec, History)> {
-    let histories = [
-        ("plain", History::None),
-        ("some", History::Generations(20)),
-        ("timed", History::For(Duration::from_millis(300))),
-        ("all", History::Forever),
-    ];
-    let kept = histories.map(|(name, history)| (SpaceSpec::new(name).history(history), history));
-    let once = [("once", History::None), ("once kept", History::Generations(8))];
-    let once = once.map(|(name, history)| (SpaceSpec::new(name).history(history).keys_used_once(), history));
-    kept.into_iter().chain(once).collect()
-}
-
-const KEPT_SPACES: usize = 4;
 
 /// Runs `steps` steps, all in one task and without threads, so that a seed gives the same record every time.
 pub async fn alone(seed: u64, steps: usize, sabotage: Option<Sabotage>) -> Result<Run, String> {
@@ -420,14 +404,4 @@ fn check_outcome(outcome: &Outcome, entry: &Entry, refused: bool) -> Result<(), 
         }
     }
     Ok(())
-}
-
-/// What a restore makes of a key, if anything.
-fn restored(current: &Held, wanted: Option<&Held>) -> Option<(Rev, Option<Vec<u8>>)> {
-    match wanted {
-        Some(wanted) if wanted == current => None,
-        None if current.2.is_none() => None,
-        Some((rev, _, value)) => Some(((*rev).max(current.0).next(), value.clone())),
-        None => Some((current.0.next(), None)),
-    }
 }

@@ -120,7 +120,7 @@ impl Contents {
     }
 
     fn set_length(&mut self, length: usize) {
-        if length < self.length && length % BLOCK > 0 {
+        if length < self.length && !length.is_multiple_of(BLOCK) {
             Arc::make_mut(&mut self.blocks[length / BLOCK])[length % BLOCK..].fill(0);
         }
         if self.blocks.len() != length.div_ceil(BLOCK) {
