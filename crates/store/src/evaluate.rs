@@ -5,10 +5,10 @@ use bytes::Bytes;
 
 use crate::codec::{self, Reader, put_number, put_optional, put_string};
 use crate::commit::Head;
-use crate::space::RECEIPTS;
+use crate::space::{RECEIPTS, SPACES};
 use crate::{
     Actual, Change, Check, Commit, CommitId, Committed, FailedCheck, Generation, Key, Range, Receipt, Refusal, Result,
-    Rev, StoreError, Timestamp, Version, Write,
+    Rev, Rules, StoreError, Timestamp, Version, Write,
 };
 
 /// The newest state, commits that are decided but not yet durable included.
@@ -99,10 +99,23 @@ fn failed_checks(commit: &Commit, present: &impl Present, latest: Generation) ->
     Ok(failed)
 }
 
-/// What a key holds after a restore: `current` is what the store held, `wanted` what the snapshot holds. Revs go on
-/// above every one the store ever gave out; a key that is as it was keeps its version.
-pub(crate) fn restored(current: Option<&Version>, wanted: Option<&Version>, generation: Generation) -> Option<Version> {
-    match (current, wanted) {
+/// What a key holds after a restore as `generation`: `current` is what the store held, `wanted` what the snapshot
+/// holds. Revs go on above every one the store ever gave out; a key that is as it was keeps its version.
+pub(crate) fn restored(
+    key: &Key,
+    current: Option<&Version>,
+    wanted: Option<&Version>,
+    generation: Generation,
+    rules: Rules,
+) -> Option<Version> {
+    match (key.space(), current, wanted) {
+        // A space that was declared since stays declared.
+        (SPACES, Some(current), None) => return Some(current.clone()),
+        // A commit that is undone may be sent again; one that is kept answers as it did before.
+        (RECEIPTS, _, wanted) => return wanted.cloned(),
+        _ => {}
+    }
+    let version = match (current, wanted) {
         (Some(current), Some(wanted)) if current == wanted => Some(current.clone()),
         (Some(current), None) if current.value.is_none() => Some(current.clone()),
         (Some(current), wanted) => {
@@ -110,7 +123,17 @@ pub(crate) fn restored(current: Option<&Version>, wanted: Option<&Version>, gene
             Some(Version { rev, generation, value: wanted.and_then(|wanted| wanted.value.clone()) })
         }
         (None, wanted) => wanted.map(|wanted| Version { generation, ..wanted.clone() }),
-    }
+    };
+    // No view sees before the restore, so a key that is used once need not leave a trace.
+    version.filter(|version| version.value.is_some() || !rules.used_once)
+}
+
+/// A restored receipt as the commit that wrote it left it, so that it leaves when its time has come.
+pub(crate) fn restored_receipt(key: &Key, version: &Version) -> Option<Committed> {
+    let value = version.value.as_ref().filter(|_| key.space() == RECEIPTS)?;
+    let (_, receipt) = read_receipt(value, version.generation)?;
+    let changes = vec![Change { key: key.clone(), rev: version.rev, value: Some(value.clone()) }];
+    Some(Committed { generation: version.generation, time: receipt.time, meta: Bytes::new(), changes })
 }
 
 fn receipt_key(id: CommitId) -> Key {
@@ -131,24 +154,25 @@ fn encode_receipt(fingerprint: u64, time: Timestamp, revs: &[Option<Rev>]) -> By
 }
 
 fn decode_receipt(value: &Bytes, generation: Generation, fingerprint: u64, id: CommitId) -> Result<Receipt> {
-    let read = || {
-        let mut reader = Reader(value.clone());
-        if reader.byte()? != RECEIPT_VERSION {
-            return None;
-        }
-        let first = u64::from_le_bytes(reader.take(8)?.as_ref().try_into().ok()?);
-        let time = Timestamp(reader.number()?);
-        let count = reader.number()?;
-        let revs =
-            (0..count).map(|_| reader.number().map(|rev| (rev > 0).then_some(Rev(rev)))).collect::<Option<_>>()?;
-        reader.end()?;
-        Some((first, Receipt { generation, time, revs, repeated: true }))
-    };
-    match read() {
+    match read_receipt(value, generation) {
         Some((first, receipt)) if first == fingerprint => Ok(receipt),
         Some(_) => Err(StoreError::CommitIdReused { id }),
         None => Err(StoreError::corrupt(format!("the receipt of commit {id}"), "it cannot be read")),
     }
+}
+
+/// The fingerprint of the commit, and what was answered.
+fn read_receipt(value: &Bytes, generation: Generation) -> Option<(u64, Receipt)> {
+    let mut reader = Reader(value.clone());
+    if reader.byte()? != RECEIPT_VERSION {
+        return None;
+    }
+    let fingerprint = u64::from_le_bytes(reader.take(8)?.as_ref().try_into().ok()?);
+    let time = Timestamp(reader.number()?);
+    let count = reader.number()?;
+    let revs = (0..count).map(|_| reader.number().map(|rev| (rev > 0).then_some(Rev(rev)))).collect::<Option<_>>()?;
+    reader.end()?;
+    Some((fingerprint, Receipt { generation, time, revs, repeated: true }))
 }
 
 /// Tells whether two commits under one id are the same commit.
@@ -197,9 +221,13 @@ mod tests {
 
     #[test]
     fn a_restore_never_gives_out_a_rev_again() {
-        let new = Generation(90);
+        let (key, new) = (Key::new(SpaceId(16), b"k"), Generation(90));
         let check = |current: Option<Version>, wanted: Option<Version>, expected: Option<Version>| {
-            assert_eq!(restored(current.as_ref(), wanted.as_ref(), new), expected, "{current:?} {wanted:?}");
+            assert_eq!(
+                restored(&key, current.as_ref(), wanted.as_ref(), new, Rules::default()),
+                expected,
+                "{current:?} {wanted:?}"
+            );
         };
         let old = version(3, 10, Some("old"));
         check(Some(old.clone()), Some(old.clone()), Some(old.clone()));

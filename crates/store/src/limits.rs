@@ -15,7 +15,7 @@ pub struct Limits {
     pub value_bytes: usize,
     /// Checks and writes of a commit, taken together.
     pub operations: usize,
-    /// Bytes of all keys, values and meta of a commit.
+    /// Bytes of all written keys and values, and of the meta, of a commit.
     pub commit_bytes: usize,
 }
 

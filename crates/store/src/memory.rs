@@ -1,7 +1,7 @@
 //! The store in memory: one ordered map of versions behind one lock. It has no threads, so it runs the same on
 //! virtual time; old versions are dropped in small slices as commits go by.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::backend::{Answer, Backend, Changes, Contents, Damage, Order, Scan, Stats};
 use crate::commit::Head;
-use crate::evaluate::{Decision, Present, evaluate, restored};
+use crate::evaluate::{Decision, Present, evaluate, restored, restored_receipt};
 use crate::space::{RECEIPTS, SPACES};
 use crate::{
     Commit, Committed, Env, Generation, Key, Outcome, Range, Result, Retention, SpaceId, StoreError, Timestamp, Version,
@@ -104,30 +104,24 @@ impl MemoryBackend {
         if state.generation > Generation(0) && contents.identity != self.identity && state.has_user_keys() {
             return Err(StoreError::ForeignSnapshot);
         }
-        let wanted: Vec<_> = contents.records.collect::<Result<_>>()?;
+        self.retention.check_unpinned()?;
+        let wanted: BTreeMap<Key, Version> = contents.records.collect::<Result<_>>()?;
         let generation = state.generation.max(contents.generation).next();
-        let spaces = state.keys.keys().map(Key::space).chain(wanted.iter().map(|(key, _)| key.space()));
-        self.retention.begin_anew(generation, spaces.collect::<Vec<_>>())?;
-        let current = std::mem::take(&mut state.keys);
-        let current = current.into_iter().filter_map(|(key, mut versions)| Some((key, versions.pop()?)));
-        let mut wanted = wanted.into_iter().peekable();
-        for (key, old) in current {
-            while let Some((key, new)) = wanted.next_if(|(wanted, _)| *wanted < key) {
-                state.keys.extend(restored(None, Some(&new), generation).map(|version| (key, vec![version])));
-            }
-            let new = wanted.next_if(|(wanted, _)| *wanted == key).map(|(_, version)| version);
-            let version = if new.is_none() && key.space() == SPACES {
-                Some(old)
-            } else {
-                restored(Some(&old), new.as_ref(), generation)
-            };
-            state.keys.extend(version.map(|version| (key, vec![version])));
-        }
-        for (key, new) in wanted {
-            state.keys.extend(restored(None, Some(&new), generation).map(|version| (key, vec![version])));
-        }
+        let mut current = std::mem::take(&mut state.keys);
+        let keys: BTreeSet<Key> = current.keys().chain(wanted.keys()).cloned().collect();
+        let floors = self.retention.floors_anew(generation, keys.iter().map(Key::space));
         state.touched.clear();
+        for key in keys {
+            let (old, new) = (current.remove(&key).and_then(|mut versions| versions.pop()), wanted.get(&key));
+            let rules = self.retention.rules(key.space()).unwrap_or_default();
+            let Some(version) = restored(&key, old.as_ref(), new, generation, rules) else { continue };
+            if let Some(receipt) = restored_receipt(&key, &version) {
+                state.touched.insert((key.space(), version.generation), Arc::new(receipt));
+            }
+            state.keys.insert(key, vec![version]);
+        }
         state.generation = generation;
+        self.retention.raise(floors);
         self.announce(generation);
         Ok(generation)
     }

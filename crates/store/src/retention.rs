@@ -133,19 +133,31 @@ impl Retention {
         Ok(())
     }
 
-    /// Starts history anew at `generation` in every space: what a restore does. Refused while views are open.
-    pub(crate) fn begin_anew(&self, generation: Generation, spaces: impl IntoIterator<Item = SpaceId>) -> Result<()> {
+    /// Refuses while views are open: what a restore must know before it begins.
+    pub(crate) fn check_unpinned(&self) -> Result<()> {
+        match self.pins() {
+            0 => Ok(()),
+            views => Err(StoreError::ViewsOpen { views }),
+        }
+    }
+
+    /// The floors after a restore as `generation`, which starts history anew in every space. Only receipts go on: they
+    /// keep the generations of their commits.
+    pub(crate) fn floors_anew(
+        &self,
+        generation: Generation,
+        spaces: impl IntoIterator<Item = SpaceId>,
+    ) -> BTreeMap<SpaceId, Generation> {
+        let state = self.state.lock();
+        let known = state.rules.keys().copied().chain(spaces).filter(|space| *space != RECEIPTS);
+        known.map(|space| (space, generation)).collect()
+    }
+
+    /// Raises floors after a restore.
+    pub(crate) fn raise(&self, floors: BTreeMap<SpaceId, Generation>) {
         let mut state = self.state.lock();
-        let views = state.pins.values().sum();
-        if views > 0 {
-            return Err(StoreError::ViewsOpen { views });
-        }
-        let known: Vec<SpaceId> = state.rules.keys().copied().chain(spaces).collect();
-        for space in known {
-            state.floors.insert(space, generation);
-        }
+        state.floors.extend(floors);
         self.remember_highest(&state);
-        Ok(())
     }
 
     fn remember_highest(&self, state: &State) {

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::backend::{Backend, Contents, Order, Scan};
 use crate::disk::Disk;
-use crate::file::{FileBackend, write_store};
+use crate::file::{FileBackend, write_snapshot};
 use crate::space::RECEIPTS;
 use crate::{FileOptions, Generation, Key, Range, Result, SpaceId, Store, StoreError, Version};
 
@@ -26,7 +26,7 @@ pub(crate) async fn write(store: &Store, generation: Generation, directory: &Pat
     let spawned = std::thread::Builder::new().name("latchwork-persist".into()).spawn(move || {
         // The sender ends the stream with an empty batch; a closed channel means that it gave up.
         let next = || incoming.blocking_recv().ok_or(StoreError::Closed);
-        let _ = done.send(write_store(disk, env, &path, identity, generation, next));
+        let _ = done.send(write_snapshot(disk, env, &path, identity, generation, next));
     });
     spawned.map_err(|cause| StoreError::io("start a thread for", directory, cause))?;
     let sent = send_all(store, generation, &batches).await;

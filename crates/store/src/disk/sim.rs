@@ -148,6 +148,12 @@ impl SimDisk {
         state.medium.names.iter().map(|(name, id)| (name.clone(), state.medium.contents(*id).length() as u64)).collect()
     }
 
+    /// The present name of a file that an event tells of.
+    pub fn name(&self, file: FileId) -> Option<PathBuf> {
+        let state = self.state.lock();
+        state.medium.names.iter().find(|(_, id)| **id == file).map(|(name, _)| name.clone())
+    }
+
     /// Changes bytes behind the store's back.
     pub fn damage(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
         let mut state = self.state.lock();

@@ -1,5 +1,6 @@
 //! Moving overlays into the index, and history out of it. One fold at a time, in a thread of its own or when asked.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::writer::Writer;
 use crate::disk::DirectoryLock;
 use crate::evaluate::restored;
 use crate::space::{RECEIPTS, SPACES};
-use crate::{Contents, Damage, Generation, Key, Result, StoreError, Timestamp, Version};
+use crate::{Contents, Damage, Generation, Key, Result, SpaceId, StoreError, Timestamp, Version};
 
 /// The index and the right to change it.
 pub(super) struct Folder {
@@ -183,17 +184,18 @@ impl Folder {
         if contents.identity != self.identity && layers.index.has_user_records()? {
             return Err(StoreError::ForeignSnapshot);
         }
+        writer.retention.check_unpinned()?;
         let generation = before.applied.max(contents.generation).next();
-        writer.retention.begin_anew(generation, [])?;
         let progress = Progress { applied: generation, ..before };
-        let decide = |key: &Key, old: Option<&Version>, new: Option<&Version>| match (old, new) {
-            (Some(old), None) if key.space() == SPACES => Some(old.clone()),
-            _ => restored(old, new, generation),
+        let decide = |key: &Key, old: Option<&Version>, new: Option<&Version>| {
+            let rules = writer.retention.rules(key.space()).unwrap_or_default();
+            restored(key, old, new, generation, rules)
         };
-        let replaced = index.replace(&mut *contents.records, &decide, &writer.retention.floors(), progress);
-        let reader = replaced.and_then(|()| index.reader());
-        match reader {
-            Ok(reader) => {
+        let floors = |spaces: BTreeSet<SpaceId>| writer.retention.floors_anew(generation, spaces);
+        let replaced = index.replace(&mut *contents.records, &decide, &floors, progress);
+        match replaced.and_then(|floors| Ok((floors, index.reader()?))) {
+            Ok((floors, reader)) => {
+                writer.retention.raise(floors);
                 let layers = Layers { index: Arc::new(reader), ..layers.copied() };
                 writer.publish(&mut stage, generation, layers);
                 Ok(generation)

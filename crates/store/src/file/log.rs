@@ -191,6 +191,18 @@ impl LogFiles {
         format!("{} at byte {}", self.path(position.segment).display(), position.page * PAGE as u64)
     }
 
+    /// Where a frame that cannot be read should be: behind the one before it, or first in the next segment if it did not
+    /// fit there.
+    fn place_of_missing(&self, segments: &BTreeMap<u64, Segment>, next: Position) -> String {
+        let follower = Position { segment: next.segment + 1, page: 0, ..next };
+        let has_room = segments.get(&next.segment).is_some_and(|segment| next.page < segment.pages);
+        match (has_room, segments.contains_key(&follower.segment)) {
+            (true, true) => format!("{} or {}", self.place(next), self.place(follower)),
+            (true, false) => self.place(next),
+            (false, _) => self.place(follower),
+        }
+    }
+
     /// Walks the frames from `start` on, up to the one that holds generation `last`. Gives each to `visit` and returns
     /// where the log ends, or the damage.
     fn walk(
@@ -221,7 +233,7 @@ impl LogFiles {
                 if let Some(witness) = self.witness(segments, next, missing)? {
                     let witness = self.place(witness);
                     let detail = format!("generation {missing} cannot be read here, but {witness} follows it");
-                    return Err(StoreError::corrupt(self.place(next), detail));
+                    return Err(StoreError::corrupt(self.place_of_missing(segments, next), detail));
                 }
                 return Ok(next);
             };

@@ -1,6 +1,7 @@
 //! The file backend: a commit log that is synced for every group, and an index that follows it. Opening a directory
 //! reads the index and then the end of the log; docs/format.md draws both.
 
+mod directory;
 mod fold;
 mod frame;
 mod heads;
@@ -10,7 +11,6 @@ mod log;
 mod overlay;
 mod writer;
 
-use std::collections::BTreeMap;
 use std::future::ready;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,26 +20,21 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use self::directory::{INDEX_FILE, Stage};
 use self::fold::Folder;
 use self::frame::PAGE;
-use self::index::{Index, Progress};
+use self::index::Index;
 use self::layers::Layers;
-use self::log::{Log, LogFiles};
+use self::log::Log;
 use self::overlay::Overlay;
 use self::writer::{Parts, Writer};
 use crate::backend::{Answer, Backend, Changes, Contents, Damage, Scan, Stats};
-use crate::codec;
-use crate::disk::{self, DirectoryLock, Disk, Open, RealDisk};
-use crate::space::{SPACES, SpaceRecord};
+use crate::disk::{DirectoryLock, Disk, Open, RealDisk};
 use crate::{
     Commit, Env, Generation, Key, Limits, Outcome, Range, Result, Retention, SpaceId, Store, StoreError, Timestamp,
     Version,
 };
 
-const FORMAT: u32 = 1;
-const FORMAT_FILE: &str = "FORMAT";
-const LOCK_FILE: &str = "LOCK";
-const INDEX_FILE: &str = "index.redb";
 /// A group that has grown to this size is written before more is added.
 const GROUP_BYTES: u64 = 4 << 20;
 
@@ -64,8 +59,10 @@ pub struct FileOptions {
 pub enum Sabotage {
     /// Groups are written but not synced.
     SkipSync,
-    /// Commits are answered when they are decided.
+    /// Commits are answered, and seen, when they are decided, and written with the next ones.
     AnswerBeforeSync,
+    /// Commits are answered when they are decided, and seen later.
+    AnswerBeforeSeen,
     /// Every commit counts as if all its checks held.
     SkipChecks,
 }
@@ -172,7 +169,7 @@ impl FileOptions {
             Some(identity) => identity,
             None => {
                 let identity = u128::from(self.env.random()) << 64 | u128::from(self.env.random());
-                self.create(directory, identity, Generation(0), &mut |_| Ok(()))?;
+                self.create(directory, identity, Generation(0), Stage::Creating, &mut |_| Ok(()))?;
                 identity
             }
         };
@@ -209,80 +206,6 @@ impl FileOptions {
         Err(StoreError::Option { what })
     }
 
-    fn lock(&self, directory: &Path) -> Result<Box<dyn DirectoryLock>> {
-        let path = directory.join(LOCK_FILE);
-        self.disk.lock(&path).map_err(|failure| match failure {
-            Ok(owner) => StoreError::Locked { path: directory.into(), owner },
-            Err(cause) => StoreError::io("lock", path, cause),
-        })
-    }
-
-    /// The store's identity, or `None` if the directory has yet to become one.
-    fn read_format(&self, directory: &Path) -> Result<Option<u128>> {
-        let path = directory.join(FORMAT_FILE);
-        let contents = match disk::read_whole(&*self.disk, &path) {
-            Ok(contents) => contents,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let names = self.disk.list(directory).map_err(|cause| StoreError::io("list", directory, cause))?;
-                if names.iter().any(|name| name == INDEX_FILE || name.starts_with("log-")) {
-                    let reason = "it holds an index or a log, but no FORMAT file";
-                    return Err(StoreError::NotAStore { path: directory.into(), reason });
-                }
-                return Ok(None);
-            }
-            Err(cause) => return Err(StoreError::io("read", path, cause)),
-        };
-        let damaged = || StoreError::corrupt(path.display().to_string(), "it is not what was written");
-        let format = Format::decode(&contents).ok_or_else(damaged)?;
-        if format.version > FORMAT {
-            let (path, found) = (directory.into(), format.version);
-            return Err(StoreError::NewerFormat { path, found, supported: FORMAT });
-        }
-        Ok(format.complete.then_some(format.identity))
-    }
-
-    /// Makes an empty directory a store. Until the FORMAT file says that it is complete, opening starts over.
-    fn create(
-        &self,
-        directory: &Path,
-        identity: u128,
-        generation: Generation,
-        fill: &mut dyn FnMut(&Index) -> Result<()>,
-    ) -> Result<()> {
-        let write_format = |complete| {
-            let format = Format { version: FORMAT, complete, identity };
-            let written = disk::write_whole(&*self.disk, directory, FORMAT_FILE, &format.encode());
-            written.map_err(|cause| StoreError::io("write", directory.join(FORMAT_FILE), cause))
-        };
-        write_format(false)?;
-        let log = Log::create(&self.log_files(directory, identity))?;
-        let progress = Progress { applied: generation, time: self.env.now(), log };
-        let index = Index::create(
-            self.open_index(directory, Open::Fresh)?,
-            directory.join(INDEX_FILE),
-            self.cache_bytes,
-            progress,
-        )?;
-        fill(&index)?;
-        drop(index);
-        let synced = self.disk.sync_directory(directory);
-        synced.map_err(|cause| StoreError::io("sync", directory, cause))?;
-        write_format(true)
-    }
-
-    fn open_index(&self, directory: &Path, how: Open) -> Result<Arc<dyn disk::DiskFile>> {
-        let path = directory.join(INDEX_FILE);
-        self.disk.open(&path, how).map_err(|cause| match cause.kind() {
-            std::io::ErrorKind::NotFound => StoreError::corrupt(path.display().to_string(), "the file is missing"),
-            _ => StoreError::io("open", path, cause),
-        })
-    }
-
-    fn log_files(&self, directory: &Path, identity: u128) -> LogFiles {
-        let (disk, directory) = (self.disk.clone(), directory.to_path_buf());
-        LogFiles { disk, directory, identity, segment_bytes: self.segment_bytes }
-    }
-
     fn open_existing(self, directory: &Path, identity: u128, lock: Box<dyn DirectoryLock>) -> Result<FileBackend> {
         // A process that was killed may have left names that are in place and not yet sure. What is acknowledged from
         // here on relies on them.
@@ -303,10 +226,15 @@ impl FileOptions {
             (generation, time) = (commit.generation, commit.time);
             active.insert(commit);
         }
+        let floors = index.floors()?;
+        if let Some((space, floor)) = floors.iter().find(|(_, floor)| **floor > generation) {
+            let detail = format!("history of space {space} begins at {floor}, and the store is at {generation}");
+            return Err(StoreError::corrupt(directory.join(INDEX_FILE).display().to_string(), detail));
+        }
         #[allow(unused_mut)]
         let mut writer = Writer::new(Parts {
             env: self.env,
-            retention: Retention::new(index.floors()?),
+            retention: Retention::new(floors),
             layers: Layers { active: Arc::new(active), frozen: None, index: Arc::new(reader) },
             log: replayed.log,
             overlay_bytes: self.overlay_bytes,
@@ -326,41 +254,7 @@ impl FileOptions {
     }
 }
 
-/// The first file of a data directory.
-#[derive(Debug, PartialEq, Eq)]
-struct Format {
-    version: u32,
-    complete: bool,
-    identity: u128,
-}
-
-impl Format {
-    const MAGIC: &[u8; 8] = b"LATCHWRK";
-
-    fn encode(&self) -> Vec<u8> {
-        let mut out = Self::MAGIC.to_vec();
-        out.extend_from_slice(&self.version.to_le_bytes());
-        out.push(u8::from(self.complete));
-        out.extend_from_slice(&self.identity.to_le_bytes());
-        out.extend_from_slice(&codec::checksum(0, &out).to_le_bytes());
-        out
-    }
-
-    /// Reads any version: each starts with magic and version and ends with a checksum, whatever lies between.
-    fn decode(bytes: &[u8]) -> Option<Format> {
-        let (body, checksum) = bytes.split_last_chunk::<8>()?;
-        if codec::checksum(0, body) != u64::from_le_bytes(*checksum) {
-            return None;
-        }
-        let rest = body.strip_prefix(Self::MAGIC)?;
-        let version = u32::from_le_bytes(rest.get(..4)?.try_into().ok()?);
-        if version > FORMAT {
-            return Some(Format { version, complete: true, identity: 0 });
-        }
-        let identity = u128::from_le_bytes(rest.get(5..)?.try_into().ok()?);
-        Some(Format { version, complete: rest[4] != 0, identity })
-    }
-}
+pub(crate) use self::directory::write_snapshot;
 
 /// A store in a directory.
 pub(crate) struct FileBackend {
@@ -537,37 +431,4 @@ impl Backend for FileBackend {
             folder.close()
         })
     }
-}
-
-/// Writes a directory that opens as a store with `records` in it, at `generation`.
-pub(crate) fn write_store(
-    disk: Arc<dyn Disk>,
-    env: Env,
-    directory: &Path,
-    identity: u128,
-    generation: Generation,
-    mut next: impl FnMut() -> Result<Vec<(Key, Version)>>,
-) -> Result<()> {
-    // A snapshot has no commits to log: one page says so. A store that goes on from it makes segments of its own size.
-    let options = FileOptions { disk, env, segment_bytes: PAGE as u64, ..FileOptions::default() };
-    let failed = |cause| StoreError::io("create", directory, cause);
-    options.disk.create_directory(directory).map_err(failed)?;
-    if !options.disk.list(directory).map_err(failed)?.is_empty() {
-        return Err(StoreError::NotEmpty { path: directory.into() });
-    }
-    options.create(directory, identity, generation, &mut |index| {
-        let mut spaces = BTreeMap::new();
-        loop {
-            let records = next()?;
-            if records.is_empty() {
-                return index.set_floors(&spaces);
-            }
-            spaces.extend(records.iter().map(|(key, _)| (key.space(), generation)));
-            // A space that is empty here may not have been so before.
-            let declared = records.iter().filter(|(key, _)| key.space() == SPACES);
-            let declared = declared.filter_map(|(_, version)| SpaceRecord::decode(version.value.as_ref()?));
-            spaces.extend(declared.map(|record| (record.id, generation)));
-            index.import(&records)?;
-        }
-    })
 }

@@ -122,6 +122,11 @@ impl Writer {
     }
 
     pub(super) async fn commit(&self, mut commit: Commit) -> Result<Outcome> {
+        #[cfg(feature = "testing")]
+        if self.sabotage == Some(super::Sabotage::AnswerBeforeSync) {
+            // What was answered before is written now.
+            self.lead();
+        }
         let (outcome, mut receiver) = loop {
             let room = self.room.notified();
             match self.stage(&mut commit)? {
@@ -177,8 +182,16 @@ impl Writer {
             return Ok(Staged::Ready(outcome));
         }
         #[cfg(feature = "testing")]
-        if self.sabotage == Some(super::Sabotage::AnswerBeforeSync) {
-            return Ok(Staged::Ready(outcome));
+        match self.sabotage {
+            Some(super::Sabotage::AnswerBeforeSync) => {
+                self.visible.fetch_max(stage.generation.0, Ordering::SeqCst);
+                return Ok(Staged::Ready(outcome));
+            }
+            Some(super::Sabotage::AnswerBeforeSeen) => {
+                self.group_waits.notify_one();
+                return Ok(Staged::Ready(outcome));
+            }
+            _ => {}
         }
         let (sender, receiver) = oneshot::channel();
         let decided_on = stage.generation;

@@ -2,6 +2,7 @@
 //! how the store works; what a store must hold at a generation follows from the list alone.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use latchwork_store::*;
 
@@ -53,11 +54,6 @@ impl Ledger {
     /// The entries up to a generation.
     pub fn until(&self, generation: u64) -> &[Entry] {
         &self.entries[..self.entries.partition_point(|entry| entry.generation <= generation)]
-    }
-
-    /// The entries after a generation.
-    pub fn after(&self, generation: u64) -> &[Entry] {
-        &self.entries[self.entries.partition_point(|entry| entry.generation <= generation)..]
     }
 
     /// The same ledger as if nothing had happened after `generation`.
@@ -122,5 +118,32 @@ impl Ledger {
             History::Forever => 0,
         };
         by_rule.max(self.anew(at))
+    }
+}
+
+/// The spaces of every workload. Keys of spaces where they are used once start with `once`.
+pub fn specs() -> Vec<(SpaceSpec, History)> {
+    let histories = [
+        ("plain", History::None),
+        ("some", History::Generations(20)),
+        ("timed", History::For(Duration::from_millis(300))),
+        ("all", History::Forever),
+    ];
+    let kept = histories.map(|(name, history)| (SpaceSpec::new(name).history(history), history));
+    let once = [("once", History::None), ("once kept", History::Generations(8))];
+    let once = once.map(|(name, history)| (SpaceSpec::new(name).history(history).keys_used_once(), history));
+    kept.into_iter().chain(once).collect()
+}
+
+/// How many of them are not of that kind; they come first.
+pub const KEPT_SPACES: usize = 4;
+
+/// What a restore makes of a key, if anything.
+pub fn restored(current: &Held, wanted: Option<&Held>) -> Option<(Rev, Option<Vec<u8>>)> {
+    match wanted {
+        Some(wanted) if wanted == current => None,
+        None if current.2.is_none() => None,
+        Some((rev, _, value)) => Some(((*rev).max(current.0).next(), value.clone())),
+        None => Some((current.0.next(), None)),
     }
 }

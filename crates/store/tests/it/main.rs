@@ -5,7 +5,13 @@
 
 mod backends;
 mod conformance;
+mod crash_net;
+mod crowd;
+mod damage;
+mod directory;
+mod faults;
 mod histories;
+mod kill;
 mod ledger;
 mod model;
 mod net;

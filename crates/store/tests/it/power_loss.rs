@@ -5,6 +5,7 @@
 use latchwork_store::Sabotage;
 use latchwork_store::disk::sim::{Event, Loss, Recording};
 
+use crate::crowd::crowd;
 use crate::recovered::{Expected, check};
 use crate::workload::{self, Run};
 
@@ -137,6 +138,13 @@ pub async fn lose_power(seed: u64, images: usize, sabotage: Option<Sabotage>) ->
     Ok(report)
 }
 
+/// The same with many callers and background threads.
+pub async fn lose_power_in_a_crowd(seed: u64, images: usize, sabotage: Option<Sabotage>) -> Result<Report, Violation> {
+    let wrong = |what| Violation { seed, point: None, again: None, what };
+    let run = crowd(seed, 40, sabotage).await.map_err(wrong)?;
+    examine(&run, Plan { seed, images, again: 50, point: None }).await
+}
+
 pub fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect("a number in the environment"))
 }
@@ -152,6 +160,12 @@ fn assert_held(result: Result<Report, Violation>) {
 async fn whatever_a_power_loss_leaves_is_what_was_acknowledged() {
     let images = number("LATCHWORK_IMAGES", 2500) as usize;
     assert_held(lose_power(number("LATCHWORK_SEED", 1), images, None).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_power_loss_under_many_callers_takes_nothing_that_was_acknowledged() {
+    let images = number("LATCHWORK_IMAGES", 2500) as usize / 4;
+    assert_held(lose_power_in_a_crowd(number("LATCHWORK_SEED", 1), images, None).await);
 }
 
 #[tokio::test]

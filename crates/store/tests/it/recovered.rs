@@ -19,7 +19,6 @@ pub fn options(disk: &SimDisk, env: &Env) -> FileOptions {
         .segment_bytes(64 << 10)
         .overlay_bytes(96 << 10)
         .cache_bytes(1 << 20)
-        .without_threads()
 }
 
 /// What is known about the run that ended in the crash.
@@ -49,7 +48,7 @@ pub fn said<T>(result: Result<T>, doing: &str) -> Result<T, String> {
 /// Checks everything, then commits once more and folds. Gives the ledger as it is after that.
 pub async fn check(disk: &SimDisk, expected: &Expected<'_>) -> Result<Ledger, String> {
     let (env, _clock) = Env::seeded(expected.seed);
-    let store = said(options(disk, &env).open(DIRECTORY).await, "opening")?;
+    let store = said(options(disk, &env).without_threads().open(DIRECTORY).await, "opening")?;
     let generation = said(store.generation().await, "reading the generation")?.0;
     disk.note(generation);
     ensure!(
@@ -74,7 +73,8 @@ pub async fn check(disk: &SimDisk, expected: &Expected<'_>) -> Result<Ledger, St
     Ok(ledger)
 }
 
-async fn check_contents(
+/// Reads all spaces, now and in the past.
+pub async fn check_contents(
     store: &Store,
     expected: &Expected<'_>,
     generation: u64,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use latchwork_store::disk::sim::{Attempt, Fault, Recording, SimDisk};
 use latchwork_store::*;
 
-use crate::ledger::{Entry, Held, Ledger};
+use crate::ledger::{Entry, KEPT_SPACES, Ledger, restored, specs};
 use crate::recovered::{DIRECTORY, ensure, options};
 
 /// A workload that has ended: what the disk saw and what was said to callers.
@@ -29,6 +29,8 @@ struct Worker {
     ledger: Ledger,
     /// What was sent and not answered: it may have happened.
     pending: Option<Entry>,
+    /// Whether the process is killed at times.
+    mortal: bool,
     /// Whether the process is about to be killed.
     doomed: bool,
     /// The last snapshot: its directory and generation.
@@ -56,44 +58,12 @@ impl From<String> for Trouble {
     }
 }
 
-/// The spaces of every workload. Keys of spaces where they are used once start with `once`.
-pub fn specs() -> Vec<(SpaceSpec, History)> {
-    let histories = [
-        ("plain", History::None),
-        ("some", History::Generations(20)),
-        ("timed", History::For(Duration::from_millis(300))),
-        ("all", History::Forever),
-    ];
-    let kept = histories.map(|(name, history)| (SpaceSpec::new(name).history(history), history));
-    let once = [("once", History::None), ("once kept", History::Generations(8))];
-    let once = once.map(|(name, history)| (SpaceSpec::new(name).history(history).keys_used_once(), history));
-    kept.into_iter().chain(once).collect()
-}
-
-const KEPT_SPACES: usize = 4;
-
 /// Runs `steps` steps, all in one task and without threads, so that a seed gives the same record every time.
 pub async fn alone(seed: u64, steps: usize, sabotage: Option<Sabotage>) -> Result<Run, String> {
     let disk = SimDisk::new();
     let recording = disk.record();
-    let (env, clock) = Env::seeded(seed);
-    let mut random = fastrand::Rng::with_seed(seed);
-    let folds = *random.choice(&[1, 4, 12]).expect("some choices");
-    let mut worker = Worker {
-        disk,
-        env,
-        clock,
-        random,
-        sabotage,
-        store: None,
-        spaces: Vec::new(),
-        ledger: Ledger::default(),
-        pending: None,
-        doomed: false,
-        snapshot: None,
-        numbers: 0,
-        folds,
-    };
+    let mut worker = Worker::new(seed, disk, sabotage);
+    worker.mortal = true;
     if worker.random.u8(..4) == 0 {
         worker.doom(60);
     }
@@ -112,7 +82,60 @@ pub async fn alone(seed: u64, steps: usize, sabotage: Option<Sabotage>) -> Resul
     Ok(Run { recording: recording.stop(), ledger: worker.ledger, now: worker.env.now() })
 }
 
+/// A workload up to its first failure.
+pub struct Failing {
+    pub error: Option<StoreError>,
+    /// The store that failed, unless it was being opened or closed.
+    pub store: Option<Store>,
+    /// What was acknowledged, and behind it what was sent and not answered.
+    pub ledger: Ledger,
+    pub acknowledged: u64,
+    pub now: Timestamp,
+}
+
+/// Runs steps on a disk that may fail, without kills, and stops at the first failure.
+pub async fn failing(seed: u64, steps: usize, disk: SimDisk) -> Result<Failing, String> {
+    let mut worker = Worker::new(seed, disk, None);
+    let mut error = None;
+    for step in 0..steps {
+        match worker.step().await {
+            Ok(()) => {}
+            Err(Trouble::Failed(failed)) => {
+                error = Some(failed);
+                break;
+            }
+            Err(Trouble::Wrong(what)) => return Err(format!("step {step}: {what}")),
+        }
+    }
+    let Worker { store, mut ledger, pending, env, .. } = worker;
+    let acknowledged = ledger.last();
+    pending.into_iter().for_each(|entry| ledger.push(entry));
+    Ok(Failing { error, store, ledger, acknowledged, now: env.now() })
+}
+
 impl Worker {
+    fn new(seed: u64, disk: SimDisk, sabotage: Option<Sabotage>) -> Worker {
+        let (env, clock) = Env::seeded(seed);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let folds = *random.choice(&[1, 4, 12]).expect("some choices");
+        Worker {
+            disk,
+            env,
+            clock,
+            random,
+            sabotage,
+            store: None,
+            spaces: Vec::new(),
+            ledger: Ledger::default(),
+            pending: None,
+            mortal: false,
+            doomed: false,
+            snapshot: None,
+            numbers: 0,
+            folds,
+        }
+    }
+
     async fn step(&mut self) -> Result<(), Trouble> {
         self.clock.advance(Duration::from_millis(self.random.u64(..40)));
         if self.store.is_none() {
@@ -122,7 +145,7 @@ impl Worker {
             return self.declare().await;
         }
         match self.random.u8(..100) {
-            0..=3 if !self.doomed => self.doom(50),
+            0..=3 if self.mortal && !self.doomed => self.doom(50),
             4..=5 => self.store = None,
             6..=7 => {
                 let store = self.store().clone();
@@ -166,7 +189,7 @@ impl Worker {
     }
 
     async fn open(&mut self) -> Result<(), Trouble> {
-        let mut options = options(&self.disk, &self.env);
+        let mut options = options(&self.disk, &self.env).without_threads();
         if let Some(sabotage) = self.sabotage {
             options = options.sabotage(sabotage);
         }
@@ -381,14 +404,4 @@ fn check_outcome(outcome: &Outcome, entry: &Entry, refused: bool) -> Result<(), 
         }
     }
     Ok(())
-}
-
-/// What a restore makes of a key, if anything.
-fn restored(current: &Held, wanted: Option<&Held>) -> Option<(Rev, Option<Vec<u8>>)> {
-    match wanted {
-        Some(wanted) if wanted == current => None,
-        None if current.2.is_none() => None,
-        Some((rev, _, value)) => Some(((*rev).max(current.0).next(), value.clone())),
-        None => Some((current.0.next(), None)),
-    }
 }

@@ -5,10 +5,11 @@
 mod file;
 mod reader;
 mod record;
+mod replace;
 mod take;
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use bytes::Bytes;
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 
 use self::file::{IndexFile, ShadowFile};
-use self::record::{decode_key, decode_progress, decode_row, decode_version, encode_progress};
-use self::take::{clear_below, put_current, put_floors, take_chain, take_commit};
+use self::record::{decode_floor, decode_progress, decode_row, decode_version, encode_progress};
+use self::take::{clear_below, put_current, put_floors, put_receipt_row, take_chain, take_commit};
 use crate::disk::DiskFile;
 use crate::{Generation, Key, Result, SpaceId, StoreError, Version};
 
@@ -29,17 +30,34 @@ pub(super) use self::take::Fold;
 const CURRENT: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("current");
 const PAST: TableDefinition<'_, (&[u8], u64), &[u8]> = TableDefinition::new("past");
 const TOUCHED: TableDefinition<'_, (u32, u64), &[u8]> = TableDefinition::new("touched");
-const FLOORS: TableDefinition<'_, u32, u64> = TableDefinition::new("floors");
+const FLOORS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("floors");
 const STATE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("state");
-
-/// What a key is to hold, of what it holds and what is wanted.
-pub(super) type Decide<'a> = dyn Fn(&Key, Option<&Version>, Option<&Version>) -> Option<Version> + 'a;
 
 #[derive(Debug)]
 pub(super) struct Index {
-    db: Database,
+    db: Handle,
     file: Arc<dyn DiskFile>,
     path: PathBuf,
+}
+
+/// redb writes to the file when it goes, and on a damaged one it may panic then. Nothing is lost by that: what was
+/// folded is durable.
+#[derive(Debug)]
+struct Handle(Option<Database>);
+
+impl std::ops::Deref for Handle {
+    type Target = Database;
+
+    fn deref(&self) -> &Database {
+        self.0.as_ref().expect("the database is there until it is dropped")
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let db = self.0.take();
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(db)));
+    }
 }
 
 impl Index {
@@ -68,7 +86,7 @@ impl Index {
             Ok(redb::Builder::new().set_cache_size(cache).create_with_backend(backend)?)
         });
         let db = opened.map_err(|failure| failure.at(&path))?;
-        Ok(Index { db, file, path })
+        Ok(Index { db: Handle(Some(db)), file, path })
     }
 
     pub(super) fn reader(&self) -> Result<IndexReader> {
@@ -96,7 +114,8 @@ impl Index {
             let mut floors = BTreeMap::new();
             for row in table.iter()? {
                 let (space, floor) = row?;
-                floors.insert(SpaceId(space.value()), Generation(floor.value()));
+                let space = SpaceId(space.value());
+                floors.insert(space, decode_floor(space, floor.value())?);
             }
             Ok(floors)
         })
@@ -130,69 +149,16 @@ impl Index {
         })
     }
 
-    /// Replaces the last version of every key by what `decide` makes of it and of the wanted one, and drops all
-    /// history, in one durable transaction.
-    pub(super) fn replace(
-        &self,
-        wanted: &mut dyn Iterator<Item = Result<(Key, Version)>>,
-        decide: &Decide<'_>,
-        floors: &BTreeMap<SpaceId, Generation>,
-        progress: Progress,
-    ) -> Result<()> {
-        const PAGE: usize = 1000;
-        self.guarded(|| {
-            let transaction = self.begin()?;
-            transaction.delete_table(PAST)?;
-            transaction.delete_table(TOUCHED)?;
-            {
-                transaction.open_table(PAST)?;
-                transaction.open_table(TOUCHED)?;
-                let mut current = transaction.open_table(CURRENT)?;
-                // Two passes, because the table cannot be walked and changed at once: first what is there, page by
-                // page, against what is wanted; what is wanted and not there is written on the way.
-                let mut wanted = wanted.peekable();
-                let mut after: Option<Vec<u8>> = None;
-                loop {
-                    let mut page = Vec::with_capacity(PAGE);
-                    {
-                        let from = after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
-                        for row in current.range::<&[u8]>((from, Bound::Unbounded))?.take(PAGE) {
-                            let (key, value) = row?;
-                            page.push((decode_key(key.value())?, decode_version(key.value(), value.value())?));
-                        }
-                    }
-                    for (key, old) in &page {
-                        while let Some((key, new)) = next_below(&mut wanted, Some(key))? {
-                            put_current(&mut current, &key, decide(&key, None, Some(&new)).as_ref())?;
-                        }
-                        let new = next_equal(&mut wanted, key)?;
-                        put_current(&mut current, key, decide(key, Some(old), new.as_ref()).as_ref())?;
-                    }
-                    match page.last() {
-                        Some((key, _)) => after = Some(key.encoded().to_vec()),
-                        None => break,
-                    }
-                }
-                while let Some((key, new)) = next_below(&mut wanted, None)? {
-                    put_current(&mut current, &key, decide(&key, None, Some(&new)).as_ref())?;
-                }
-                put_floors(&transaction, floors)?;
-                let state = encode_progress(&progress);
-                transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
-            }
-            transaction.commit()?;
-            Ok(())
-        })
-    }
-
     /// Adds records to a new index, as they are.
     pub(super) fn import(&self, records: &[(Key, Version)]) -> Result<()> {
         self.guarded(|| {
             let transaction = self.begin()?;
             {
                 let mut current = transaction.open_table(CURRENT)?;
+                let mut touched = transaction.open_table(TOUCHED)?;
                 for (key, version) in records {
                     put_current(&mut current, key, Some(version))?;
+                    put_receipt_row(&mut touched, key, version)?;
                 }
             }
             transaction.commit()?;
@@ -248,6 +214,12 @@ impl Index {
                     found.push((place(&format!("touched #{space} at {generation}")), failure.detail()));
                 }
             }
+            for row in transaction.open_table(FLOORS)?.iter()? {
+                let (space, floor) = row?;
+                if let Err(failure) = decode_floor(SpaceId(space.value()), floor.value()) {
+                    found.push((place("floors"), failure.detail()));
+                }
+            }
             Ok(())
         });
         if let Err(failure) = records {
@@ -271,22 +243,6 @@ impl Index {
     fn guarded<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T> {
         caught(work).map_err(|failure| failure.at(&self.path))
     }
-}
-
-type Wanted<'a> = std::iter::Peekable<&'a mut dyn Iterator<Item = Result<(Key, Version)>>>;
-
-/// The next wanted record if it comes before `key`, or any.
-fn next_below(wanted: &mut Wanted<'_>, key: Option<&Key>) -> Result<Option<(Key, Version)>, Failure> {
-    let next = wanted.next_if(|next| match next {
-        Ok((next, _)) => key.is_none_or(|key| next < key),
-        Err(_) => true,
-    });
-    next.transpose().map_err(Failure::Store)
-}
-
-fn next_equal(wanted: &mut Wanted<'_>, key: &Key) -> Result<Option<Version>, Failure> {
-    let next = wanted.next_if(|next| next.as_ref().is_ok_and(|(next, _)| next == key));
-    next.transpose().map(|next| next.map(|(_, version)| version)).map_err(Failure::Store)
 }
 
 /// Why something with the index did not work. The file's name is added where it is known.
@@ -314,6 +270,10 @@ impl Failure {
     fn at(self, path: &std::path::Path) -> StoreError {
         match self {
             Failure::Redb(error) => match *error {
+                // A damaged page may point behind the end of the file.
+                redb::Error::Io(cause) if matches!(cause.kind(), ErrorKind::UnexpectedEof | ErrorKind::InvalidData) => {
+                    StoreError::corrupt(path.display().to_string(), cause.to_string())
+                }
                 redb::Error::Io(cause) => StoreError::io("use", path, cause),
                 redb::Error::DatabaseClosed => StoreError::Closed,
                 other => StoreError::corrupt(path.display().to_string(), other.to_string()),

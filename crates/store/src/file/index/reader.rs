@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use bytes::Bytes;
-use redb::ReadableTable;
+use redb::{AccessGuard as Guard, ReadableTable, StorageError};
 
 use super::record::{Progress, Row, decode_head, decode_key, decode_row, decode_version};
 use super::{Failure, caught};
@@ -66,12 +66,11 @@ impl IndexReader {
         range: &Range,
     ) -> Result<impl DoubleEndedIterator<Item = Result<(Key, Version)>> + use<'a>> {
         let rows = reading(|| Ok(self.current.range::<&[u8]>(range.start()..range.end())?))?;
-        Ok(rows.map(|row| {
-            reading(|| {
-                let (key, value) = row?;
-                Ok((decode_key(key.value())?, decode_version(key.value(), value.value())?))
-            })
-        }))
+        let read = |row: Stored<&'static [u8]>| {
+            let (key, value) = row?;
+            Ok((decode_key(key.value())?, decode_version(key.value(), value.value())?))
+        };
+        Ok(Rows { rows: Some(rows), read })
     }
 
     /// Some key of the range that was written after `since`, which is not below the floor of its space.
@@ -126,13 +125,12 @@ impl IndexReader {
         after: Generation,
     ) -> Result<impl Iterator<Item = Result<(Generation, Row)>> + use<'a>> {
         let rows = reading(|| Ok(self.touched.range((space.0, after.0.saturating_add(1))..=(space.0, u64::MAX))?))?;
-        Ok(rows.map(|row| {
-            reading(|| {
-                let (key, value) = row?;
-                let (space, generation) = key.value();
-                Ok((Generation(generation), decode_row(space, generation, value.value())?))
-            })
-        }))
+        let read = |row: Stored<(u32, u64)>| {
+            let (key, value) = row?;
+            let (space, generation) = key.value();
+            Ok((Generation(generation), decode_row(space, generation, value.value())?))
+        };
+        Ok(Rows { rows: Some(rows), read })
     }
 
     /// The commits after `after` that touched `range`, and up to where nothing was left out. Looks at `effort` rows.
@@ -192,6 +190,41 @@ impl IndexReader {
             }
         }
         Ok(found)
+    }
+}
+
+/// A row as redb gives it: a key of some kind and bytes.
+type Stored<K> = Result<(Guard<'static, K>, Guard<'static, &'static [u8]>), StorageError>;
+
+/// Rows that are asked for one by one. redb may panic at any of them, so each is read under guard; the first that
+/// cannot be read is the last.
+struct Rows<I, F> {
+    rows: Option<I>,
+    read: F,
+}
+
+impl<I: Iterator, T, F: FnMut(I::Item) -> Result<T, Failure>> Rows<I, F> {
+    fn step(&mut self, take: impl FnOnce(&mut I) -> Option<I::Item>) -> Option<Result<T>> {
+        let mut rows = self.rows.take()?;
+        let row = reading(|| take(&mut rows).map(&mut self.read).transpose()).transpose();
+        if matches!(row, Some(Ok(_))) {
+            self.rows = Some(rows);
+        }
+        row
+    }
+}
+
+impl<I: Iterator, T, F: FnMut(I::Item) -> Result<T, Failure>> Iterator for Rows<I, F> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        self.step(I::next)
+    }
+}
+
+impl<I: DoubleEndedIterator, T, F: FnMut(I::Item) -> Result<T, Failure>> DoubleEndedIterator for Rows<I, F> {
+    fn next_back(&mut self) -> Option<Result<T>> {
+        self.step(I::next_back)
     }
 }
 

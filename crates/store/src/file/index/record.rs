@@ -103,6 +103,19 @@ pub(super) fn decode_row(space: u32, generation: u64, record: &[u8]) -> Result<R
     read().ok_or_else(wrong)
 }
 
+pub(super) fn encode_floor(space: SpaceId, floor: Generation) -> Vec<u8> {
+    let mut out = vec![0; 4];
+    put_number(&mut out, floor.0);
+    seal(&mut out, u64::from(space.0));
+    out
+}
+
+pub(super) fn decode_floor(space: SpaceId, record: &[u8]) -> Result<Generation, Failure> {
+    let wrong = || Failure::Record(format!("where the history of space {space} begins cannot be read"));
+    let mut body = opened(record, u64::from(space.0)).ok_or_else(wrong)?;
+    codec::get_number(&mut body).map(Generation).ok_or_else(wrong)
+}
+
 const PROGRESS_SEED: u64 = 0x4c57;
 
 pub(super) fn encode_progress(progress: &Progress) -> Vec<u8> {

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use redb::ReadableTable;
 
 use super::super::overlay::{Chain, Overlay};
-use super::record::{Progress, decode_row, decode_version, encode_row, encode_version};
+use super::record::{Progress, decode_row, decode_version, encode_floor, encode_row, encode_version};
 use super::{FLOORS, Failure};
+use crate::evaluate::restored_receipt;
 use crate::{Change, Committed, Generation, Key, Result, Rules, SpaceId, Version};
 
 /// One step of the index behind the log.
@@ -65,7 +66,16 @@ pub(super) fn put_floors(
 ) -> Result<(), Failure> {
     let mut table = transaction.open_table(FLOORS)?;
     for (space, floor) in floors {
-        table.insert(space.0, floor.0)?;
+        table.insert(space.0, encode_floor(*space, *floor).as_slice())?;
+    }
+    Ok(())
+}
+
+/// A record that comes without its commit needs no row, but for receipts, which leave by theirs.
+pub(super) fn put_receipt_row(touched: &mut Touched<'_>, key: &Key, version: &Version) -> Result<(), Failure> {
+    if let Some(commit) = restored_receipt(key, version) {
+        let row = encode_row(key.space(), &commit, &commit.changes.iter().collect::<Vec<_>>());
+        touched.insert((key.space().0, commit.generation.0), row.as_slice())?;
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Writing a view as a directory of its own, and replacing a store by one.
 
+use std::time::Duration;
+
 use latchwork_store::{
     Commit, Confirm, ErrorKind, Generation, History, Order, Rev, Space, SpaceSpec, Store, StoreError,
 };
@@ -23,6 +25,9 @@ on_every_backend!(
     spaces_declared_after_the_snapshot_stay_declared_and_empty,
     a_restore_from_nothing_is_an_error,
     a_restore_survives_reopening,
+    a_failed_snapshot_leaves_nothing_behind,
+    restored_receipts_answer_as_before_and_leave_when_their_time_has_come,
+    a_restore_leaves_no_trace_of_keys_that_are_used_once,
 );
 
 async fn contents(store: &Store, space: &Space) -> Vec<(String, u64, String)> {
@@ -322,4 +327,64 @@ async fn a_restore_survives_reopening(bench: Bench) {
     assert_eq!(put(&store, &space.key("k"), "3").await, generation.next());
     drop(store);
     assert_eq!(get(&bench.open().await, &space.key("k")).await, found(4, "3"));
+}
+
+async fn a_failed_snapshot_leaves_nothing_behind(bench: Bench) {
+    let store = bench.open().await;
+    let (kept, dropped) = (space(&store, "a", History::Forever).await, space(&store, "b", History::None).await);
+    let then = put(&store, &kept.key("k"), "1").await;
+    for _ in 0..3 {
+        put(&store, &dropped.key("k"), "1").await;
+        settle(&store).await;
+    }
+    let past = store.view_at(then).await.unwrap();
+    assert_fails!(past.persist(bench.path("snapshot")).await, StoreError::HistoryDropped { .. });
+    drop(past);
+    // The same directory can be used, and what is written there is whole.
+    let at = persist(&bench, &store, "snapshot").await;
+    assert_eq!(bench.open_at(&bench.path("snapshot")).await.generation().await.unwrap(), at);
+}
+
+async fn restored_receipts_answer_as_before_and_leave_when_their_time_has_come(bench: Bench) {
+    let store = bench.open().await;
+    let key = space(&store, "a", History::None).await.key("k");
+    let (kept, undone) = (Commit::new().id(store.commit_id()), Commit::new().id(store.commit_id()));
+    let (kept, undone) = (kept.put(&key, "1"), undone.put(&key, "2"));
+    let first = apply(&store, kept.clone()).await;
+    settle(&store).await;
+    let stored = store.stats().await.unwrap().keys;
+    persist(&bench, &store, "snapshot").await;
+    apply(&store, undone.clone()).await;
+    bench.clock.advance(Duration::from_secs(3600));
+    restore(&bench, &store, "snapshot").await;
+    for store in [&store, &bench.open_at(&bench.path("snapshot")).await] {
+        settle(store).await;
+        let again = apply(store, kept.clone()).await;
+        assert_eq!((again.generation, again.time, again.repeated), (first.generation, first.time, true));
+        assert!(!apply(store, undone.clone()).await.repeated, "what was undone can be done again");
+    }
+    bench.clock.advance(Duration::from_secs(24 * 3600));
+    for store in [&store, &bench.open_at(&bench.path("snapshot")).await] {
+        apply(store, Commit::new().put(&key, "3")).await;
+        settle(store).await;
+        settle(store).await;
+        assert!(store.stats().await.unwrap().keys <= stored, "no receipt but perhaps the last one is left");
+        assert!(!apply(store, kept.clone()).await.repeated);
+    }
+}
+
+async fn a_restore_leaves_no_trace_of_keys_that_are_used_once(bench: Bench) {
+    let store = bench.open().await;
+    let once = store.space(SpaceSpec::new("a").keys_used_once()).await.unwrap();
+    put(&store, &once.key("kept"), "1").await;
+    settle(&store).await;
+    let stored = store.stats().await.unwrap().keys;
+    persist(&bench, &store, "snapshot").await;
+    for number in 0..10 {
+        put(&store, &once.key(format!("{number}")), "1").await;
+    }
+    restore(&bench, &store, "snapshot").await;
+    settle(&store).await;
+    assert_eq!(store.stats().await.unwrap().keys, stored);
+    assert_eq!(contents(&store, &once).await, [("kept".into(), 1, "1".into())]);
 }

@@ -1,0 +1,117 @@
+//! Replacing everything in the index at once: the storage's part of a restore.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use redb::ReadableTable;
+
+use super::record::{Progress, decode_key, decode_version, encode_progress};
+use super::take::{Current, Touched, put_current, put_floors, put_receipt_row};
+use super::{CURRENT, Failure, Index, PAST, STATE, TOUCHED};
+use crate::{Generation, Key, Result, SpaceId, Version};
+
+/// How many records are looked at before some are changed: the table cannot be walked and changed at once.
+const PAGE: usize = 1000;
+
+/// What a key is to hold, of what it holds and what is wanted.
+type Decide<'a> = dyn Fn(&Key, Option<&Version>, Option<&Version>) -> Option<Version> + 'a;
+
+/// Where history begins in the spaces that were met, and in all others.
+type Floors<'a> = dyn Fn(BTreeSet<SpaceId>) -> BTreeMap<SpaceId, Generation> + 'a;
+
+impl Index {
+    /// Replaces the last version of every key by what `decide` makes of it and of the wanted one, and drops all
+    /// history, in one durable transaction. Gives the floors it stored.
+    pub(in crate::file) fn replace(
+        &self,
+        wanted: &mut dyn Iterator<Item = Result<(Key, Version)>>,
+        decide: &Decide<'_>,
+        floors: &Floors<'_>,
+        progress: Progress,
+    ) -> Result<BTreeMap<SpaceId, Generation>> {
+        self.guarded(|| {
+            let transaction = self.begin()?;
+            transaction.delete_table(PAST)?;
+            transaction.delete_table(TOUCHED)?;
+            transaction.open_table(PAST)?;
+            let floors = {
+                let (current, touched) = (transaction.open_table(CURRENT)?, transaction.open_table(TOUCHED)?);
+                let mut replacement = Replacement { current, touched, decide, met: BTreeSet::new() };
+                replacement.run(&mut wanted.peekable())?;
+                floors(replacement.met)
+            };
+            put_floors(&transaction, &floors)?;
+            let state = encode_progress(&progress);
+            transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
+            transaction.commit()?;
+            Ok(floors)
+        })
+    }
+}
+
+struct Replacement<'a> {
+    current: Current<'a>,
+    touched: Touched<'a>,
+    decide: &'a Decide<'a>,
+    met: BTreeSet<SpaceId>,
+}
+
+impl Replacement<'_> {
+    /// Walks what is there, page by page, beside what is wanted; both are in order.
+    fn run(&mut self, wanted: &mut Wanted<'_>) -> Result<(), Failure> {
+        let mut after: Option<Key> = None;
+        loop {
+            let page = self.page(after.as_ref())?;
+            for (key, old) in &page {
+                while let Some((key, new)) = next_below(wanted, Some(key))? {
+                    self.put(&key, None, Some(&new))?;
+                }
+                let new = next_equal(wanted, key)?;
+                self.put(key, Some(old), new.as_ref())?;
+            }
+            match page.into_iter().next_back() {
+                Some((key, _)) => after = Some(key),
+                None => break,
+            }
+        }
+        while let Some((key, new)) = next_below(wanted, None)? {
+            self.put(&key, None, Some(&new))?;
+        }
+        Ok(())
+    }
+
+    fn page(&self, after: Option<&Key>) -> Result<Vec<(Key, Version)>, Failure> {
+        let from = after.map_or(Bound::Unbounded, |key| Bound::Excluded(key.encoded()));
+        let mut page = Vec::with_capacity(PAGE);
+        for row in self.current.range::<&[u8]>((from, Bound::Unbounded))?.take(PAGE) {
+            let (key, value) = row?;
+            page.push((decode_key(key.value())?, decode_version(key.value(), value.value())?));
+        }
+        Ok(page)
+    }
+
+    fn put(&mut self, key: &Key, old: Option<&Version>, new: Option<&Version>) -> Result<(), Failure> {
+        self.met.insert(key.space());
+        let version = (self.decide)(key, old, new);
+        if let Some(version) = &version {
+            put_receipt_row(&mut self.touched, key, version)?;
+        }
+        put_current(&mut self.current, key, version.as_ref())
+    }
+}
+
+type Wanted<'a> = std::iter::Peekable<&'a mut dyn Iterator<Item = Result<(Key, Version)>>>;
+
+/// The next wanted record if it comes before `key`, or any.
+fn next_below(wanted: &mut Wanted<'_>, key: Option<&Key>) -> Result<Option<(Key, Version)>, Failure> {
+    let next = wanted.next_if(|next| match next {
+        Ok((next, _)) => key.is_none_or(|key| next < key),
+        Err(_) => true,
+    });
+    next.transpose().map_err(Failure::Store)
+}
+
+fn next_equal(wanted: &mut Wanted<'_>, key: &Key) -> Result<Option<Version>, Failure> {
+    let next = wanted.next_if(|next| next.as_ref().is_ok_and(|(next, _)| next == key));
+    next.transpose().map(|next| next.map(|(_, version)| version)).map_err(Failure::Store)
+}

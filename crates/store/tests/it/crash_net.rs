@@ -1,0 +1,31 @@
+//! The net under the net: a store that is broken on purpose must be caught by the power-loss tests, and by an image,
+//! not by some accident on the way.
+
+use latchwork_store::Sabotage;
+
+use crate::crowd::crowd;
+use crate::power_loss::{Plan, examine};
+use crate::workload::{Run, alone};
+
+async fn check(run: Run) {
+    let plan = Plan { seed: 1, images: 500, again: 50, point: None };
+    let violation = examine(&run, plan).await.expect_err("the power-loss tests see a broken store");
+    println!("{violation}");
+    assert!(violation.point.is_some());
+}
+
+async fn check_both(sabotage: Sabotage) {
+    // A few steps: a longer run would notice by itself that it was lied to.
+    check(alone(1, 12, Some(sabotage)).await.unwrap()).await;
+    check(crowd(1, 10, Some(sabotage)).await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_does_not_sync_is_caught() {
+    check_both(Sabotage::SkipSync).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_answers_before_it_syncs_is_caught() {
+    check_both(Sabotage::AnswerBeforeSync).await;
+}

@@ -1,0 +1,70 @@
+//! The data directory on a real disk: who may open it, and what is said to those who may not.
+
+use std::process::Command;
+
+use latchwork_store::*;
+
+/// Names the directory that another process holds.
+const HELD: &str = "LATCHWORK_HELD_DIRECTORY";
+
+fn check_locked(result: Result<Store>, directory: &std::path::Path, owner: u32) {
+    match result {
+        Err(error @ StoreError::Locked { .. }) => {
+            assert_eq!(error.kind(), ErrorKind::Conflict);
+            let said = error.to_string();
+            assert!(said.contains(&directory.display().to_string()) && said.contains(&owner.to_string()), "{said}");
+        }
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+}
+
+#[tokio::test]
+async fn a_directory_is_open_once() {
+    let home = tempfile::tempdir().unwrap();
+    let directory = home.path().join("data");
+    let store = Store::open(&directory).await.unwrap();
+    check_locked(Store::open(&directory).await, &directory, std::process::id());
+    let other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "directory::another_process_finds_it_locked", "--nocapture"])
+        .env(HELD, &directory)
+        .env("LATCHWORK_HOLDER", std::process::id().to_string())
+        .output()
+        .unwrap();
+    assert!(other.status.success(), "{}", String::from_utf8_lossy(&other.stdout));
+    store.close().await.unwrap();
+    let next = Store::open(&directory).await.unwrap();
+    drop((store, next));
+    Store::open(&directory).await.unwrap();
+}
+
+/// Not a test by itself: the other process.
+#[tokio::test]
+async fn another_process_finds_it_locked() {
+    let Ok(directory) = std::env::var(HELD) else { return };
+    let holder = std::env::var("LATCHWORK_HOLDER").unwrap().parse().unwrap();
+    let directory = std::path::PathBuf::from(directory);
+    check_locked(Store::open(&directory).await, &directory, holder);
+}
+
+#[tokio::test]
+async fn a_place_where_no_directory_can_be_is_an_error_that_names_it() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("file");
+    std::fs::write(&file, "not a directory").unwrap();
+    for place in [file.clone(), file.join("data"), file.join("a/b/c")] {
+        match Store::open(&place).await {
+            Err(error @ StoreError::Io { .. }) => {
+                assert!(error.to_string().contains(&place.display().to_string()), "{error}");
+            }
+            other => panic!("{}: {:?}", place.display(), other.map(|_| ())),
+        }
+    }
+}
+
+#[tokio::test]
+async fn parents_of_a_data_directory_are_made() {
+    let home = tempfile::tempdir().unwrap();
+    let directory = home.path().join("a/b/data");
+    Store::open(&directory).await.unwrap().close().await.unwrap();
+    assert!(directory.join("FORMAT").is_file());
+}
