@@ -165,7 +165,7 @@ impl Folder {
     }
 
     /// Replaces everything: see [`crate::Backend::replace`].
-    pub(super) fn replace(&self, mut contents: Contents) -> Result<Generation> {
+    pub(super) fn replace(&self, contents: Contents) -> Result<Generation> {
         while self.fold()? {}
         let writer = &self.writer;
         let guard = self.index.lock();
@@ -192,7 +192,14 @@ impl Folder {
             restored(key, old, new, generation, rules)
         };
         let floors = |spaces: BTreeSet<SpaceId>| writer.retention.floors_anew(generation, spaces);
-        let replaced = index.replace(&mut *contents.records, &decide, &floors, progress);
+        // A snapshot that cannot be read ends the restore, and nothing has changed; the store itself is well.
+        let mut unreadable = None;
+        let mut records = contents.records.inspect(|record| unreadable = record.as_ref().err().cloned());
+        let replaced = index.replace(&mut records, &decide, &floors, progress);
+        drop(records);
+        if let Some(error) = unreadable {
+            return Err(error);
+        }
         match replaced.and_then(|floors| Ok((floors, index.reader()?))) {
             Ok((floors, reader)) => {
                 writer.retention.raise(floors);

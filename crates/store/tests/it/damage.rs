@@ -256,3 +256,31 @@ async fn an_index_without_format_is_not_a_store() {
     latchwork_store::disk::Disk::remove(&subject.disk, &Path::new(DIRECTORY).join("FORMAT")).unwrap();
     assert!(matches!(subject.open(&subject.disk).await, Err(StoreError::NotAStore { .. })));
 }
+
+#[tokio::test]
+async fn a_damaged_snapshot_is_refused_and_the_store_goes_on() {
+    quiet();
+    let disk = SimDisk::new();
+    let store = FileOptions::new().disk(disk.clone()).without_threads().open("/store").await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    for number in 0..2000 {
+        let put = Commit::new().put(&space.key(format!("{number:04}")), format!("value of {number:04}"));
+        assert!(store.commit(put).await.unwrap().is_applied());
+    }
+    store.view().await.unwrap().persist("/snapshot").await.unwrap();
+    disk.damage(Path::new("/snapshot/index.redb"), |bytes| {
+        let value = b"value of 1500";
+        let at = bytes.windows(value.len()).position(|window| window == value).expect("the value is in the index");
+        bytes[at] ^= 1;
+    });
+    assert!(store.commit(Commit::new().put(&space.key("0000"), "newer")).await.unwrap().is_applied());
+    let generation = store.generation().await.unwrap();
+    let error = store.restore("/snapshot", Confirm::ReplaceEverything).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert_eq!(store.generation().await.unwrap(), generation);
+    let view = store.view().await.unwrap();
+    assert_eq!(view.get(&space.key("0000")).await.unwrap().unwrap().value, "newer");
+    assert_eq!(view.get(&space.key("1500")).await.unwrap().unwrap().value, "value of 1500");
+    assert!(store.commit(Commit::new().put(&space.key("0000"), "newest")).await.unwrap().is_applied());
+    assert_eq!(store.verify().await.unwrap(), []);
+}
