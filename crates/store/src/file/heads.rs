@@ -8,7 +8,7 @@ use crate::Key;
 use crate::commit::Head;
 
 /// Keys remembered for sure; up to twice as many are.
-const REMEMBERED: usize = 1 << 16;
+const REMEMBERED: usize = 1 << 17;
 
 pub(super) struct Heads {
     young: Map,

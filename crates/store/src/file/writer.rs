@@ -261,6 +261,7 @@ impl Writer {
 
     /// What the sync thread does until the store closes.
     pub(super) fn sync_groups(&self) {
+        let mut last = 0;
         loop {
             let mut stage = self.stage.lock();
             while stage.syncing || stage.frame.count() == 0 {
@@ -272,7 +273,17 @@ impl Writer {
             if self.stopped.get().is_some() {
                 return;
             }
-            self.sync_group(stage);
+            // Those who were just answered are about to commit again. Let them get into this group: on a busy machine
+            // a sync costs more than it brings if it is made for a few.
+            if stage.frame.count() < last / 2 {
+                drop(stage);
+                std::thread::yield_now();
+                stage = self.stage.lock();
+            }
+            last = stage.frame.count();
+            if last > 0 && !stage.syncing {
+                self.sync_group(stage);
+            }
         }
     }
 

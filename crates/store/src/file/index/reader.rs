@@ -30,6 +30,13 @@ impl IndexReader {
 
     /// The newest version of a key that is not newer than `at`.
     pub(in crate::file) fn at(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
+        /// A view from so far back is likely to see what was overwritten since.
+        const FAR: u64 = 1 << 14;
+        if at.0 + FAR < self.progress.applied.0
+            && let Some(version) = self.overwritten(key, at)?
+        {
+            return Ok(Some(version).filter(|version| version.generation <= at));
+        }
         let newest = reading(|| {
             let Some(record) = self.current.get(key.encoded())? else { return Ok(None) };
             let head = decode_head(key.encoded(), record.value())?;
@@ -43,10 +50,16 @@ impl IndexReader {
         }
     }
 
+    /// The version of a key at `at`, if its last one is newer.
     pub(in crate::file) fn past_at(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
+        Ok(self.overwritten(key, at)?.filter(|version| version.generation <= at))
+    }
+
+    /// The first version of a key that was overwritten after `at`: the one at `at`, unless the key is younger.
+    fn overwritten(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
         reading(|| {
-            let mut cursor = self.past.upper_bound(Bound::Included((key.encoded(), at.0)))?;
-            let Some((row, record)) = cursor.peek_prev()? else { return Ok(None) };
+            let mut cursor = self.past.lower_bound(Bound::Excluded((key.encoded(), at.0)))?;
+            let Some((row, record)) = cursor.peek_next()? else { return Ok(None) };
             let same = row.value().0 == key.encoded();
             same.then(|| decode_version(key.encoded(), record.value())).transpose()
         })
@@ -54,10 +67,14 @@ impl IndexReader {
 
     /// The past versions of a key up to `at`, newest first.
     pub(in crate::file) fn past_versions(&self, key: &Key, at: Generation, limit: usize) -> Result<Vec<Version>> {
-        reading(|| {
+        let mut versions: Vec<Version> = self.past_at(key, at)?.into_iter().collect();
+        let older = reading(|| {
             let rows = self.past.range((key.encoded(), 0)..=(key.encoded(), at.0))?.rev().take(limit);
-            rows.map(|row| decode_version(key.encoded(), row?.1.value())).collect()
-        })
+            rows.map(|row| decode_version(key.encoded(), row?.1.value())).collect::<Result<Vec<_>, _>>()
+        });
+        versions.extend(older?);
+        versions.truncate(limit);
+        Ok(versions)
     }
 
     /// The last versions of the keys of a range.

@@ -39,15 +39,14 @@ pub(super) fn take_chain(
     if *first > floor {
         let base = current.get(key.encoded())?.map(|value| value.value().to_vec());
         if let Some(base) = base {
-            let version = decode_version(key.encoded(), &base)?;
-            past.insert((key.encoded(), version.generation.0), base.as_slice())?;
+            past.insert((key.encoded(), first.0), base.as_slice())?;
         }
     }
     for pair in changes.windows(2).filter(|pair| pair[1].0 > floor) {
-        let (generation, commit, change) = &pair[0];
+        let ((generation, commit, change), (until, ..)) = (&pair[0], &pair[1]);
         let Change { rev, value, .. } = &commit.changes[*change];
         let record = encode_version(key, *rev, *generation, value.as_ref());
-        past.insert((key.encoded(), generation.0), record.as_slice())?;
+        past.insert((key.encoded(), until.0), record.as_slice())?;
     }
     let newest = &commit.changes[*change];
     let rules = (fold.rules)(key.space());
@@ -129,7 +128,7 @@ pub(super) fn clear_below(
             for (generation, row) in rows {
                 budget = budget.saturating_sub(1);
                 for (key, _, live) in row.touched {
-                    clear_versions(past, &key, generation)?;
+                    past.remove((key.encoded(), generation))?;
                     let last = current.get(key.encoded())?.map(|value| decode_version(key.encoded(), value.value()));
                     let is_last = last.transpose()?.is_some_and(|version| version.generation.0 == generation);
                     if is_last && (rules.expires || (rules.used_once && !live)) {
@@ -144,13 +143,4 @@ pub(super) fn clear_below(
         }
     }
     Ok(false)
-}
-
-/// Removes the past versions of a key that were overwritten at `generation` or before.
-fn clear_versions(past: &mut Past<'_>, key: &Key, generation: u64) -> Result<(), Failure> {
-    loop {
-        let oldest = past.range((key.encoded(), 0)..(key.encoded(), generation))?.next();
-        let Some(oldest) = oldest.transpose()?.map(|(row, _)| row.value().1) else { return Ok(()) };
-        past.remove((key.encoded(), oldest))?;
-    }
 }

@@ -23,6 +23,7 @@ on_every_backend!(
     changes_after_the_view_are_none,
     an_item_carries_the_generation_of_its_last_write,
     views_are_counted_while_they_are_open,
+    a_view_from_far_back_sees_what_was_there,
 );
 
 async fn everything(view: &View, space: &Space) -> Vec<(Key, u64, String)> {
@@ -361,4 +362,45 @@ async fn views_are_counted_while_they_are_open(bench: Bench) {
     assert_eq!(pins().await, 2);
     drop((views.1, views.2));
     assert_eq!(pins().await, 0);
+}
+
+async fn a_view_from_far_back_sees_what_was_there(bench: Bench) {
+    let store = bench.open().await;
+    let space = space(&store, "a", History::Forever).await;
+    for name in ["unchanged", "changed", "deleted", "gone before"] {
+        put(&store, &space.key(name), "then").await;
+    }
+    let then = delete(&store, &space.key("gone before")).await;
+    put(&store, &space.key("changed"), "since").await;
+    delete(&store, &space.key("deleted")).await;
+    put(&store, &space.key("gone before"), "back").await;
+    put(&store, &space.key("created"), "since").await;
+    put(&store, &space.key("created"), "and changed").await;
+    let others: Vec<_> = (0..100)
+        .map(|task| {
+            let (store, key) = (store.clone(), space.key(format!("other {task}")));
+            tokio::spawn(async move {
+                for number in 0..180 {
+                    put(&store, &key, &format!("{number}")).await;
+                }
+            })
+        })
+        .collect();
+    for other in others {
+        other.await.unwrap();
+    }
+    settle(&store).await;
+    let past = store.view_at(then).await.unwrap();
+    let found = past.scan(&space.all(), Order::Ascending, usize::MAX).await.unwrap();
+    let names: Vec<&[u8]> = found.iter().map(|(key, _)| key.bytes()).collect();
+    assert_eq!(names, [b"changed".as_slice(), b"deleted", b"unchanged"]);
+    for (key, item) in &found {
+        assert_eq!(past.get(key).await.unwrap().as_ref(), Some(item));
+        assert_eq!(item.value, "then");
+    }
+    for name in ["created", "gone before", "other 7", "never"] {
+        assert_eq!(past.get(&space.key(name)).await.unwrap(), None, "{name}");
+    }
+    let history = past.history(&space.key("gone before"), 10).await.unwrap();
+    assert_eq!(history.iter().map(|version| version.value.is_some()).collect::<Vec<_>>(), [false, true]);
 }
