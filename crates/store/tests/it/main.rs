@@ -10,6 +10,7 @@ mod crowd;
 mod damage;
 mod directory;
 mod faults;
+mod folding;
 mod histories;
 mod kill;
 mod ledger;
