@@ -35,7 +35,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Resolves to the latest generation once it is larger than `than`.
     fn newer(&self, than: Generation) -> Answer<'_, Generation>;
 
-    /// The newest generation not later than `time` that some space with history remembers.
+    /// The newest generation if nothing was committed later than `time`, otherwise the newest one not later that some
+    /// space with history remembers.
     fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation>;
 
     /// Pins, rules and floors.

@@ -173,7 +173,7 @@ impl Outcome {
 /// The proof that a commit landed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
-    /// The generation the commit took; of a commit that changed nothing, the one its checks held at.
+    /// The generation the commit took; of a commit without an id that changed nothing, the one its checks held at.
     pub generation: Generation,
     /// When it was committed, by the store's clock, which never goes back.
     pub time: Timestamp,
@@ -184,7 +184,7 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Whether the commit changed anything and so took a generation of its own.
+    /// Whether the commit changed any key.
     pub fn changed(&self) -> bool {
         self.revs.iter().any(Option::is_some)
     }

@@ -24,6 +24,8 @@ pub enum StoreError {
     TooManyOperations { count: usize, limit: usize },
     #[error("the commit has {length} bytes of keys, values and meta; the limit is {limit}")]
     CommitTooLarge { length: usize, limit: usize },
+    #[error("the commit's meta has {length} bytes; the limit is {limit}")]
+    MetaTooLong { length: usize, limit: usize },
     #[error("the commit writes {key} twice; a commit writes a key at most once")]
     WrittenTwice { key: Key },
     #[error("space {space} is not declared in this store; declare it with Store::space")]
@@ -60,7 +62,7 @@ pub enum StoreError {
     Corrupt { place: String, detail: String },
     #[error("the snapshot belongs to another store; restore it into an empty one")]
     ForeignSnapshot,
-    #[error("a restore replaces everything and needs {views} open views to be dropped first")]
+    #[error("a restore replaces everything; drop all views first (open views: {views})")]
     ViewsOpen { views: usize },
     #[error("cannot {action} {}: {cause}", path.display())]
     Io { action: &'static str, path: PathBuf, cause: Arc<std::io::Error> },
@@ -91,6 +93,7 @@ impl StoreError {
             | ValueTooLong { .. }
             | TooManyOperations { .. }
             | CommitTooLarge { .. }
+            | MetaTooLong { .. }
             | WrittenTwice { .. }
             | SpaceName { .. }
             | SpaceMismatch { .. }

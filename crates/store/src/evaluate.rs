@@ -64,7 +64,9 @@ pub fn evaluate(commit: Commit, present: &impl Present, now: Timestamp) -> Resul
         revs.push(Some(rev));
         changes.push(Change { key, rev, value });
     }
-    if changes.is_empty() {
+    // A commit with an id leaves its receipt, and so takes a generation, also if it changes nothing else: sent again, it
+    // must not find something to change.
+    if changes.is_empty() && commit.id.is_none() {
         return Ok(Decision::Answer(Receipt { generation: latest, time: now, revs, repeated: false }));
     }
     let generation = latest.next();
@@ -121,6 +123,11 @@ pub(crate) fn restored(
         (Some(current), wanted) => {
             let rev = wanted.map_or(current.rev, |wanted| wanted.rev.max(current.rev)).next();
             Some(Version { rev, generation, value: wanted.and_then(|wanted| wanted.value.clone()) })
+        }
+        // A key that is used once may have been here and left no trace. No key was written more often than there were
+        // generations, so this rev is above any it ever had.
+        (None, Some(wanted)) if rules.used_once => {
+            Some(Version { rev: Rev(generation.0), generation, value: wanted.value.clone() })
         }
         (None, wanted) => wanted.map(|wanted| Version { generation, ..wanted.clone() }),
     };

@@ -150,6 +150,9 @@ impl State {
     }
 
     fn generation_at(&self, time: Timestamp, retention: &Retention) -> Result<Generation> {
+        if time >= self.time {
+            return Ok(self.generation);
+        }
         let mut found = None;
         let mut oldest = None;
         for (space, floor) in retention.with_history() {

@@ -36,25 +36,32 @@ pub enum History {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpaceSpec {
     pub(crate) name: String,
-    pub(crate) rules: Rules,
+    history: Option<History>,
+    pub(crate) used_once: bool,
 }
 
 impl SpaceSpec {
-    /// A space that keeps no history.
+    /// The space of this name. A new one keeps no history, one that exists keeps the history it has.
     pub fn new(name: impl Into<String>) -> SpaceSpec {
-        SpaceSpec { name: name.into(), rules: Rules::default() }
+        SpaceSpec { name: name.into(), history: None, used_once: false }
     }
 
-    /// Sets how long history is kept. It may be changed later by declaring the space again.
+    /// Sets how long history is kept, also of a space that exists: what a shorter history does not cover is dropped.
     pub fn history(mut self, history: History) -> SpaceSpec {
-        self.rules.history = history;
+        self.history = Some(history);
         self
     }
 
     /// Promises that a deleted key is never created again, so that a delete need not leave its rev behind.
     pub fn keys_used_once(mut self) -> SpaceSpec {
-        self.rules.used_once = true;
+        self.used_once = true;
         self
+    }
+
+    /// The rules that this asks for, of a space that has some already or has none yet.
+    pub(crate) fn rules(&self, stored: Option<Rules>) -> Rules {
+        let history = self.history.or(stored.map(|rules| rules.history)).unwrap_or_default();
+        Rules { history, used_once: self.used_once, expires: false }
     }
 
     pub(crate) fn validate(&self) -> Result<()> {

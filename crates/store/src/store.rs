@@ -70,7 +70,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Declares a space, or opens the one of that name. Declaring it with another history changes the history.
+    /// Declares a space, or opens the one of that name. Asking for another history than it has changes it; asking for
+    /// none leaves it.
     pub async fn space(&self, spec: SpaceSpec) -> Result<Space> {
         spec.validate()?;
         for _ in 0..DECLARE_ATTEMPTS {
@@ -81,16 +82,16 @@ impl Store {
                 Some(record) => record.id,
                 None => declared.values().map(|record| record.id).max().map_or(FIRST_DECLARED, next_id),
             };
-            let record = SpaceRecord { id, rules: spec.rules };
+            let record = SpaceRecord { id, rules: spec.rules(stored.map(|stored| stored.rules)) };
             // As they are stored: a history in time is rounded there.
             if stored.is_some_and(|stored| stored.encode() == record.encode()) {
                 return Ok(self.learn(spec.name.as_str().into(), record));
             }
             if let Some(stored) = stored
-                && stored.rules.used_once != spec.rules.used_once
+                && stored.rules.used_once != spec.used_once
             {
                 let said = |used_once| if used_once { "keys used once" } else { "keys that may come back" };
-                let (stored, asked) = (said(stored.rules.used_once), said(spec.rules.used_once));
+                let (stored, asked) = (said(stored.rules.used_once), said(spec.used_once));
                 return Err(StoreError::SpaceMismatch { name: spec.name, stored, asked });
             }
             // The numbers in use are a read set: whoever declares another space at this moment makes us look again.
@@ -122,7 +123,7 @@ impl Store {
         self.inner.limits.check_commit(&commit)?;
         if commit.meta.len() > self.inner.limits.value_bytes {
             let (length, limit) = (commit.meta.len(), self.inner.limits.value_bytes);
-            return Err(StoreError::CommitTooLarge { length, limit });
+            return Err(StoreError::MetaTooLong { length, limit });
         }
         {
             let spaces = self.inner.spaces.read();

@@ -142,6 +142,9 @@ impl Folder {
     ) -> Result<std::result::Result<Generation, Generation>> {
         let retention = &self.writer.retention;
         let visible = self.writer.visible();
+        if time >= self.writer.lock_stage().time {
+            return Ok(Ok(visible));
+        }
         let counts =
             |commit: &crate::Committed| commit.changes.iter().any(|change| retention.keeps_history(change.key.space()));
         if let Some(found) = layers.last_at(time, visible, counts) {

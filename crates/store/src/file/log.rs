@@ -191,8 +191,8 @@ impl LogFiles {
         format!("{} at byte {}", self.path(position.segment).display(), position.page * PAGE as u64)
     }
 
-    /// Where a frame that cannot be read should be: behind the one before it, or first in the next segment if it did not
-    /// fit there.
+    /// Where a frame that cannot be read should be: behind the one before it, or first in the next segment if it did
+    /// not fit there.
     fn place_of_missing(&self, segments: &BTreeMap<u64, Segment>, next: Position) -> String {
         let follower = Position { segment: next.segment + 1, page: 0, ..next };
         let has_room = segments.get(&next.segment).is_some_and(|segment| next.page < segment.pages);

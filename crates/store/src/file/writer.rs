@@ -53,7 +53,7 @@ pub(super) struct Writer {
 /// What has been decided and is not yet durable.
 pub(super) struct Stage {
     generation: Generation,
-    time: Timestamp,
+    pub(super) time: Timestamp,
     frame: Frame,
     /// An empty frame with memory to use again.
     spare: Option<Frame>,

@@ -150,15 +150,15 @@ impl Reference {
         if !failed.is_empty() {
             return Ok(Outcome::Refused(Refusal { generation, failed }));
         }
-        let receipt = self.apply(meta, commit.writes(), time);
-        if let Some(id) = id.filter(|_| receipt.changed()) {
+        let receipt = self.apply(meta, commit.writes(), time, id.is_some());
+        if let Some(id) = id {
             self.answered.insert(id, (contents, receipt.clone()));
         }
         Ok(Outcome::Applied(receipt))
     }
 
-    /// Writes without asking.
-    pub(crate) fn apply(&mut self, meta: &Bytes, writes: &[Write], time: Timestamp) -> Receipt {
+    /// Writes without asking. A commit that is `named` takes a generation although it may change nothing.
+    pub(crate) fn apply(&mut self, meta: &Bytes, writes: &[Write], time: Timestamp, named: bool) -> Receipt {
         let now = self.generation();
         let mut receipt = Receipt { generation: now, time, revs: Vec::new(), repeated: false };
         let mut changes = Vec::new();
@@ -175,7 +175,7 @@ impl Reference {
             receipt.revs.push(Some(rev));
             changes.push(Change { key: key.clone(), rev, value });
         }
-        if !changes.is_empty() {
+        if !changes.is_empty() || named {
             let generation = Generation(now.0 + 1);
             receipt.generation = generation;
             for Change { key, rev, value } in changes.iter().cloned() {

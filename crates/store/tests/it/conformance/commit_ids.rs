@@ -14,7 +14,7 @@ on_every_backend!(
     a_repeated_commit_answers_before_its_checks_are_made,
     an_id_with_other_contents_is_an_error,
     a_refused_commit_does_not_use_up_its_id,
-    a_commit_that_changed_nothing_is_decided_again,
+    a_commit_that_changed_nothing_changes_nothing_when_it_is_sent_again,
     a_receipt_survives_folding_and_reopening,
     concurrent_sends_of_one_commit_apply_it_once,
     a_receipt_is_forgotten_after_a_day_and_not_before,
@@ -88,14 +88,21 @@ async fn a_refused_commit_does_not_use_up_its_id(bench: Bench) {
     assert_eq!(get(&store, &key).await, found(3, "2"));
 }
 
-async fn a_commit_that_changed_nothing_is_decided_again(bench: Bench) {
+async fn a_commit_that_changed_nothing_changes_nothing_when_it_is_sent_again(bench: Bench) {
     let store = bench.open().await;
     let key = space(&store, "a", History::None).await.key("k");
     let commit = Commit::new().id(ID).delete(&key);
-    assert!(!apply(&store, commit.clone()).await.changed());
+    let before = store.generation().await.unwrap();
+    let first = apply(&store, commit.clone()).await;
+    assert!(!first.changed());
+    assert_eq!(first.generation, before.next(), "the receipt is a record like any other");
     put(&store, &key, "1").await;
-    let second = apply(&store, commit).await;
-    assert!(second.changed() && !second.repeated);
+    assert_eq!(apply(&store, commit).await, Receipt { repeated: true, ..first });
+    assert_eq!(get(&store, &key).await, found(1, "1"));
+    let only_checks = Commit::new().id(store.commit_id()).at_rev(&key, Rev(1));
+    assert!(!apply(&store, only_checks.clone()).await.repeated);
+    put(&store, &key, "2").await;
+    assert!(apply(&store, only_checks).await.repeated, "it held when it was sent first");
 }
 
 async fn a_receipt_survives_folding_and_reopening(bench: Bench) {

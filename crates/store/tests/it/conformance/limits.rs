@@ -50,7 +50,8 @@ async fn a_key_may_be_as_long_as_the_limit(bench: Bench) {
     let view = store.view().await.unwrap();
     assert_eq!(view.get(&longest).await.unwrap().unwrap().value, "1");
     assert_eq!(view.scan(&space.all(), Order::Descending, 9).await.unwrap().len(), 1);
-    assert_fails!(view.get(&longer).await, StoreError::KeyTooLong { length, limit: l, .. } if (length, l) == (limit + 1, limit));
+    let expected = (limit + 1, limit);
+    assert_fails!(view.get(&longer).await, StoreError::KeyTooLong { length, limit, .. } if (length, limit) == expected);
     assert_fails!(view.history(&longer, 1).await, StoreError::KeyTooLong { .. });
 }
 
@@ -74,7 +75,7 @@ async fn meta_may_be_as_long_as_the_limit_of_values(bench: Bench) {
     let longer = Commit::new().meta(vec![1; limit + 1]).put(&key, "1");
     assert_fails!(
         store.commit(longer).await,
-        StoreError::CommitTooLarge { length, limit: l } if (length, l) == (limit + 1, limit)
+        StoreError::MetaTooLong { length, limit: l } if (length, l) == (limit + 1, limit)
     );
     settle(&store).await;
     let mut watch = store.watch(space.all(), latchwork_store::Generation(0)).await.unwrap();

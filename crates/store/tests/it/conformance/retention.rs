@@ -34,8 +34,8 @@ async fn floor(store: &Store, space: &Space) -> Generation {
     for below in [0, oldest.0.saturating_sub(1)].into_iter().filter(|below| *below < oldest.0) {
         let view = store.view_at(Generation(below)).await.unwrap();
         let dropped = |error: &StoreError| {
-            let (id, asked) = (space.id(), Generation(below));
-            matches!(error, StoreError::HistoryDropped { space, asked: a, oldest: o } if (*space, *a, *o) == (id, asked, oldest))
+            let expected = (space.id(), Generation(below), oldest);
+            matches!(error, StoreError::HistoryDropped { space, asked, oldest } if (*space, *asked, *oldest) == expected)
         };
         let scanned = view.scan(&space.all(), latchwork_store::Order::Ascending, 9).await.unwrap_err();
         let changes = store.view().await.unwrap().changes_since(&space.all(), Generation(below), 9).await.unwrap_err();

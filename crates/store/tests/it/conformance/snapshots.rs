@@ -28,6 +28,7 @@ on_every_backend!(
     a_failed_snapshot_leaves_nothing_behind,
     restored_receipts_answer_as_before_and_leave_when_their_time_has_come,
     a_restore_leaves_no_trace_of_keys_that_are_used_once,
+    a_key_that_left_no_trace_comes_back_above_every_rev_it_had,
 );
 
 async fn contents(store: &Store, space: &Space) -> Vec<(String, u64, String)> {
@@ -387,4 +388,20 @@ async fn a_restore_leaves_no_trace_of_keys_that_are_used_once(bench: Bench) {
     settle(&store).await;
     assert_eq!(store.stats().await.unwrap().keys, stored);
     assert_eq!(contents(&store, &once).await, [("kept".into(), 1, "1".into())]);
+}
+
+async fn a_key_that_left_no_trace_comes_back_above_every_rev_it_had(bench: Bench) {
+    let store = bench.open().await;
+    let key = store.space(SpaceSpec::new("a").keys_used_once()).await.unwrap().key("k");
+    put(&store, &key, "1").await;
+    persist(&bench, &store, "snapshot").await;
+    for _ in 0..4 {
+        put(&store, &key, "2").await;
+    }
+    delete(&store, &key).await;
+    settle(&store).await;
+    restore(&bench, &store, "snapshot").await;
+    let (rev, value) = get(&store, &key).await.unwrap();
+    assert_eq!(value, "1");
+    assert!(rev > 6, "rev {rev} was given out before");
 }

@@ -14,6 +14,7 @@ on_every_backend!(
     whether_keys_are_used_once_cannot_change,
     spaces_are_listed_by_name,
     spaces_declared_at_once_get_numbers_of_their_own,
+    a_space_that_is_opened_by_name_keeps_its_history,
 );
 
 async fn a_space_is_declared_once_and_opened_after_that(bench: Bench) {
@@ -95,4 +96,16 @@ async fn spaces_declared_at_once_get_numbers_of_their_own(bench: Bench) {
     numbers.dedup();
     assert_eq!(numbers.len(), 15);
     assert_eq!(store.spaces().await.unwrap().len(), 15);
+}
+
+async fn a_space_that_is_opened_by_name_keeps_its_history(bench: Bench) {
+    let store = bench.open().await;
+    let declared = space(&store, "a", History::Forever).await;
+    let first = put(&store, &declared.key("k"), "1").await;
+    let opened = store.space(SpaceSpec::new("a")).await.unwrap();
+    assert_eq!((opened.id(), store.generation().await.unwrap()), (declared.id(), first));
+    put(&store, &declared.key("k"), "2").await;
+    settle(&store).await;
+    let past = store.view_at(first).await.unwrap();
+    assert_eq!(past.get(&opened.key("k")).await.unwrap().unwrap().value, "1");
 }

@@ -14,6 +14,7 @@ on_every_backend!(
     a_view_at_a_time_shows_what_was_committed_by_then,
     a_view_before_all_time_is_empty,
     a_time_that_is_no_longer_kept_is_an_error,
+    a_view_at_this_time_is_a_view_of_the_present,
 );
 
 async fn a_commit_carries_the_time_of_the_clock(bench: Bench) {
@@ -115,4 +116,20 @@ async fn a_time_that_is_no_longer_kept_is_an_error(bench: Bench) {
         store.view_at_time(asked).await,
         StoreError::TimeDropped { asked: a, oldest: o } if (a, o) == (asked, oldest)
     );
+}
+
+async fn a_view_at_this_time_is_a_view_of_the_present(bench: Bench) {
+    let store = bench.open().await;
+    space(&store, "a", History::Forever).await;
+    let forgetful = space(&store, "b", History::None).await;
+    bench.clock.advance(Duration::from_secs(10));
+    let last = put(&store, &forgetful.key("k"), "1").await;
+    for _ in 0..2 {
+        for time in [bench.env.now(), Timestamp(u64::MAX)] {
+            let view = store.view_at_time(time).await.unwrap();
+            assert_eq!(view.generation(), last);
+            assert!(view.get(&forgetful.key("k")).await.unwrap().is_some());
+        }
+        settle(&store).await;
+    }
 }

@@ -95,7 +95,7 @@ fn order(recorded: &Recorded) -> Result<BTreeMap<Generation, Applied<'_>>, Viola
     let mut order = BTreeMap::new();
     for event in &recorded.events {
         let What::Commit { id, commit, outcome: Outcome::Applied(receipt) } = &event.what else { continue };
-        if receipt.repeated || !receipt.changed() {
+        if receipt.repeated || !(receipt.changed() || id.is_some()) {
             continue;
         }
         let twice = order.insert(receipt.generation, Applied { id: *id, commit, receipt });
@@ -110,11 +110,11 @@ fn order(recorded: &Recorded) -> Result<BTreeMap<Generation, Applied<'_>>, Viola
 fn replay(start: Generation, order: &BTreeMap<Generation, Applied<'_>>) -> Result<Reference, Violation> {
     let mut reference = Reference::at(start);
     let mut time = Timestamp(0);
-    for (generation, Applied { commit, receipt, .. }) in order {
+    for (generation, Applied { id, commit, receipt }) in order {
         let failed = reference.failed(commit.checks(), reference.generation(), |_| Generation(0));
         let holds = failed.as_ref().is_ok_and(Vec::is_empty);
         ensure(holds, || format!("commit {generation} was applied, but {failed:?}"))?;
-        let expected = reference.apply(&Bytes::new(), commit.writes(), receipt.time);
+        let expected = reference.apply(&Bytes::new(), commit.writes(), receipt.time, id.is_some());
         ensure(expected == **receipt, || format!("commit {generation} got {receipt:?} instead of {expected:?}"))?;
         ensure(receipt.time >= time, || format!("time went back at generation {generation}"))?;
         time = receipt.time;
@@ -150,7 +150,7 @@ fn check_answer(reference: &Reference, order: &BTreeMap<Generation, Applied<'_>>
             });
             ensure(right, || format!("{receipt:?} repeats what was never answered"))
         }
-        What::Commit { commit, outcome: Outcome::Applied(receipt), .. } if !receipt.changed() => {
+        What::Commit { id: None, commit, outcome: Outcome::Applied(receipt) } if !receipt.changed() => {
             let failed = reference.failed(commit.checks(), receipt.generation, |_| Generation(0));
             let idle = commit.writes().iter().all(|write| reference.live(write.key(), receipt.generation).is_none());
             let right = idle && failed.as_ref().is_ok_and(Vec::is_empty);
@@ -178,7 +178,9 @@ fn check_real_time(events: &[Event]) -> Checked {
         let (seen, before) = (event.what.generation(), newest.what.generation());
         let right = match &event.what {
             What::Commit { outcome: Outcome::Applied(receipt), .. } if receipt.repeated => true,
-            What::Commit { outcome: Outcome::Applied(receipt), .. } if receipt.changed() => seen > before,
+            What::Commit { id, outcome: Outcome::Applied(receipt), .. } if receipt.changed() || id.is_some() => {
+                seen > before
+            }
             What::Commit { .. } | What::Read { .. } => seen >= before,
         };
         ensure(right, || format!("{event:?} began after this had ended, and does not know of it: {newest:?}"))?;

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
+use latchwork_store::Receipt;
 use latchwork_store::disk::sim::SimDisk;
 use latchwork_store::{
     Change, Check, Commit, CommitId, Committed, Env, FileOptions, Generation, History, Key, Limits, Order, Outcome,
@@ -239,12 +240,11 @@ impl World {
             Outcome::Refused(refusal) => Outcome::Refused(self.reference.canonical(refusal)),
             applied => applied,
         });
-        if let (Ok(Outcome::Applied(receipt)), Some(id)) = (&expected, id)
-            && receipt.changed()
-        {
+        if let (Ok(Outcome::Applied(_)), Some(id)) = (&expected, id) {
             self.sent.insert(id, (meta.clone(), commit));
         }
-        if matches!(&expected, Ok(Outcome::Applied(receipt)) if receipt.changed() && !receipt.repeated) {
+        let lands = |receipt: &Receipt| (receipt.changed() || id.is_some()) && !receipt.repeated;
+        if matches!(&expected, Ok(Outcome::Applied(receipt)) if lands(receipt)) {
             self.time = time;
         }
         same::<Answer>("the answer", answer, expected)?;
