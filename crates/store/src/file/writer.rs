@@ -321,7 +321,7 @@ impl Writer {
         }
         drop(stage);
         self.turned.notify_all();
-        self.latest.send_replace(last);
+        announce(&self.latest, last);
         for (_, waiting) in answered {
             // A caller that has gone away does not need its answer.
             let _ = waiting.send(Ok(()));
@@ -397,7 +397,7 @@ impl Writer {
         stage.heads.clear();
         self.layers.store(Arc::new(layers));
         self.visible.store(generation.0, Ordering::SeqCst);
-        self.latest.send_replace(generation);
+        announce(&self.latest, generation);
     }
 
     pub(super) async fn newer(&self, than: Generation) -> Result<Generation> {
@@ -476,6 +476,16 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
+/// Tells those who wait for a newer generation. Whoever made a group durable says so without a lock, so the next one may
+/// have been told of already; nothing is taken back.
+fn announce(latest: &watch::Sender<Generation>, generation: Generation) {
+    latest.send_if_modified(|latest| {
+        let newer = generation > *latest;
+        *latest = generation.max(*latest);
+        newer
+    });
+}
+
 /// Lets other tasks of this thread run first.
 async fn yield_once() {
     let mut yielded = false;
@@ -487,4 +497,19 @@ async fn yield_once() {
         Poll::Pending
     })
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_that_is_announced_late_takes_back_no_newer_one() {
+        let latest = watch::Sender::new(Generation(1));
+        let waiting = latest.subscribe();
+        for generation in [2, 4, 3] {
+            announce(&latest, Generation(generation));
+        }
+        assert_eq!(*waiting.borrow(), Generation(4));
+    }
 }
