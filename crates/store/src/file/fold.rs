@@ -62,7 +62,7 @@ impl Folder {
             }
             drop(layers);
             let patience = if dirty { self.interval } else { IDLE };
-            waited = writer.turned.wait_for(&mut stage, patience).timed_out();
+            waited = writer.to_fold.wait_for(&mut stage, patience).timed_out();
             if waited && !dirty {
                 return true;
             }

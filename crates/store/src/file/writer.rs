@@ -36,8 +36,10 @@ pub(super) struct Writer {
     stage: Mutex<Stage>,
     /// Woken when a group waits for the sync thread.
     group_waits: Condvar,
-    /// Woken when a sync ended, an overlay filled up or the store closes: what the fold thread waits for.
-    pub(super) turned: Condvar,
+    /// Woken when a sync ended.
+    synced: Condvar,
+    /// Woken when there is something to fold, an overlay filled up or the store closes: what the fold thread waits for.
+    pub(super) to_fold: Condvar,
     /// Woken when commits that found no room may try again.
     room: Notify,
     visible: AtomicU64,
@@ -110,7 +112,8 @@ impl Writer {
             background,
             stage: Mutex::new(stage),
             group_waits: Condvar::new(),
-            turned: Condvar::new(),
+            synced: Condvar::new(),
+            to_fold: Condvar::new(),
             room: Notify::new(),
             visible: AtomicU64::new(generation.0),
             latest: watch::Sender::new(generation),
@@ -172,7 +175,7 @@ impl Writer {
             Decision::Answer(receipt) => Outcome::Applied(receipt),
             Decision::Apply(committed, receipt) => {
                 if layers.active.is_empty() {
-                    self.turned.notify_all();
+                    self.to_fold.notify_all();
                 }
                 stage.add(Arc::new(committed), &layers.active);
                 Outcome::Applied(receipt)
@@ -216,7 +219,7 @@ impl Writer {
             return true;
         }
         let frozen = self.freeze(stage);
-        self.turned.notify_all();
+        self.to_fold.notify_all();
         frozen
     }
 
@@ -320,7 +323,7 @@ impl Writer {
             self.group_waits.notify_one();
         }
         drop(stage);
-        self.turned.notify_all();
+        self.synced.notify_all();
         announce(&self.latest, last);
         for (_, waiting) in answered {
             // A caller that has gone away does not need its answer.
@@ -346,7 +349,8 @@ impl Writer {
             let _ = waiting.send(Err(self.stop_cause()));
         }
         self.latest.send_modify(|_| {});
-        self.turned.notify_all();
+        self.synced.notify_all();
+        self.to_fold.notify_all();
         self.group_waits.notify_all();
         self.room.notify_waiters();
     }
@@ -382,7 +386,7 @@ impl Writer {
         }
         drop(stage);
         self.group_waits.notify_all();
-        self.turned.notify_all();
+        self.to_fold.notify_all();
         self.room.notify_waiters();
         Ok(())
     }
@@ -428,7 +432,7 @@ impl Writer {
                 self.sync_group(stage);
                 stage = self.stage.lock();
             } else {
-                self.turned.wait(&mut stage);
+                self.synced.wait(&mut stage);
             }
         }
         Ok(())

@@ -18,4 +18,5 @@ mod net;
 mod power_loss;
 mod recovered;
 mod reference;
+mod threads;
 mod workload;
