@@ -36,7 +36,7 @@ impl Folder {
         let _watched = self.writer.stop_on_panic();
         let mut more = false;
         loop {
-            if !more && !self.wait_for_work() {
+            if !self.wait_for_work(more) {
                 return;
             }
             match self.fold() {
@@ -46,8 +46,8 @@ impl Folder {
         }
     }
 
-    /// Waits until an overlay should be folded. `false` when the store ends.
-    fn wait_for_work(&self) -> bool {
+    /// Waits until an overlay should be folded, unless `more` is left to do. `false` when the store ends.
+    fn wait_for_work(&self, more: bool) -> bool {
         let writer = &self.writer;
         let mut stage = writer.lock_stage();
         let mut waited = false;
@@ -57,7 +57,7 @@ impl Folder {
             }
             let layers = writer.layers.load();
             let dirty = !layers.active.is_empty();
-            if layers.frozen.is_some() || (dirty && waited) {
+            if more || layers.frozen.is_some() || (dirty && waited) {
                 return true;
             }
             drop(layers);
