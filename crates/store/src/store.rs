@@ -152,10 +152,13 @@ impl Store {
         loop {
             let latest = self.inner.backend.latest().await?;
             let pin = retention.pin(latest);
-            // A floor may have passed between the two lines above; then there is a newer present.
+            // A floor may have passed between the two lines above; then there is a newer present, or a restore is about
+            // to make it.
             if retention.is_whole(latest) {
                 return Ok(View::new(self.clone(), pin));
             }
+            drop(pin);
+            self.inner.backend.newer(latest).await?;
         }
     }
 

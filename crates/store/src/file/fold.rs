@@ -166,20 +166,17 @@ impl Folder {
 
     /// Replaces everything: see [`crate::Backend::replace`].
     pub(super) fn replace(&self, contents: Contents) -> Result<Generation> {
-        while self.fold()? {}
         let writer = &self.writer;
-        let guard = self.index.lock();
-        let index = guard.as_ref().ok_or(StoreError::Closed)?;
-        // From here on nobody commits: what was staged since the fold becomes durable, and then is folded below.
+        // From here on commits wait. What was staged before becomes durable, and the index takes it.
+        let _held = writer.hold_commits();
+        while self.fold()? || !writer.layers.load().is_folded() {}
+        let index = self.index.lock();
+        let index = index.as_ref().ok_or(StoreError::Closed)?;
         let mut stage = writer.lock_stage();
         if stage.closing {
             return Err(StoreError::Closed);
         }
         let layers = writer.layers.load_full();
-        if !layers.active.is_empty() || layers.frozen.is_some() {
-            drop((stage, guard));
-            return self.replace(contents);
-        }
         let before = layers.index.progress;
         if contents.identity != self.identity && layers.index.has_user_records()? {
             return Err(StoreError::ForeignSnapshot);
@@ -191,7 +188,7 @@ impl Folder {
             let rules = writer.retention.rules(key.space()).unwrap_or_default();
             restored(key, old, new, generation, rules)
         };
-        let floors = |spaces: BTreeSet<SpaceId>| writer.retention.floors_anew(generation, spaces);
+        let floors = |spaces: BTreeSet<SpaceId>| writer.retention.begin_anew(generation, spaces);
         // A snapshot that cannot be read ends the restore, and nothing has changed; the store itself is well.
         let mut unreadable = None;
         let mut records = contents.records.inspect(|record| unreadable = record.as_ref().err().cloned());
@@ -200,13 +197,14 @@ impl Folder {
         if let Some(error) = unreadable {
             return Err(error);
         }
-        match replaced.and_then(|floors| Ok((floors, index.reader()?))) {
-            Ok((floors, reader)) => {
-                writer.retention.raise(floors);
+        match replaced.and_then(|()| index.reader()) {
+            Ok(reader) => {
                 let layers = Layers { index: Arc::new(reader), ..layers.copied() };
                 writer.publish(&mut stage, generation, layers);
                 Ok(generation)
             }
+            // Somebody opened a view meanwhile; nothing has changed here either.
+            Err(error @ StoreError::ViewsOpen { .. }) => Err(error),
             Err(error) => {
                 drop(stage);
                 writer.stop(&error);

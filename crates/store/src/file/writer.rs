@@ -61,6 +61,8 @@ pub(super) struct Stage {
     waiting: VecDeque<(Generation, oneshot::Sender<Result<()>>)>,
     syncing: bool,
     pub(super) closing: bool,
+    /// How many have asked that commits wait.
+    held: usize,
     stats: Stats,
     heads: Heads,
 }
@@ -99,6 +101,7 @@ impl Writer {
             waiting: VecDeque::new(),
             syncing: false,
             closing: false,
+            held: 0,
             stats: Stats::default(),
             heads: Heads::new(env.random()),
         };
@@ -212,7 +215,7 @@ impl Writer {
 
     /// Whether another commit may be staged. Freezes a full overlay if the one before it is gone.
     fn has_room(&self, stage: &mut MutexGuard<'_, Stage>) -> bool {
-        if stage.frame.length() > self.group_bytes.max(HEADER) {
+        if stage.held > 0 || stage.frame.length() > self.group_bytes.max(HEADER) {
             return false;
         }
         if !self.background || self.layers.load().active.bytes() < self.overlay_bytes {
@@ -411,6 +414,12 @@ impl Writer {
         newer.map_err(|_| StoreError::Closed)
     }
 
+    /// Lets commits wait until what this gives is dropped.
+    pub(super) fn hold_commits(&self) -> Held<'_> {
+        self.stage.lock().held += 1;
+        Held(self)
+    }
+
     pub(super) fn lock_stage(&self) -> MutexGuard<'_, Stage> {
         self.stage.lock()
     }
@@ -467,6 +476,16 @@ struct LeadOnDrop<'a>(&'a Writer);
 impl Drop for LeadOnDrop<'_> {
     fn drop(&mut self) {
         self.0.lead();
+    }
+}
+
+/// Commits wait while this is there.
+pub(super) struct Held<'a>(&'a Writer);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.stage.lock().held -= 1;
+        self.0.room.notify_waiters();
     }
 }
 

@@ -1,8 +1,11 @@
 //! What the store's own threads do while callers go on, and when they end.
 
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use latchwork_store::disk::sim::SimDisk;
+use latchwork_store::disk::sim::{Attempt, SimDisk};
 use latchwork_store::*;
 
 use crate::backends::small_limits;
@@ -45,14 +48,78 @@ async fn dropping_a_store_does_not_wait_until_all_dropped_history_is_cleared_awa
     }
     tasks.join_all().await;
     while store.maintain().await.unwrap() {}
-    let past = store.stats().await.unwrap().past_versions;
+    let oldest = view.generation();
     drop(view);
-    // The thread is at it from here on.
     put(&store, &space.key("k")).await;
-    while store.stats().await.unwrap().past_versions >= past {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    while store.oldest(&space) == oldest {
+        tokio::task::yield_now().await;
     }
+    // The thread is at it now.
     drop(store);
     let store = options(&disk).without_threads().open("/d").await.unwrap();
     assert!(store.stats().await.unwrap().past_versions > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_restore_comes_to_its_end_although_commits_go_on() {
+    let home = tempfile::tempdir().unwrap();
+    let (directory, snapshot) = (home.path().join("data"), home.path().join("snapshot"));
+    let store = Store::open(directory).await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    put(&store, &space.key("k")).await;
+    store.view().await.unwrap().persist(&snapshot).await.unwrap();
+    let ended = Arc::new(AtomicBool::new(false));
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..64 {
+        let (store, key, ended) = (store.clone(), space.key(format!("{task}")), ended.clone());
+        tasks.spawn(async move {
+            while !ended.load(Ordering::SeqCst) {
+                put(&store, &key).await;
+            }
+        });
+    }
+    for _ in 0..10 {
+        let restore = store.restore(&snapshot, Confirm::ReplaceEverything);
+        tokio::time::timeout(Duration::from_secs(5), restore).await.expect("it ends").unwrap();
+    }
+    ended.store(true, Ordering::SeqCst);
+    tasks.join_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_view_opened_during_a_restore_stays_readable() {
+    let disk = SimDisk::new();
+    let store = options(&disk).open("/d").await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    put(&store, &space.key("k")).await;
+    store.view().await.unwrap().persist("/s").await.unwrap();
+    put(&store, &space.key("k")).await;
+    while store.maintain().await.unwrap() {}
+    // The restore stands still where its transaction becomes durable.
+    let (reached, at_sync) = std::sync::mpsc::channel();
+    let (go_on, may_go_on) = std::sync::mpsc::channel();
+    let mut first = Some((reached, may_go_on));
+    disk.set_faults(move |attempt, path| {
+        if attempt == Attempt::Sync && path == Path::new("/d/index.redb") {
+            if let Some((reached, may_go_on)) = first.take() {
+                reached.send(()).unwrap();
+                may_go_on.recv().unwrap();
+            }
+        }
+        None
+    });
+    let restoring = tokio::spawn({
+        let store = store.clone();
+        async move { store.restore("/s", Confirm::ReplaceEverything).await }
+    });
+    tokio::task::spawn_blocking(move || at_sync.recv().unwrap()).await.unwrap();
+    let viewing = tokio::spawn({
+        let store = store.clone();
+        async move { store.view().await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    go_on.send(()).unwrap();
+    let restored = restoring.await.unwrap().unwrap();
+    let view = viewing.await.unwrap();
+    assert_eq!(view.get(&space.key("k")).await.unwrap().unwrap().generation, restored);
 }
