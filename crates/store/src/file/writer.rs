@@ -86,8 +86,8 @@ impl Stage {
 enum Staged {
     /// There is no room; wait and decide again.
     Full,
-    Ready(Outcome),
-    Waits(Outcome, oneshot::Receiver<Result<()>>),
+    Ready(Result<Outcome>),
+    Waits(Result<Outcome>, oneshot::Receiver<Result<()>>),
 }
 
 impl Writer {
@@ -136,7 +136,7 @@ impl Writer {
         let (outcome, mut receiver) = loop {
             let room = self.room.notified();
             match self.stage(&mut commit)? {
-                Staged::Ready(outcome) => return Ok(outcome),
+                Staged::Ready(outcome) => return outcome,
                 Staged::Waits(outcome, receiver) => break (outcome, receiver),
                 Staged::Full => room.await,
             }
@@ -149,7 +149,7 @@ impl Writer {
             Ok(synced) => synced,
             Err(_) => receiver.await.unwrap_or_else(|_| Err(self.stop_cause())),
         };
-        synced.map(|()| outcome)
+        synced.and(outcome)
     }
 
     fn stage(&self, commit: &mut Commit) -> Result<Staged> {
@@ -170,7 +170,8 @@ impl Writer {
             generation: stage.generation,
             heads: RefCell::new(&mut stage.heads),
         };
-        let outcome = match self.decide(commit, &newest, now)? {
+        // An error, too, may tell of what is not yet durable: of a commit id that was used before.
+        let outcome = self.decide(commit, &newest, now).map(|decision| match decision {
             Decision::Refuse(refusal) => {
                 stage.stats.refused += 1;
                 Outcome::Refused(refusal)
@@ -183,7 +184,7 @@ impl Writer {
                 stage.add(Arc::new(committed), &layers.active);
                 Outcome::Applied(receipt)
             }
-        };
+        });
         if stage.generation <= self.visible() {
             return Ok(Staged::Ready(outcome));
         }
