@@ -123,3 +123,30 @@ async fn a_view_opened_during_a_restore_stays_readable() {
     let view = viewing.await.unwrap();
     assert_eq!(view.get(&space.key("k")).await.unwrap().unwrap().generation, restored);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_new_history_is_not_forgotten_while_others_list_the_spaces() {
+    let store = Store::memory().await.unwrap();
+    let declare = |history| store.space(SpaceSpec::new("a").history(history));
+    declare(History::None).await.unwrap();
+    let ended = Arc::new(AtomicBool::new(false));
+    let mut listing = tokio::task::JoinSet::new();
+    for _ in 0..3 {
+        let (store, ended) = (store.clone(), ended.clone());
+        listing.spawn(async move {
+            while !ended.load(Ordering::SeqCst) {
+                store.spaces().await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    for round in 0..20_000 {
+        let space = declare(History::Forever).await.unwrap();
+        tokio::task::yield_now().await;
+        let watch = store.watch(space.all(), store.generation().await.unwrap()).await;
+        assert!(watch.is_ok(), "round {round}: {:?}", watch.err());
+        declare(History::None).await.unwrap();
+    }
+    ended.store(true, Ordering::SeqCst);
+    listing.join_all().await;
+}
