@@ -107,9 +107,9 @@ impl MemoryBackend {
         self.retention.check_unpinned()?;
         let wanted: BTreeMap<Key, Version> = contents.records.collect::<Result<_>>()?;
         let generation = state.generation.max(contents.generation).next();
+        let keys: BTreeSet<Key> = state.keys.keys().chain(wanted.keys()).cloned().collect();
+        self.retention.begin_anew(generation, keys.iter().map(Key::space))?;
         let mut current = std::mem::take(&mut state.keys);
-        let keys: BTreeSet<Key> = current.keys().chain(wanted.keys()).cloned().collect();
-        let floors = self.retention.floors_anew(generation, keys.iter().map(Key::space));
         state.touched.clear();
         for key in keys {
             let (old, new) = (current.remove(&key).and_then(|mut versions| versions.pop()), wanted.get(&key));
@@ -121,7 +121,6 @@ impl MemoryBackend {
             state.keys.insert(key, vec![version]);
         }
         state.generation = generation;
-        self.retention.raise(floors);
         self.announce(generation);
         Ok(generation)
     }

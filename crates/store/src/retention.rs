@@ -100,7 +100,7 @@ impl Retention {
 
     /// How many pins there are.
     pub fn pins(&self) -> usize {
-        self.state.lock().pins.values().sum()
+        self.state.lock().pinned()
     }
 
     /// Raises the floors to what the rules allow at `latest`. `at_time` tells the newest generation not later than
@@ -135,34 +135,42 @@ impl Retention {
 
     /// Refuses while views are open: what a restore must know before it begins.
     pub(crate) fn check_unpinned(&self) -> Result<()> {
-        match self.pins() {
-            0 => Ok(()),
-            views => Err(StoreError::ViewsOpen { views }),
-        }
+        self.state.lock().check_unpinned()
     }
 
-    /// The floors after a restore as `generation`, which starts history anew in every space. Only receipts go on: they
-    /// keep the generations of their commits.
-    pub(crate) fn floors_anew(
+    /// Raises the floors for a restore as `generation`, which starts history anew in every space, and gives them. Only
+    /// receipts go on: they keep the generations of their commits. Fails if a view was opened meanwhile; who opens one
+    /// from now on sees nothing from before the restore.
+    pub(crate) fn begin_anew(
         &self,
         generation: Generation,
         spaces: impl IntoIterator<Item = SpaceId>,
-    ) -> BTreeMap<SpaceId, Generation> {
-        let state = self.state.lock();
-        let known = state.rules.keys().copied().chain(spaces).filter(|space| *space != RECEIPTS);
-        known.map(|space| (space, generation)).collect()
-    }
-
-    /// Raises floors after a restore.
-    pub(crate) fn raise(&self, floors: BTreeMap<SpaceId, Generation>) {
+    ) -> Result<BTreeMap<SpaceId, Generation>> {
         let mut state = self.state.lock();
-        state.floors.extend(floors);
+        state.check_unpinned()?;
+        let known = state.rules.keys().copied().chain(spaces).filter(|space| *space != RECEIPTS);
+        let floors: BTreeMap<_, _> = known.map(|space| (space, generation)).collect();
+        state.floors.extend(&floors);
         self.remember_highest(&state);
+        Ok(floors)
     }
 
     fn remember_highest(&self, state: &State) {
         let highest = state.floors.values().max().map_or(0, |floor| floor.0);
         self.highest.fetch_max(highest, Ordering::SeqCst);
+    }
+}
+
+impl State {
+    fn pinned(&self) -> usize {
+        self.pins.values().sum()
+    }
+
+    fn check_unpinned(&self) -> Result<()> {
+        match self.pinned() {
+            0 => Ok(()),
+            views => Err(StoreError::ViewsOpen { views }),
+        }
     }
 }
 

@@ -27,8 +27,18 @@ struct Inner {
     env: Env,
     limits: Limits,
     /// The spaces this handle has met, by number.
-    spaces: RwLock<BTreeMap<SpaceId, Arc<str>>>,
+    spaces: RwLock<BTreeMap<SpaceId, Met>>,
 }
+
+/// A space as this handle knows it.
+struct Met {
+    name: Arc<str>,
+    /// The generation of the declaration its rules are from.
+    declared: Generation,
+}
+
+/// What is declared, by name, each with the generation of its declaration.
+type Declarations = BTreeMap<String, (SpaceRecord, Generation)>;
 
 /// Said by a caller who knows that a restore replaces everything there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,15 +89,17 @@ impl Store {
             let declared = self.declarations(&view).await?;
             let stored = declared.get(spec.name.as_str()).copied();
             let id = match stored {
-                Some(record) => record.id,
-                None => declared.values().map(|record| record.id).max().map_or(FIRST_DECLARED, next_id),
+                Some((record, _)) => record.id,
+                None => declared.values().map(|(record, _)| record.id).max().map_or(FIRST_DECLARED, next_id),
             };
-            let record = SpaceRecord { id, rules: spec.rules(stored.map(|stored| stored.rules)) };
+            let record = SpaceRecord { id, rules: spec.rules(stored.map(|(stored, _)| stored.rules)) };
             // As they are stored: a history in time is rounded there.
-            if stored.is_some_and(|stored| stored.encode() == record.encode()) {
-                return Ok(self.learn(spec.name.as_str().into(), record));
+            if let Some((stored, declared)) = stored
+                && stored.encode() == record.encode()
+            {
+                return Ok(self.learn(spec.name.as_str().into(), record, declared));
             }
-            if let Some(stored) = stored
+            if let Some((stored, _)) = stored
                 && stored.rules.used_once != spec.used_once
             {
                 let said = |used_once| if used_once { "keys used once" } else { "keys that may come back" };
@@ -98,8 +110,8 @@ impl Store {
             let commit = Commit::new()
                 .unchanged(&Range::of_space(SPACES), view.generation())
                 .put(&Key::new(SPACES, spec.name.as_bytes()), record.encode());
-            if self.inner.backend.commit(commit).await?.is_applied() {
-                return Ok(self.learn(spec.name.as_str().into(), record));
+            if let Outcome::Applied(receipt) = self.inner.backend.commit(commit).await? {
+                return Ok(self.learn(spec.name.as_str().into(), record, receipt.generation));
             }
         }
         let what = format!("space {:?} could not be declared in {DECLARE_ATTEMPTS} attempts", spec.name);
@@ -110,7 +122,7 @@ impl Store {
     pub async fn spaces(&self) -> Result<Vec<Space>> {
         self.learn_spaces().await?;
         let spaces = self.inner.spaces.read();
-        let mut spaces: Vec<_> = spaces.iter().map(|(id, name)| Space { id: *id, name: name.clone() }).collect();
+        let mut spaces: Vec<_> = spaces.iter().map(|(id, met)| Space { id: *id, name: met.name.clone() }).collect();
         spaces.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(spaces)
     }
@@ -153,10 +165,13 @@ impl Store {
         loop {
             let latest = self.inner.backend.latest().await?;
             let pin = retention.pin(latest);
-            // A floor may have passed between the two lines above; then there is a newer present.
+            // A floor may have passed between the two lines above; then there is a newer present, or a restore is about
+            // to make it.
             if retention.is_whole(latest) {
                 return Ok(View::new(self.clone(), pin));
             }
+            drop(pin);
+            self.inner.backend.newer(latest).await?;
         }
     }
 
@@ -281,8 +296,9 @@ impl Store {
         }
         for (key, version) in &read {
             let Some(record) = version.value.as_ref().and_then(SpaceRecord::decode) else { continue };
-            let clash =
-                |(name, ours): (&String, &SpaceRecord)| (name.as_bytes() == key.bytes()) != (ours.id == record.id);
+            let clash = |(name, (ours, _)): (&String, &(SpaceRecord, Generation))| {
+                (name.as_bytes() == key.bytes()) != (ours.id == record.id)
+            };
             if declared.iter().any(clash) {
                 return Err(StoreError::ForeignSnapshot);
             }
@@ -294,29 +310,33 @@ impl Store {
 
     async fn learn_spaces(&self) -> Result<()> {
         let view = self.view().await?;
-        for (name, record) in self.declarations(&view).await? {
-            self.learn(name.into(), record);
+        for (name, (record, declared)) in self.declarations(&view).await? {
+            self.learn(name.into(), record, declared);
         }
         Ok(())
     }
 
-    fn learn(&self, name: Arc<str>, record: SpaceRecord) -> Space {
-        self.inner.backend.retention().declare(record.id, record.rules);
-        self.inner.spaces.write().insert(record.id, name.clone());
+    /// Takes over a declaration, unless a newer one of the same space is known: it may have been read a while ago.
+    fn learn(&self, name: Arc<str>, record: SpaceRecord, declared: Generation) -> Space {
+        let mut spaces = self.inner.spaces.write();
+        if spaces.get(&record.id).is_none_or(|met| met.declared <= declared) {
+            self.inner.backend.retention().declare(record.id, record.rules);
+            spaces.insert(record.id, Met { name: name.clone(), declared });
+        }
         Space { id: record.id, name }
     }
 
-    async fn declarations(&self, view: &View) -> Result<BTreeMap<String, SpaceRecord>> {
+    async fn declarations(&self, view: &View) -> Result<Declarations> {
         let scan =
             Scan { range: Range::of_space(SPACES), order: Order::Ascending, limit: usize::MAX, with_deleted: false };
-        let mut declared = BTreeMap::new();
+        let mut declared = Declarations::new();
         for (key, version) in self.inner.backend.scan(scan, view.generation()).await? {
             let name = String::from_utf8_lossy(key.bytes()).into_owned();
             let record = version.value.as_ref().and_then(SpaceRecord::decode);
             let Some(record) = record else {
                 return Err(StoreError::corrupt(format!("the declaration of space {name:?}"), "it cannot be read"));
             };
-            declared.insert(name, record);
+            declared.insert(name, (record, version.generation));
         }
         Ok(declared)
     }

@@ -169,9 +169,14 @@ pub(crate) fn write_snapshot(
     let options = FileOptions { disk, env, segment_bytes: PAGE as u64, ..FileOptions::default() };
     let failed = |cause| StoreError::io("create", directory, cause);
     options.disk.create_directory(directory).map_err(failed)?;
-    if !options.disk.list(directory).map_err(failed)?.is_empty() {
-        return Err(StoreError::NotEmpty { path: directory.into() });
-    }
+    let check_empty = || match options.disk.list(directory).map_err(failed)?.iter().any(|name| name != LOCK_FILE) {
+        true => Err(StoreError::NotEmpty { path: directory.into() }),
+        false => Ok(()),
+    };
+    check_empty()?;
+    // Somebody else may be about to write a snapshot to the same place, or to open a store there.
+    let _lock = options.lock(directory)?;
+    check_empty()?;
     let written = options.create(directory, identity, generation, Stage::Snapshot, &mut |index| {
         let mut spaces = BTreeMap::new();
         loop {
@@ -188,7 +193,10 @@ pub(crate) fn write_snapshot(
         }
     });
     if written.is_err() {
-        for name in options.disk.list(directory).unwrap_or_default() {
+        let mut names = options.disk.list(directory).unwrap_or_default();
+        // The lock's file last: until then the directory is ours.
+        names.sort_by_key(|name| name == LOCK_FILE);
+        for name in names {
             // What cannot be removed says itself that it is not complete.
             let _ = options.disk.remove(&directory.join(name));
         }

@@ -36,7 +36,7 @@ impl Folder {
         let _watched = self.writer.stop_on_panic();
         let mut more = false;
         loop {
-            if !more && !self.wait_for_work() {
+            if !self.wait_for_work(more) {
                 return;
             }
             match self.fold() {
@@ -46,8 +46,8 @@ impl Folder {
         }
     }
 
-    /// Waits until an overlay should be folded. `false` when the store ends.
-    fn wait_for_work(&self) -> bool {
+    /// Waits until an overlay should be folded, unless `more` is left to do. `false` when the store ends.
+    fn wait_for_work(&self, more: bool) -> bool {
         let writer = &self.writer;
         let mut stage = writer.lock_stage();
         let mut waited = false;
@@ -57,7 +57,7 @@ impl Folder {
             }
             let layers = writer.layers.load();
             let dirty = !layers.active.is_empty();
-            if layers.frozen.is_some() || (dirty && waited) {
+            if more || layers.frozen.is_some() || (dirty && waited) {
                 return true;
             }
             drop(layers);
@@ -169,20 +169,17 @@ impl Folder {
 
     /// Replaces everything: see [`crate::Backend::replace`].
     pub(super) fn replace(&self, contents: Contents) -> Result<Generation> {
-        while self.fold()? {}
         let writer = &self.writer;
-        let guard = self.index.lock();
-        let index = guard.as_ref().ok_or(StoreError::Closed)?;
-        // From here on nobody commits: what was staged since the fold becomes durable, and then is folded below.
+        // From here on commits wait. What was staged before becomes durable, and the index takes it.
+        let _held = writer.hold_commits();
+        while self.fold()? || !writer.layers.load().is_folded() {}
+        let index = self.index.lock();
+        let index = index.as_ref().ok_or(StoreError::Closed)?;
         let mut stage = writer.lock_stage();
         if stage.closing {
             return Err(StoreError::Closed);
         }
         let layers = writer.layers.load_full();
-        if !layers.active.is_empty() || layers.frozen.is_some() {
-            drop((stage, guard));
-            return self.replace(contents);
-        }
         let before = layers.index.progress;
         if contents.identity != self.identity && layers.index.has_user_records()? {
             return Err(StoreError::ForeignSnapshot);
@@ -194,7 +191,7 @@ impl Folder {
             let rules = writer.retention.rules(key.space()).unwrap_or_default();
             restored(key, old, new, generation, rules)
         };
-        let floors = |spaces: BTreeSet<SpaceId>| writer.retention.floors_anew(generation, spaces);
+        let floors = |spaces: BTreeSet<SpaceId>| writer.retention.begin_anew(generation, spaces);
         // A snapshot that cannot be read ends the restore, and nothing has changed; the store itself is well.
         let mut unreadable = None;
         let mut records = contents.records.inspect(|record| unreadable = record.as_ref().err().cloned());
@@ -203,13 +200,14 @@ impl Folder {
         if let Some(error) = unreadable {
             return Err(error);
         }
-        match replaced.and_then(|floors| Ok((floors, index.reader()?))) {
-            Ok((floors, reader)) => {
-                writer.retention.raise(floors);
+        match replaced.and_then(|()| index.reader()) {
+            Ok(reader) => {
                 let layers = Layers { index: Arc::new(reader), ..layers.copied() };
                 writer.publish(&mut stage, generation, layers);
                 Ok(generation)
             }
+            // Somebody opened a view meanwhile; nothing has changed here either.
+            Err(error @ StoreError::ViewsOpen { .. }) => Err(error),
             Err(error) => {
                 drop(stage);
                 writer.stop(&error);

@@ -28,6 +28,11 @@ impl Layers {
         [Some(&self.active), self.frozen.as_ref()].into_iter().flatten().filter(|overlay| !overlay.is_empty())
     }
 
+    /// Whether the index has everything.
+    pub(super) fn is_folded(&self) -> bool {
+        self.active.is_empty() && self.frozen.is_none()
+    }
+
     /// The same layers, to change some of them.
     pub(super) fn copied(&self) -> Layers {
         Layers { active: self.active.clone(), frozen: self.frozen.clone(), index: self.index.clone() }

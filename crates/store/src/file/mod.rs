@@ -38,6 +38,9 @@ use crate::{
 /// A group that has grown to this size is written before more is added.
 const GROUP_BYTES: u64 = 4 << 20;
 
+/// A frame says its length in four bytes.
+const LARGEST_FRAME: u64 = u32::MAX as u64;
+
 /// How a data directory is opened.
 #[derive(Debug, Clone)]
 pub struct FileOptions {
@@ -188,7 +191,8 @@ impl FileOptions {
     /// The most that one commit takes in a frame: its bytes, and for each operation lengths, revs and a place in the
     /// receipt.
     fn largest_commit(&self) -> u64 {
-        (self.limits.commit_bytes + 40 * self.limits.operations + 2 * PAGE) as u64
+        let Limits { commit_bytes, operations, .. } = self.limits;
+        (operations as u64).saturating_mul(40).saturating_add(commit_bytes as u64).saturating_add(2 * PAGE as u64)
     }
 
     fn validate(&self) -> Result<()> {
@@ -200,6 +204,8 @@ impl FileOptions {
             format!(
                 "segment_bytes is {segment}; commits of {commit_bytes} bytes and {operations} operations need {least}"
             )
+        } else if least > LARGEST_FRAME - GROUP_BYTES {
+            format!("commits of {commit_bytes} bytes and {operations} operations are larger than the log can hold")
         } else {
             return Ok(());
         };

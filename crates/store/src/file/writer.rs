@@ -61,6 +61,8 @@ pub(super) struct Stage {
     waiting: VecDeque<(Generation, oneshot::Sender<Result<()>>)>,
     syncing: bool,
     pub(super) closing: bool,
+    /// How many have asked that commits wait.
+    held: usize,
     stats: Stats,
     heads: Heads,
 }
@@ -84,8 +86,8 @@ impl Stage {
 enum Staged {
     /// There is no room; wait and decide again.
     Full,
-    Ready(Outcome),
-    Waits(Outcome, oneshot::Receiver<Result<()>>),
+    Ready(Result<Outcome>),
+    Waits(Result<Outcome>, oneshot::Receiver<Result<()>>),
 }
 
 impl Writer {
@@ -99,6 +101,7 @@ impl Writer {
             waiting: VecDeque::new(),
             syncing: false,
             closing: false,
+            held: 0,
             stats: Stats::default(),
             heads: Heads::new(env.random()),
         };
@@ -133,7 +136,7 @@ impl Writer {
         let (outcome, mut receiver) = loop {
             let room = self.room.notified();
             match self.stage(&mut commit)? {
-                Staged::Ready(outcome) => return Ok(outcome),
+                Staged::Ready(outcome) => return outcome,
                 Staged::Waits(outcome, receiver) => break (outcome, receiver),
                 Staged::Full => room.await,
             }
@@ -146,7 +149,7 @@ impl Writer {
             Ok(synced) => synced,
             Err(_) => receiver.await.unwrap_or_else(|_| Err(self.stop_cause())),
         };
-        synced.map(|()| outcome)
+        synced.and(outcome)
     }
 
     fn stage(&self, commit: &mut Commit) -> Result<Staged> {
@@ -167,7 +170,8 @@ impl Writer {
             generation: stage.generation,
             heads: RefCell::new(&mut stage.heads),
         };
-        let outcome = match self.decide(commit, &newest, now)? {
+        // An error, too, may tell of what is not yet durable: of a commit id that was used before.
+        let outcome = self.decide(commit, &newest, now).map(|decision| match decision {
             Decision::Refuse(refusal) => {
                 stage.stats.refused += 1;
                 Outcome::Refused(refusal)
@@ -180,7 +184,7 @@ impl Writer {
                 stage.add(Arc::new(committed), &layers.active);
                 Outcome::Applied(receipt)
             }
-        };
+        });
         if stage.generation <= self.visible() {
             return Ok(Staged::Ready(outcome));
         }
@@ -212,7 +216,7 @@ impl Writer {
 
     /// Whether another commit may be staged. Freezes a full overlay if the one before it is gone.
     fn has_room(&self, stage: &mut MutexGuard<'_, Stage>) -> bool {
-        if stage.frame.length() > self.group_bytes.max(HEADER) {
+        if stage.held > 0 || stage.frame.length() > self.group_bytes.max(HEADER) {
             return false;
         }
         if !self.background || self.layers.load().active.bytes() < self.overlay_bytes {
@@ -324,7 +328,7 @@ impl Writer {
         }
         drop(stage);
         self.synced.notify_all();
-        self.latest.send_replace(last);
+        announce(&self.latest, last);
         for (_, waiting) in answered {
             // A caller that has gone away does not need its answer.
             let _ = waiting.send(Ok(()));
@@ -401,7 +405,7 @@ impl Writer {
         stage.heads.clear();
         self.layers.store(Arc::new(layers));
         self.visible.store(generation.0, Ordering::SeqCst);
-        self.latest.send_replace(generation);
+        announce(&self.latest, generation);
     }
 
     pub(super) async fn newer(&self, than: Generation) -> Result<Generation> {
@@ -409,6 +413,12 @@ impl Writer {
         let newer = receiver.wait_for(|latest| *latest > than || self.check().is_err()).await.map(|latest| *latest);
         self.check()?;
         newer.map_err(|_| StoreError::Closed)
+    }
+
+    /// Lets commits wait until what this gives is dropped.
+    pub(super) fn hold_commits(&self) -> Held<'_> {
+        self.stage.lock().held += 1;
+        Held(self)
     }
 
     pub(super) fn lock_stage(&self) -> MutexGuard<'_, Stage> {
@@ -470,6 +480,16 @@ impl Drop for LeadOnDrop<'_> {
     }
 }
 
+/// Commits wait while this is there.
+pub(super) struct Held<'a>(&'a Writer);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.stage.lock().held -= 1;
+        self.0.room.notify_waiters();
+    }
+}
+
 pub(super) struct StopOnPanic<'a>(&'a Writer);
 
 impl Drop for StopOnPanic<'_> {
@@ -478,6 +498,16 @@ impl Drop for StopOnPanic<'_> {
             self.0.stop(&StoreError::corrupt("the store in memory", "an invariant was broken"));
         }
     }
+}
+
+/// Tells those who wait for a newer generation. Whoever made a group durable says so without a lock, so the next one may
+/// have been told of already; nothing is taken back.
+fn announce(latest: &watch::Sender<Generation>, generation: Generation) {
+    latest.send_if_modified(|latest| {
+        let newer = generation > *latest;
+        *latest = generation.max(*latest);
+        newer
+    });
 }
 
 /// Lets other tasks of this thread run first.
@@ -491,4 +521,19 @@ async fn yield_once() {
         Poll::Pending
     })
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_that_is_announced_late_takes_back_no_newer_one() {
+        let latest = watch::Sender::new(Generation(1));
+        let waiting = latest.subscribe();
+        for generation in [2, 4, 3] {
+            announce(&latest, Generation(generation));
+        }
+        assert_eq!(*waiting.borrow(), Generation(4));
+    }
 }

@@ -68,3 +68,20 @@ async fn parents_of_a_data_directory_are_made() {
     Store::open(&directory).await.unwrap().close().await.unwrap();
     assert!(directory.join("FORMAT").is_file());
 }
+
+#[tokio::test]
+async fn limits_that_the_log_cannot_hold_are_refused() {
+    let home = tempfile::tempdir().unwrap();
+    for (operations, commit_bytes) in
+        [(usize::MAX, 1), (1, usize::MAX), (usize::MAX, usize::MAX), (1, u32::MAX as usize)]
+    {
+        let mut limits = Limits::default();
+        (limits.operations, limits.commit_bytes) = (operations, commit_bytes);
+        let options = FileOptions::new().limits(limits).segment_bytes(1 << 40);
+        match options.open(home.path().join("data")).await {
+            Err(error @ StoreError::Option { .. }) => assert_eq!(error.kind(), ErrorKind::Invalid),
+            other => panic!("{:?}", other.map(|_| ())),
+        }
+    }
+    assert!(!home.path().join("data").exists());
+}

@@ -3,7 +3,9 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use latchwork_store::disk::sim::{Attempt, Fault, Loss, SimDisk};
 use latchwork_store::*;
@@ -153,6 +155,24 @@ async fn a_short_write_stops_the_store() {
 async fn every_name_that_cannot_be_changed_stops_the_store() {
     fail_each(Attempt::Rename, BROKEN, 1).await;
     fail_each(Attempt::Create, BROKEN, 1).await;
+}
+
+#[tokio::test]
+async fn an_id_counts_as_used_only_once_its_commit_is_durable() {
+    let disk = SimDisk::new();
+    let store = FileOptions::new().disk(disk.clone()).without_threads().open("/d").await.unwrap();
+    let key = store.space(SpaceSpec::new("a")).await.unwrap().key("k");
+    let commit = Commit::new().id(store.commit_id());
+    let mut first = pin!(store.commit(commit.clone().put(&key, "1")));
+    let mut second = pin!(store.commit(commit.put(&key, "2")));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    let early = second.as_mut().poll(&mut context);
+    assert!(early.is_pending(), "{early:?}");
+    disk.set_faults(|attempt, _| (attempt == Attempt::Sync).then_some(BROKEN));
+    for outcome in [first.await, second.await] {
+        assert!(matches!(outcome, Err(StoreError::Stopped { .. })), "{outcome:?}");
+    }
 }
 
 #[tokio::test]

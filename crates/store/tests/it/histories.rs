@@ -42,14 +42,29 @@ pub(crate) async fn history(store: Store, seed: u64, operations: usize) -> Resul
     Ok(summary)
 }
 
+/// Checks `count` histories that count. A void one is made again with another seed; a machine on which many are void
+/// is no place for this test, and it says so.
 fn explain(count: u64, open: impl AsyncFn() -> Store) {
     let runtime = runtime();
     let mut total = Summary::default();
-    for seed in 0..count {
-        let explained = runtime.block_on(async { history(open().await, seed, OPERATIONS).await });
-        total += explained.unwrap_or_else(|violation| panic!("history {seed}: {violation}"));
+    let (mut counted, mut void) = (0, 0);
+    for seed in 0.. {
+        match runtime.block_on(async { history(open().await, seed, OPERATIONS).await }) {
+            Ok(summary) => {
+                total += summary;
+                counted += 1;
+            }
+            Err(violation @ Violation::Void { .. }) => {
+                void += 1;
+                assert!(void <= 1 + count / 10, "history {seed}: {violation}; {void} of {} were void", seed + 1);
+            }
+            Err(violation) => panic!("history {seed}: {violation}"),
+        }
+        if counted >= count {
+            break;
+        }
     }
-    println!("{count} histories: {total:?}");
+    println!("{counted} histories, {void} more were void: {total:?}");
 }
 
 #[test]

@@ -19,4 +19,5 @@ mod net;
 mod power_loss;
 mod recovered;
 mod reference;
+mod threads;
 mod workload;

@@ -16,19 +16,19 @@ const PAGE: usize = 1000;
 /// What a key is to hold, of what it holds and what is wanted.
 type Decide<'a> = dyn Fn(&Key, Option<&Version>, Option<&Version>) -> Option<Version> + 'a;
 
-/// Where history begins in the spaces that were met, and in all others.
-type Floors<'a> = dyn Fn(BTreeSet<SpaceId>) -> BTreeMap<SpaceId, Generation> + 'a;
+/// Where history begins from now on in the spaces that were met, and in all others. Asked last; may refuse.
+type Floors<'a> = dyn Fn(BTreeSet<SpaceId>) -> Result<BTreeMap<SpaceId, Generation>> + 'a;
 
 impl Index {
     /// Replaces the last version of every key by what `decide` makes of it and of the wanted one, and drops all
-    /// history, in one durable transaction. Gives the floors it stored.
+    /// history, in one durable transaction.
     pub(in crate::file) fn replace(
         &self,
         wanted: &mut dyn Iterator<Item = Result<(Key, Version)>>,
         decide: &Decide<'_>,
         floors: &Floors<'_>,
         progress: Progress,
-    ) -> Result<BTreeMap<SpaceId, Generation>> {
+    ) -> Result<()> {
         self.guarded(|| {
             let transaction = self.begin()?;
             transaction.delete_table(PAST)?;
@@ -38,13 +38,13 @@ impl Index {
                 let (current, touched) = (transaction.open_table(CURRENT)?, transaction.open_table(TOUCHED)?);
                 let mut replacement = Replacement { current, touched, decide, met: BTreeSet::new() };
                 replacement.run(&mut wanted.peekable())?;
-                floors(replacement.met)
+                floors(replacement.met).map_err(Failure::Store)?
             };
             put_floors(&transaction, &floors)?;
             let state = encode_progress(&progress);
             transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
             transaction.commit()?;
-            Ok(floors)
+            Ok(())
         })
     }
 }

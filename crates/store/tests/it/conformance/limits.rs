@@ -12,6 +12,7 @@ on_every_backend!(
     a_commit_may_have_as_many_operations_as_the_limit,
     a_commit_may_be_as_large_as_the_limit,
     a_range_may_be_bounded_by_any_key_that_is_allowed,
+    a_limit_may_be_the_largest_number_there_is,
     an_empty_key_is_an_error_everywhere,
     a_key_of_an_undeclared_space_is_an_error_everywhere,
     a_key_written_twice_is_an_error,
@@ -130,6 +131,14 @@ async fn a_range_may_be_bounded_by_any_key_that_is_allowed(bench: Bench) {
     check(&store, commit(space.range(key(limit)..=key(limit))), Ok(())).await;
     check(&store, commit(space.prefix(key(limit))), Ok(())).await;
     check(&store, commit(space.range(key(limit + 2)..)), Err(&format!("the limit is {limit}"))).await;
+}
+
+async fn a_limit_may_be_the_largest_number_there_is(mut bench: Bench) {
+    (bench.limits.key_bytes, bench.limits.value_bytes) = (usize::MAX, usize::MAX);
+    let store = bench.open().await;
+    let space = space(&store, "a", History::Forever).await;
+    let now = store.generation().await.unwrap();
+    check(&store, Commit::new().unchanged(&space.all(), now).put(&space.key("k"), "1"), Ok(())).await;
 }
 
 async fn an_empty_key_is_an_error_everywhere(bench: Bench) {

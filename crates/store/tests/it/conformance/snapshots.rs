@@ -14,6 +14,7 @@ on_every_backend!(
     a_snapshot_of_the_past_holds_the_past,
     a_snapshot_has_no_history_before_itself,
     a_snapshot_is_not_written_over_something,
+    of_two_snapshots_to_one_place_at_once_one_is_written_whole,
     a_snapshot_is_larger_than_a_batch,
     a_restore_brings_back_values_and_goes_on_above_revs_and_generations,
     a_restore_starts_history_anew,
@@ -121,6 +122,21 @@ async fn a_snapshot_is_not_written_over_something(bench: Bench) {
     let again = store.view().await.unwrap().persist(bench.path("snapshot")).await;
     assert_eq!(again.as_ref().unwrap_err().kind(), ErrorKind::Invalid);
     assert_fails!(again, StoreError::NotEmpty { path } if path == bench.path("snapshot"));
+}
+
+async fn of_two_snapshots_to_one_place_at_once_one_is_written_whole(bench: Bench) {
+    let store = bench.open().await;
+    put(&store, &space(&store, "a", History::None).await.key("k"), "1").await;
+    for round in 0..20 {
+        let (view, path) = (store.view().await.unwrap(), bench.path(&format!("snapshot {round}")));
+        let (one, other) = tokio::join!(view.persist(&path), view.persist(&path));
+        let failure = match (one, other) {
+            (Ok(()), Err(error)) | (Err(error), Ok(())) => error,
+            both => panic!("{both:?}"),
+        };
+        assert!(matches!(failure, StoreError::Locked { .. } | StoreError::NotEmpty { .. }), "{failure}");
+        assert_eq!(bench.open_at(&path).await.verify().await.unwrap(), []);
+    }
 }
 
 async fn a_snapshot_is_larger_than_a_batch(bench: Bench) {

@@ -1,0 +1,153 @@
+//! What the store's own threads do while callers go on, and when they end.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use latchwork_store::disk::sim::{Attempt, SimDisk};
+use latchwork_store::*;
+
+use crate::backends::small_limits;
+
+fn options(disk: &SimDisk) -> FileOptions {
+    FileOptions::new().disk(disk.clone()).limits(small_limits()).segment_bytes(256 << 10)
+}
+
+async fn put(store: &Store, key: &Key) {
+    store.commit(Commit::new().put(key, "value")).await.unwrap().applied().unwrap();
+}
+
+#[tokio::test]
+async fn commits_that_come_all_the_time_are_folded_all_the_same() {
+    let store = options(&SimDisk::new()).fold_interval(Duration::from_millis(100)).open("/d").await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    let committing = async {
+        while store.stats().await.unwrap().keys == 0 {
+            put(&store, &space.key("k")).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(3), committing).await.expect("something is folded");
+}
+
+#[tokio::test]
+async fn dropping_a_store_does_not_wait_until_all_dropped_history_is_cleared_away() {
+    let disk = SimDisk::new();
+    let store = options(&disk).fold_interval(Duration::from_millis(1)).open("/d").await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    let view = store.view().await.unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..100 {
+        let (store, key) = (store.clone(), space.key(format!("{task}")));
+        tasks.spawn(async move {
+            for _ in 0..500 {
+                put(&store, &key).await;
+            }
+        });
+    }
+    tasks.join_all().await;
+    while store.maintain().await.unwrap() {}
+    let oldest = view.generation();
+    drop(view);
+    put(&store, &space.key("k")).await;
+    while store.oldest(&space) == oldest {
+        tokio::task::yield_now().await;
+    }
+    // The thread is at it now.
+    drop(store);
+    let store = options(&disk).without_threads().open("/d").await.unwrap();
+    assert!(store.stats().await.unwrap().past_versions > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_restore_comes_to_its_end_although_commits_go_on() {
+    let home = tempfile::tempdir().unwrap();
+    let (directory, snapshot) = (home.path().join("data"), home.path().join("snapshot"));
+    let store = Store::open(directory).await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    put(&store, &space.key("k")).await;
+    store.view().await.unwrap().persist(&snapshot).await.unwrap();
+    let ended = Arc::new(AtomicBool::new(false));
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..64 {
+        let (store, key, ended) = (store.clone(), space.key(format!("{task}")), ended.clone());
+        tasks.spawn(async move {
+            while !ended.load(Ordering::SeqCst) {
+                put(&store, &key).await;
+            }
+        });
+    }
+    for _ in 0..10 {
+        let restore = store.restore(&snapshot, Confirm::ReplaceEverything);
+        tokio::time::timeout(Duration::from_secs(5), restore).await.expect("it ends").unwrap();
+    }
+    ended.store(true, Ordering::SeqCst);
+    tasks.join_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_view_opened_during_a_restore_stays_readable() {
+    let disk = SimDisk::new();
+    let store = options(&disk).open("/d").await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    put(&store, &space.key("k")).await;
+    store.view().await.unwrap().persist("/s").await.unwrap();
+    put(&store, &space.key("k")).await;
+    while store.maintain().await.unwrap() {}
+    // The restore stands still where its transaction becomes durable.
+    let (reached, at_sync) = std::sync::mpsc::channel();
+    let (go_on, may_go_on) = std::sync::mpsc::channel();
+    let mut first = Some((reached, may_go_on));
+    disk.set_faults(move |attempt, path| {
+        if attempt == Attempt::Sync
+            && path == Path::new("/d/index.redb")
+            && let Some((reached, may_go_on)) = first.take()
+        {
+            reached.send(()).unwrap();
+            may_go_on.recv().unwrap();
+        }
+        None
+    });
+    let restoring = tokio::spawn({
+        let store = store.clone();
+        async move { store.restore("/s", Confirm::ReplaceEverything).await }
+    });
+    tokio::task::spawn_blocking(move || at_sync.recv().unwrap()).await.unwrap();
+    let viewing = tokio::spawn({
+        let store = store.clone();
+        async move { store.view().await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    go_on.send(()).unwrap();
+    let restored = restoring.await.unwrap().unwrap();
+    let view = viewing.await.unwrap();
+    assert_eq!(view.get(&space.key("k")).await.unwrap().unwrap().generation, restored);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_new_history_is_not_forgotten_while_others_list_the_spaces() {
+    let store = Store::memory().await.unwrap();
+    let declare = |history| store.space(SpaceSpec::new("a").history(history));
+    declare(History::None).await.unwrap();
+    let ended = Arc::new(AtomicBool::new(false));
+    let mut listing = tokio::task::JoinSet::new();
+    for _ in 0..3 {
+        let (store, ended) = (store.clone(), ended.clone());
+        listing.spawn(async move {
+            while !ended.load(Ordering::SeqCst) {
+                store.spaces().await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    for round in 0..20_000 {
+        let space = declare(History::Forever).await.unwrap();
+        tokio::task::yield_now().await;
+        let watch = store.watch(space.all(), store.generation().await.unwrap()).await;
+        assert!(watch.is_ok(), "round {round}: {:?}", watch.err());
+        declare(History::None).await.unwrap();
+    }
+    ended.store(true, Ordering::SeqCst);
+    listing.join_all().await;
+}
