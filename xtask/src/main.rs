@@ -6,7 +6,7 @@
 mod tidy;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -62,8 +62,18 @@ enum Task {
     Deny,
 }
 
-fn main() -> Result<()> {
-    match Xtask::parse().command {
+fn main() -> ExitCode {
+    match work(Xtask::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn work(task: Task) -> Result<()> {
+    match task {
         Task::Test => test(),
         Task::Bench { suite, json, quick, only } => bench(&suite, json, quick, only),
         Task::Crash { images, kill, seed } => crash(images, kill, seed),
@@ -102,7 +112,8 @@ fn works(command: &mut Command) -> bool {
 
 fn test() -> Result<()> {
     install("cc", "gcc")?;
-    tidy::check(&root())?;
+    // Untidy lines should not hide what the tests say.
+    let tidy = tidy::check(&root());
     if works(&mut cargo(&["fmt", "--version"])) {
         run("format", cargo(&["fmt", "--all", "--check"]))?;
     } else {
@@ -114,7 +125,8 @@ fn test() -> Result<()> {
     } else {
         println!("── lints: skipped, clippy is not installed (rustup component add clippy)");
     }
-    run("tests", cargo(&["test", "--workspace", "--all-features"]))
+    run("tests", cargo(&["test", "--workspace", "--all-features"]))?;
+    tidy
 }
 
 /// Sees to it that `program` is there, by Debian's `package` if this process may install one.

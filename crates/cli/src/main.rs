@@ -9,9 +9,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use latchwork_store::{ErrorKind, StoreError};
 
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 5 conflict, 75 busy (try again later)";
+
 /// Durable work that happens once.
 #[derive(Parser)]
-#[command(name = "latch", version)]
+#[command(name = "latch", version, after_help = EXIT_CODES)]
 struct Latch {
     #[command(subcommand)]
     command: Command,
@@ -38,7 +40,9 @@ async fn main() -> ExitCode {
         // Whoever read the output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("latch: {error:#}");
+            // Files of the store name themselves in their errors; what remains is the output.
+            let output = if error.is::<std::io::Error>() { "cannot write the output: " } else { "" };
+            eprintln!("latch: {output}{error:#}");
             ExitCode::from(code(&error))
         }
     }
@@ -49,7 +53,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// 1 failed, 2 usage, 3 not found, 5 conflict, 75 busy: try again later.
+/// See [`EXIT_CODES`].
 fn code(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<StoreError>() {
         Some(StoreError::Locked { .. }) => 75,

@@ -1,18 +1,24 @@
-//! What a backend is: it checks, writes and remembers. It has no rules of its own, and nothing here supposes that
-//! only one process uses the storage behind it.
+//! What stands behind a [`crate::Store`], for those who put something between the two or bring a backend of their own.
+//! A backend checks, writes and remembers. It has no rules of its own, and nothing here supposes that only one process
+//! uses the storage behind it.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::{Commit, Committed, Generation, Key, Outcome, Range, Result, Retention, Timestamp, Version};
+use crate::{Commit, Committed, Generation, Key, Outcome, Range, Result, Timestamp, Version};
+
+pub use crate::commit::Head;
+pub use crate::evaluate::{Decision, Present, evaluate};
+pub use crate::memory::MemoryBackend;
+pub use crate::retention::{Pin, Retention};
+pub use crate::space::Rules;
 
 /// The answer of a backend, when it comes.
-pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+pub type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
 /// Storage for one store. Reads name the generation they are made at; the caller has it pinned.
 pub trait Backend: Send + Sync + 'static {
-    /// Checks and writes as [`crate::evaluate`] decides. Resolves when the outcome, a refusal as well, rests on
+    /// Checks and writes as [`evaluate`] decides. Resolves when the outcome, a refusal as well, rests on
     /// durable state only. A commit with an id may be sent again after any failure.
     fn commit(&self, commit: Commit) -> Answer<'_, Outcome>;
 
@@ -117,7 +123,7 @@ pub struct Damage {
 pub struct Stats {
     /// The newest generation.
     pub generation: Generation,
-    /// Keys with a value or the trace of one, in storage (what is in memory only is not counted twice).
+    /// Keys with a value or the trace of one, as far as the index has taken them.
     pub keys: u64,
     /// Overwritten and deleted versions that are still kept.
     pub past_versions: u64,

@@ -12,58 +12,84 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 /// Every failure of the store.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // The fields are named after what the messages say of them.
+#[allow(missing_docs)] // Of fields: they are named after what the messages say of them.
 pub enum StoreError {
+    /// A key without bytes.
     #[error("a key of space {space} is empty; a key has at least one byte")]
     EmptyKey { space: SpaceId },
+    /// A key over the limit.
     #[error("key {key} has {length} bytes; the limit is {limit}")]
     KeyTooLong { key: Key, length: usize, limit: usize },
+    /// A value over the limit.
     #[error("the value for {key} has {length} bytes; the limit is {limit}")]
     ValueTooLong { key: Key, length: usize, limit: usize },
+    /// More checks and writes than a commit may have.
     #[error("the commit has {count} checks and writes; the limit is {limit}")]
     TooManyOperations { count: usize, limit: usize },
+    /// More bytes than a commit may have.
     #[error("the commit has {length} bytes of keys, values and meta; the limit is {limit}")]
     CommitTooLarge { length: usize, limit: usize },
+    /// Meta over the limit of values.
     #[error("the commit's meta has {length} bytes; the limit is {limit}")]
     MetaTooLong { length: usize, limit: usize },
+    /// Two writes of one key in one commit.
     #[error("the commit writes {key} twice; a commit writes a key at most once")]
     WrittenTwice { key: Key },
+    /// A key or range of a space that this store does not know.
     #[error("space {space} is not declared in this store; declare it with Store::space")]
     UnknownSpace { space: SpaceId },
+    /// A name that no space can have.
     #[error("space name {name:?} is not allowed: {reason}")]
     SpaceName { name: String, reason: &'static str },
+    /// A space asked for with other rules than it was declared with.
     #[error("space {name:?} was declared with {stored} and is now asked for with {asked}; that choice cannot change")]
     SpaceMismatch { name: String, stored: &'static str, asked: &'static str },
+    /// A watch over a space without history.
     #[error("space {space} keeps no history and cannot be watched; declare it with a history")]
     NotWatchable { space: SpaceId },
+    /// A read, check or watch below the oldest generation of a space.
     #[error("generation {asked} of space {space} is no longer kept; the oldest left is {oldest}")]
     HistoryDropped { space: SpaceId, asked: Generation, oldest: Generation },
+    /// A view at a time before anything that is kept.
     #[error("what was committed up to {asked} is no longer kept; the oldest generation left is {oldest}")]
     TimeDropped { asked: Timestamp, oldest: Generation },
+    /// A generation that no commit has taken.
     #[error("generation {asked} does not exist yet; the store is at {latest}")]
     FutureGeneration { asked: Generation, latest: Generation },
+    /// Two different commits under one id.
     #[error("commit id {id} was used before for a commit with other contents")]
     CommitIdReused { id: crate::CommitId },
+    /// An option or limit that cannot be.
     #[error("an option is out of bounds: {what}")]
     Option { what: String },
+    /// The store was closed.
     #[error("the store is closed")]
     Closed,
+    /// A write or sync failed, and the store ended its service.
     #[error("the store has stopped: {cause}; open it again to go on from what was acknowledged")]
     Stopped { cause: Arc<str> },
+    /// Another process, or this one, has the directory open.
     #[error("{} is in use by process {owner}; one process opens a data directory at a time", path.display())]
     Locked { path: PathBuf, owner: String },
+    /// A directory written by a later version.
     #[error("{} has format {found}; this version reads up to {supported}: use a newer version", path.display())]
     NewerFormat { path: PathBuf, found: u32, supported: u32 },
+    /// A directory that is something else.
     #[error("{} is not a Latchwork data directory: {reason}", path.display())]
     NotAStore { path: PathBuf, reason: &'static str },
+    /// A snapshot asked for where something is.
     #[error("{} is not empty; a snapshot is written to an empty or missing directory", path.display())]
     NotEmpty { path: PathBuf },
+    /// Stored bytes are not what was written.
     #[error("{place} is damaged: {detail}")]
     Corrupt { place: String, detail: String },
+    /// A restore from a snapshot of another store.
     #[error("the snapshot belongs to another store; restore it into an empty one")]
     ForeignSnapshot,
+    /// A restore while views are open.
     #[error("a restore replaces everything; drop all views first (open views: {views})")]
     ViewsOpen { views: usize },
+    /// The operating system refused something.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io { action: &'static str, path: PathBuf, cause: Arc<std::io::Error> },
 }

@@ -3,12 +3,13 @@
 
 use bytes::Bytes;
 
+use crate::backend::Rules;
 use crate::codec::{self, Reader, put_number, put_optional, put_string};
 use crate::commit::Head;
 use crate::space::{RECEIPTS, SPACES};
 use crate::{
     Actual, Change, Check, Commit, CommitId, Committed, FailedCheck, Generation, Key, Range, Receipt, Refusal, Result,
-    Rev, Rules, StoreError, Timestamp, Version, Write,
+    Rev, StoreError, Timestamp, Version, Write,
 };
 
 /// The newest state, commits that are decided but not yet durable included.
@@ -64,8 +65,8 @@ pub fn evaluate(commit: Commit, present: &impl Present, now: Timestamp) -> Resul
         revs.push(Some(rev));
         changes.push(Change { key, rev, value });
     }
-    // A commit with an id leaves its receipt, and so takes a generation, also if it changes nothing else: sent again, it
-    // must not find something to change.
+    // A commit with an id leaves its receipt, and so takes a generation, also if it changes nothing else: sent again,
+    // it must not find something to change.
     if changes.is_empty() && commit.id.is_none() {
         return Ok(Decision::Answer(Receipt { generation: latest, time: now, revs, repeated: false }));
     }

@@ -25,7 +25,7 @@
 //! A commit's checks and writes land together or not at all; an answer rests on durable state only; every commit that
 //! changes something takes the next [`Generation`]. Everything else in Latchwork is records over this.
 
-mod backend;
+pub mod backend;
 mod codec;
 mod commit;
 pub mod disk;
@@ -43,26 +43,25 @@ mod store;
 mod view;
 mod watch;
 
+pub use bytes::Bytes;
+pub use uuid::Uuid;
+
 pub use store::{Confirm, Store};
 
+pub use backend::{Changes, Damage, Order, Stats};
 pub use commit::{
-    Actual, Change, Check, Commit, CommitId, Committed, FailedCheck, Head, Outcome, Receipt, Refusal, Version, Write,
+    Actual, Change, Check, Commit, CommitId, Committed, FailedCheck, Outcome, Receipt, Refusal, Version, Write,
 };
 pub use env::{Clock, Env, Random, Timestamp, VirtualClock};
 pub use error::{ErrorKind, Result, StoreError};
-pub use key::{Generation, Key, Range, Rev, SpaceId};
-pub use limits::Limits;
-pub use space::{History, Rules, Space, SpaceSpec};
-pub use view::{Item, View};
-pub use watch::Watch;
-
-pub use backend::{Answer, Backend, Changes, Contents, Damage, Order, Scan, Stats};
-pub use evaluate::{Decision, Present, evaluate};
 pub use file::FileOptions;
 #[cfg(feature = "testing")]
 pub use file::Sabotage;
-pub use memory::MemoryBackend;
-pub use retention::{Pin, Retention};
+pub use key::{Generation, Key, Range, Rev, SpaceId};
+pub use limits::Limits;
+pub use space::{History, Space, SpaceSpec};
+pub use view::{Item, View};
+pub use watch::Watch;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

@@ -9,13 +9,11 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use crate::backend::{Answer, Backend, Changes, Contents, Damage, Order, Scan, Stats};
+use crate::backend::{Answer, Backend, Changes, Contents, Damage, Order, Retention, Scan, Stats};
 use crate::commit::Head;
 use crate::evaluate::{Decision, Present, evaluate, restored, restored_receipt};
 use crate::space::{RECEIPTS, SPACES};
-use crate::{
-    Commit, Committed, Env, Generation, Key, Outcome, Range, Result, Retention, SpaceId, StoreError, Timestamp, Version,
-};
+use crate::{Commit, Committed, Env, Generation, Key, Outcome, Range, Result, SpaceId, StoreError, Timestamp, Version};
 
 /// A slice of clean-up happens after so many commits, and looks at so many changes.
 const COMMITS_PER_SLICE: u64 = 64;

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::backend::Rules;
 use crate::space::{RECEIPTS, SPACES};
-use crate::{Generation, History, Result, Rules, SpaceId, StoreError, Timestamp};
+use crate::{Generation, History, Result, SpaceId, StoreError, Timestamp};
 
 /// How long the answer to a commit id is remembered.
 pub(crate) const RECEIPTS_KEPT: Duration = Duration::from_secs(24 * 60 * 60);

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use crate::backend::{Order, Scan};
+use crate::backend::{Backend, Contents, MemoryBackend, Order, Scan};
 use crate::disk::{Disk, RealDisk};
 use crate::space::{FIRST_DECLARED, SPACES, SpaceRecord};
 use crate::{
-    Backend, Check, Commit, CommitId, Contents, Damage, Env, FileOptions, Generation, Key, Limits, MemoryBackend,
-    Outcome, Range, Result, Space, SpaceId, SpaceSpec, Stats, StoreError, Timestamp, View, Watch, snapshot,
+    Check, Commit, CommitId, Damage, Env, FileOptions, Generation, Key, Limits, Outcome, Range, Result, Space, SpaceId,
+    SpaceSpec, Stats, StoreError, Timestamp, View, Watch, snapshot,
 };
 
 /// A handle to a store. Clones share it; the last one to go closes it.

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use bytes::Bytes;
 
-use crate::backend::{Order, Scan};
-use crate::{Changes, Generation, Key, Pin, Range, Result, Rev, Store, Version, snapshot};
+use crate::backend::{Order, Pin, Scan};
+use crate::{Changes, Generation, Key, Range, Result, Rev, Store, Version, snapshot};
 
 /// The store at one generation, for as long as this is held. Writers go on; nothing seen through a view changes.
 #[derive(Debug)]

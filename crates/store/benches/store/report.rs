@@ -1,11 +1,14 @@
 //! Figures as a table, or as one JSON object a line.
 
+use std::cell::Cell;
+
 /// Collects and prints figures.
 pub(crate) struct Report {
     json: bool,
     /// Whether runs are cut short: for trying out, not for figures.
     pub(crate) quick: bool,
     wanted: Vec<String>,
+    figures: Cell<usize>,
 }
 
 /// A figure with what it is held against.
@@ -23,7 +26,7 @@ impl Report {
         if !json {
             println!("{:<28} {:>14} {:>14} {:>8}  to reach", "name", "value", "floor", "ratio");
         }
-        Report { json, quick, wanted }
+        Report { json, quick, wanted, figures: Cell::new(0) }
     }
 
     /// Whether a figure was asked for: all are, unless some are named.
@@ -33,6 +36,7 @@ impl Report {
 
     pub(crate) fn add(&self, figure: Figure<'_>) {
         let Figure { name, value, unit, floor, target } = figure;
+        self.figures.set(self.figures.get() + 1);
         let ratio = value / floor;
         if self.json {
             let line = serde_json::json!({"name": name, "value": value, "unit": unit, "floor": floor, "ratio": ratio});
@@ -43,6 +47,10 @@ impl Report {
     }
 
     pub(crate) fn finish(self) {
+        if self.figures.get() == 0 {
+            eprintln!("no figure has a name that starts with {}", self.wanted.join(" or "));
+            std::process::exit(2);
+        }
         if !self.json && self.quick {
             println!("quick run: these are no figures to quote");
         }

@@ -24,8 +24,10 @@ impl DirectoryLock for RealLock {}
 
 impl Disk for RealDisk {
     fn create_directory(&self, path: &Path) -> io::Result<()> {
-        if path.is_dir() {
-            return Ok(());
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => return Ok(()),
+            Ok(_) => return Err(io::Error::new(io::ErrorKind::NotADirectory, "it is a file, not a directory")),
+            Err(_) => {}
         }
         // A new directory is as sure as its name in the one above.
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

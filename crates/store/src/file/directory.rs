@@ -16,6 +16,8 @@ use crate::{Env, Generation, Key, Result, StoreError, Version};
 const FORMAT: u32 = 1;
 const FORMAT_FILE: &str = "FORMAT";
 const LOCK_FILE: &str = "LOCK";
+/// What may lie in a directory that is about to become a store.
+const OWN_FILES: [&str; 4] = [LOCK_FILE, "FORMAT.new", "spare.new", "lost+found"];
 pub(super) const INDEX_FILE: &str = "index.redb";
 
 impl FileOptions {
@@ -36,6 +38,12 @@ impl FileOptions {
                 let names = self.disk.list(directory).map_err(|cause| StoreError::io("list", directory, cause))?;
                 if names.iter().any(|name| name == INDEX_FILE || name.starts_with("log-")) {
                     let reason = "it holds an index or a log, but no FORMAT file";
+                    return Err(StoreError::NotAStore { path: directory.into(), reason });
+                }
+                // A name that was mistyped should not fill somebody's directory with files.
+                let foreign = |name: &&String| !name.starts_with('.') && !OWN_FILES.contains(&name.as_str());
+                if names.iter().any(|name| foreign(&name)) {
+                    let reason = "it holds other files; a new store needs an empty or missing directory";
                     return Err(StoreError::NotAStore { path: directory.into(), reason });
                 }
                 return Ok(None);

@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use super::index::{Fold, Index, Progress};
 use super::layers::Layers;
 use super::writer::Writer;
+use crate::backend::Contents;
 use crate::disk::DirectoryLock;
 use crate::evaluate::restored;
 use crate::space::{RECEIPTS, SPACES};
-use crate::{Contents, Damage, Generation, Key, Result, SpaceId, StoreError, Timestamp, Version};
+use crate::{Damage, Generation, Key, Result, SpaceId, StoreError, Timestamp, Version};
 
 /// The index and the right to change it.
 pub(super) struct Folder {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use super::heads::Heads;
 use super::index::IndexReader;
 use super::overlay::Overlay;
-use crate::backend::{Changes, Order, Scan};
+use crate::backend::{Changes, Order, Present, Retention, Scan};
 use crate::commit::Head;
-use crate::{Committed, Generation, Key, Present, Range, Result, Retention, Timestamp, Version};
+use crate::{Committed, Generation, Key, Range, Result, Timestamp, Version};
 
 /// A consistent set of layers. Readers load it once for each operation.
 pub(super) struct Layers {

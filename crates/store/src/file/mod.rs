@@ -28,11 +28,10 @@ use self::layers::Layers;
 use self::log::Log;
 use self::overlay::Overlay;
 use self::writer::{Parts, Writer};
-use crate::backend::{Answer, Backend, Changes, Contents, Damage, Scan, Stats};
+use crate::backend::{Answer, Backend, Changes, Contents, Damage, Retention, Scan, Stats};
 use crate::disk::{DirectoryLock, Disk, Open, RealDisk};
 use crate::{
-    Commit, Env, Generation, Key, Limits, Outcome, Range, Result, Retention, SpaceId, Store, StoreError, Timestamp,
-    Version,
+    Commit, Env, Generation, Key, Limits, Outcome, Range, Result, SpaceId, Store, StoreError, Timestamp, Version,
 };
 
 /// A group that has grown to this size is written before more is added.

@@ -20,9 +20,10 @@ use super::heads::Heads;
 use super::layers::{Layers, Newest};
 use super::log::Log;
 use super::overlay::Overlay;
+use crate::backend::Retention;
 use crate::commit::Head;
 use crate::evaluate::{Decision, evaluate};
-use crate::{Commit, Committed, Env, Generation, Outcome, Result, Retention, Stats, StoreError, Timestamp};
+use crate::{Commit, Committed, Env, Generation, Outcome, Result, Stats, StoreError, Timestamp};
 
 pub(super) struct Writer {
     pub(super) env: Env,
@@ -500,8 +501,8 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-/// Tells those who wait for a newer generation. Whoever made a group durable says so without a lock, so the next one may
-/// have been told of already; nothing is taken back.
+/// Tells those who wait for a newer generation. Whoever made a group durable says so without a lock, so the next one
+/// may have been told of already; nothing is taken back.
 fn announce(latest: &watch::Sender<Generation>, generation: Generation) {
     latest.send_if_modified(|latest| {
         let newer = generation > *latest;

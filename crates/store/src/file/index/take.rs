@@ -7,8 +7,9 @@ use redb::ReadableTable;
 use super::super::overlay::{Chain, Overlay};
 use super::record::{Progress, decode_row, decode_version, encode_floor, encode_row, encode_version};
 use super::{FLOORS, Failure};
+use crate::backend::Rules;
 use crate::evaluate::restored_receipt;
-use crate::{Change, Committed, Generation, Key, Result, Rules, SpaceId, Version};
+use crate::{Change, Committed, Generation, Key, Result, SpaceId, Version};
 
 /// One step of the index behind the log.
 pub(in crate::file) struct Fold<'a> {

@@ -35,7 +35,7 @@ async fn floor(store: &Store, space: &Space) -> Generation {
         let view = store.view_at(Generation(below)).await.unwrap();
         let dropped = |error: &StoreError| {
             let expected = (space.id(), Generation(below), oldest);
-            matches!(error, StoreError::HistoryDropped { space, asked, oldest } if (*space, *asked, *oldest) == expected)
+            matches!(error, StoreError::HistoryDropped { space, asked, oldest: o } if (*space, *asked, *o) == expected)
         };
         let scanned = view.scan(&space.all(), latchwork_store::Order::Ascending, 9).await.unwrap_err();
         let changes = store.view().await.unwrap().changes_since(&space.all(), Generation(below), 9).await.unwrap_err();
