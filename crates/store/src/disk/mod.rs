@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 mod real;
+mod shadow;
 #[cfg(feature = "testing")]
 pub mod sim;
 
 pub use real::RealDisk;
+pub(crate) use shadow::{ShadowDisk, ShadowFile};
 
 /// A place for directories and files.
 pub trait Disk: Debug + Send + Sync + 'static {
@@ -26,9 +28,9 @@ pub trait Disk: Debug + Send + Sync + 'static {
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Makes created, renamed and removed names of a directory durable.
     fn sync_directory(&self, path: &Path) -> io::Result<()>;
-    /// Takes the exclusive lock that the file at `path` stands for, until the guard is dropped. `Err(Ok(owner))`
-    /// names the process that has it.
-    fn lock(&self, path: &Path) -> Result<Box<dyn DirectoryLock>, io::Result<String>>;
+    /// Takes the lock that the file at `path` stands for, until the guard is dropped. `Err(Ok(owner))` names the
+    /// process that has it.
+    fn lock(&self, path: &Path, how: Lock) -> Result<Box<dyn DirectoryLock>, io::Result<String>>;
 }
 
 /// How a file is opened.
@@ -36,8 +38,19 @@ pub trait Disk: Debug + Send + Sync + 'static {
 pub enum Open {
     /// It must exist.
     Existing,
+    /// It must exist, and will not be written.
+    ReadOnly,
     /// It is created, or emptied if it exists.
     Fresh,
+}
+
+/// How a directory is locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lock {
+    /// Against everybody else.
+    Exclusive,
+    /// Against those who want it exclusively. Nothing is written: without a file, nobody has it.
+    Shared,
 }
 
 /// An open file.
@@ -69,7 +82,7 @@ pub(crate) fn write_whole(disk: &dyn Disk, directory: &Path, name: &str, content
 
 /// Reads a whole file.
 pub(crate) fn read_whole(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
-    let file = disk.open(path, Open::Existing)?;
+    let file = disk.open(path, Open::ReadOnly)?;
     let mut contents = vec![0; usize::try_from(file.length()?).unwrap_or(usize::MAX)];
     file.read_at(0, &mut contents)?;
     Ok(contents)

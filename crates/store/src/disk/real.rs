@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{DirectoryLock, Disk, DiskFile, Open};
+use super::{DirectoryLock, Disk, DiskFile, Lock, Open};
 
 /// The operating system's files.
 #[derive(Debug, Clone, Copy, Default)]
@@ -17,7 +17,7 @@ struct RealFile(File);
 
 #[derive(Debug)]
 struct RealLock {
-    _file: File,
+    _file: Option<File>,
 }
 
 impl DirectoryLock for RealLock {}
@@ -46,7 +46,8 @@ impl Disk for RealDisk {
 
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>> {
         let fresh = how == Open::Fresh;
-        let file = OpenOptions::new().read(true).write(true).create(fresh).truncate(fresh).open(path)?;
+        let written = how != Open::ReadOnly;
+        let file = OpenOptions::new().read(true).write(written).create(fresh).truncate(fresh).open(path)?;
         Ok(Arc::new(RealFile(file)))
     }
 
@@ -62,10 +63,22 @@ impl Disk for RealDisk {
         File::open(path)?.sync_all()
     }
 
-    fn lock(&self, path: &Path) -> Result<Box<dyn DirectoryLock>, io::Result<String>> {
-        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let mut file = open.map_err(Err)?;
-        match file.try_lock() {
+    fn lock(&self, path: &Path, how: Lock) -> Result<Box<dyn DirectoryLock>, io::Result<String>> {
+        let open = match how {
+            Lock::Exclusive => OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path),
+            Lock::Shared => File::open(path),
+        };
+        let mut file = match open {
+            Err(error) if how == Lock::Shared && error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Box::new(RealLock { _file: None }));
+            }
+            open => open.map_err(Err)?,
+        };
+        let locked = match how {
+            Lock::Exclusive => file.try_lock(),
+            Lock::Shared => file.try_lock_shared(),
+        };
+        match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut owner = String::new();
@@ -74,9 +87,11 @@ impl Disk for RealDisk {
             }
             Err(TryLockError::Error(error)) => return Err(Err(error)),
         }
-        let owner = format!("{}\n", std::process::id());
-        file.set_len(0).and_then(|()| file.write_all(owner.as_bytes())).map_err(Err)?;
-        Ok(Box::new(RealLock { _file: file }))
+        if how == Lock::Exclusive {
+            let owner = format!("{}\n", std::process::id());
+            file.set_len(0).and_then(|()| file.write_all(owner.as_bytes())).map_err(Err)?;
+        }
+        Ok(Box::new(RealLock { _file: Some(file) }))
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use self::medium::Medium;
-use super::{DirectoryLock, Disk, DiskFile, Open};
+use super::{DirectoryLock, Disk, DiskFile, Lock, Open};
 
 mod medium;
 mod recording;
@@ -217,8 +217,8 @@ impl Disk for SimDisk {
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>> {
         let mut state = self.state.lock();
         let id = match (state.medium.names.get(path).copied(), how) {
-            (Some(id), Open::Existing) => id,
-            (None, Open::Existing) => return Err(ErrorKind::NotFound.into()),
+            (Some(id), Open::Existing | Open::ReadOnly) => id,
+            (None, Open::Existing | Open::ReadOnly) => return Err(ErrorKind::NotFound.into()),
             (_, Open::Fresh) => {
                 state.attempt(Attempt::Create, path)?;
                 let id = state.medium.next_id();
@@ -259,7 +259,7 @@ impl Disk for SimDisk {
         Ok(())
     }
 
-    fn lock(&self, path: &Path) -> Result<Box<dyn DirectoryLock>, io::Result<String>> {
+    fn lock(&self, path: &Path, _how: Lock) -> Result<Box<dyn DirectoryLock>, io::Result<String>> {
         let mut state = self.state.lock();
         if state.locks.insert(path.to_path_buf(), ()).is_some() {
             return Err(Ok(std::process::id().to_string()));

@@ -9,7 +9,7 @@ use super::frame::PAGE;
 use super::index::{Index, Progress};
 use super::log::{Log, LogFiles};
 use crate::codec;
-use crate::disk::{self, DirectoryLock, Disk, Open};
+use crate::disk::{self, DirectoryLock, Disk, Lock, Open};
 use crate::space::{SPACES, SpaceRecord};
 use crate::{Env, Generation, Key, Result, StoreError, Version};
 
@@ -23,7 +23,7 @@ pub(super) const INDEX_FILE: &str = "index.redb";
 impl FileOptions {
     pub(super) fn lock(&self, directory: &Path) -> Result<Box<dyn DirectoryLock>> {
         let path = directory.join(LOCK_FILE);
-        self.disk.lock(&path).map_err(|failure| match failure {
+        self.disk.lock(&path, Lock::Exclusive).map_err(|failure| match failure {
             Ok(owner) => StoreError::Locked { path: directory.into(), owner },
             Err(cause) => StoreError::io("lock", path, cause),
         })

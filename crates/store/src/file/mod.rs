@@ -29,7 +29,7 @@ use self::log::Log;
 use self::overlay::Overlay;
 use self::writer::{Parts, Writer};
 use crate::backend::{Answer, Backend, Changes, Contents, Damage, Retention, Scan, Stats};
-use crate::disk::{DirectoryLock, Disk, Open, RealDisk};
+use crate::disk::{DirectoryLock, Disk, Open, RealDisk, ShadowDisk};
 use crate::{
     Commit, Env, Generation, Key, Limits, Outcome, Range, Result, SpaceId, Store, StoreError, Timestamp, Version,
 };
@@ -178,13 +178,14 @@ impl FileOptions {
         self.open_existing(directory, identity, lock)
     }
 
-    /// Opens a directory for reading all of it. It must be a store already.
+    /// Opens a directory for reading all of it, and changes nothing there. It must be a store already.
     pub(crate) fn open_snapshot(self, directory: &Path) -> Result<FileBackend> {
         if self.read_format(directory)?.is_none() {
             let reason = "it has no FORMAT file that says that it is complete";
             return Err(StoreError::NotAStore { path: directory.into(), reason });
         }
-        self.without_threads().open_backend(directory)
+        let disk: Arc<dyn Disk> = Arc::new(ShadowDisk(self.disk.clone()));
+        self.shared_disk(disk).without_threads().open_backend(directory)
     }
 
     /// The most that one commit takes in a frame: its bytes, and for each operation lengths, revs and a place in the

@@ -85,3 +85,45 @@ async fn limits_that_the_log_cannot_hold_are_refused() {
     }
     assert!(!home.path().join("data").exists());
 }
+
+#[tokio::test]
+async fn a_directory_with_other_files_does_not_become_a_store() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("thesis.tex"), "all of it").unwrap();
+    let error = Store::open(home.path()).await.unwrap_err();
+    assert!(matches!(error, StoreError::NotAStore { .. }) && error.to_string().contains("other files"), "{error}");
+    std::fs::remove_file(home.path().join("thesis.tex")).unwrap();
+    std::fs::write(home.path().join(".gitignore"), "*").unwrap();
+    Store::open(home.path()).await.unwrap();
+}
+
+/// Every file with its contents, but for the lock's.
+fn contents(directory: &std::path::Path) -> Vec<(std::ffi::OsString, Vec<u8>)> {
+    let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
+    let mut files: Vec<_> = files.filter(|file| !file.ends_with("LOCK")).collect();
+    files.sort();
+    files.iter().map(|file| (file.file_name().unwrap().to_owned(), std::fs::read(file).unwrap())).collect()
+}
+
+#[tokio::test]
+async fn a_restore_changes_nothing_in_the_snapshot() {
+    let home = tempfile::tempdir().unwrap();
+    let (data, snapshot) = (home.path().join("data"), home.path().join("snapshot"));
+    let store = Store::open(&data).await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    let put = |value: &str| Commit::new().put(&space.key("k"), value.to_owned());
+    assert!(store.commit(put("1")).await.unwrap().is_applied());
+    store.view().await.unwrap().persist(&snapshot).await.unwrap();
+    // Somebody goes on in the snapshot and is killed: a log that the index has not taken.
+    let copy = Store::open(&snapshot).await.unwrap();
+    assert!(copy.commit(put("2")).await.unwrap().is_applied());
+    drop(copy);
+    let before = contents(&snapshot);
+    for _ in 0..2 {
+        store.restore(&snapshot, Confirm::ReplaceEverything).await.unwrap();
+        assert_eq!(store.view().await.unwrap().get(&space.key("k")).await.unwrap().unwrap().value, "2");
+        assert!(contents(&snapshot) == before, "the snapshot was changed");
+    }
+    let error = store.restore(&data, Confirm::ReplaceEverything).await.unwrap_err();
+    assert!(matches!(error, StoreError::Locked { .. }), "its own directory is in use: {error}");
+}

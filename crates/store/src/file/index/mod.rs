@@ -17,10 +17,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
 
-use self::file::{IndexFile, ShadowFile};
+use self::file::IndexFile;
 use self::record::{decode_floor, decode_progress, decode_row, decode_version, encode_progress};
 use self::take::{clear_below, put_current, put_floors, put_receipt_row, take_chain, take_commit};
-use crate::disk::DiskFile;
+use crate::disk::{DiskFile, ShadowFile};
 use crate::{Generation, Key, Result, SpaceId, StoreError, Version};
 
 pub(super) use self::reader::IndexReader;
@@ -181,7 +181,7 @@ impl Index {
         let place = |what: &str| format!("{} ({what})", self.path.display());
         let mut found = Vec::new();
         let checked = caught(|| {
-            let shadow = ShadowFile::over(self.file.clone())?;
+            let shadow = IndexFile(Arc::new(ShadowFile::over(self.file.clone())?));
             let mut db = redb::Builder::new().set_cache_size(16 << 20).create_with_backend(shadow)?;
             Ok(db.check_integrity()?)
         });
@@ -191,7 +191,7 @@ impl Index {
             Err(failure) => found.push((place("pages"), failure.detail())),
         }
         let records = caught(|| {
-            let shadow = ShadowFile::over(self.file.clone())?;
+            let shadow = IndexFile(Arc::new(ShadowFile::over(self.file.clone())?));
             let db = redb::Builder::new().set_cache_size(16 << 20).create_with_backend(shadow)?;
             let transaction = db.begin_read()?;
             for row in transaction.open_table(CURRENT)?.iter()? {
