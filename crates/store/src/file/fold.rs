@@ -12,7 +12,7 @@ use super::writer::Writer;
 use crate::disk::DirectoryLock;
 use crate::evaluate::restored;
 use crate::space::{RECEIPTS, SPACES};
-use crate::{Contents, Damage, Generation, Key, Result, SpaceId, StoreError, Timestamp, Version};
+use crate::{Contents, Damage, Generation, Key, Result, SpaceId, Stats, StoreError, Timestamp, Version};
 
 /// The index and the right to change it.
 pub(super) struct Folder {
@@ -172,8 +172,7 @@ impl Folder {
         while self.fold()? || !writer.layers.load().is_folded() {}
         let index = self.index.lock();
         let index = index.as_ref().ok_or(StoreError::Closed)?;
-        let mut stage = writer.lock_stage();
-        if stage.closing {
+        if writer.lock_stage().closing {
             return Err(StoreError::Closed);
         }
         let layers = writer.layers.load_full();
@@ -200,13 +199,12 @@ impl Folder {
         match replaced.and_then(|()| index.reader()) {
             Ok(reader) => {
                 let layers = Layers { index: Arc::new(reader), ..layers.copied() };
-                writer.publish(&mut stage, generation, layers);
+                writer.publish(generation, layers);
                 Ok(generation)
             }
             // Somebody opened a view meanwhile; nothing has changed here either.
             Err(error @ StoreError::ViewsOpen { .. }) => Err(error),
             Err(error) => {
-                drop(stage);
                 writer.stop(&error);
                 Err(error)
             }
@@ -226,6 +224,16 @@ impl Folder {
         self.index.lock().take();
         self.lock.lock().take();
         folded
+    }
+
+    pub(super) fn stats(&self) -> Result<Stats> {
+        let writer = &self.writer;
+        writer.check()?;
+        let index = self.index.lock();
+        let index = index.as_ref().ok_or(StoreError::Closed)?;
+        let (keys, past_versions, index_bytes) = index.sizes(&writer.layers.load().index)?;
+        let pins = writer.retention.pins() as u64;
+        Ok(Stats { keys, past_versions, index_bytes, pins, ..writer.stats() })
     }
 
     /// Reads log and index from the medium.

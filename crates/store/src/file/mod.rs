@@ -412,15 +412,8 @@ impl Backend for FileBackend {
     }
 
     fn stats(&self) -> Answer<'_, Stats> {
-        let stats = self.writer().check().and_then(|()| {
-            let writer = self.writer();
-            let index = self.folder.index.lock();
-            let index = index.as_ref().ok_or(StoreError::Closed)?;
-            let (keys, past_versions, index_bytes) = index.sizes(&writer.layers.load().index)?;
-            let pins = writer.retention.pins() as u64;
-            Ok(Stats { keys, past_versions, index_bytes, pins, ..writer.stats() })
-        });
-        Box::pin(ready(stats))
+        // The index may be busy for long.
+        self.aside(|folder| folder.stats())
     }
 
     fn identity(&self) -> u128 {
