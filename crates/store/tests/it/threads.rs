@@ -164,3 +164,17 @@ async fn a_new_history_is_not_forgotten_while_others_list_the_spaces() {
     ended.store(true, Ordering::SeqCst);
     listing.join_all().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn any_number_of_spaces_may_be_declared_at_once() {
+    for _ in 0..8 {
+        let store = Store::memory().await.unwrap();
+        let mut declaring = tokio::task::JoinSet::new();
+        for number in 0..400 {
+            let store = store.clone();
+            declaring.spawn(async move { store.space(SpaceSpec::new(format!("{number}"))).await.unwrap().id() });
+        }
+        let numbers: std::collections::BTreeSet<_> = declaring.join_all().await.into_iter().collect();
+        assert_eq!(numbers.len(), 400);
+    }
+}
