@@ -231,4 +231,16 @@ mod tests {
         assert!(matches!(error, StoreError::HistoryDropped { oldest: Generation(9), .. }), "{error}");
         assert!(retention.check(SpaceId(21), Generation(1)).is_ok(), "floors are per space");
     }
+
+    #[test]
+    fn history_begins_anew_only_where_nobody_looks() {
+        let retention = Retention::new(BTreeMap::new());
+        let pin = retention.pin(Generation(5));
+        let refused = retention.begin_anew(Generation(9), [SPACE]);
+        assert!(matches!(refused, Err(StoreError::ViewsOpen { views: 1 })), "{refused:?}");
+        assert!(retention.check(SPACE, Generation(5)).is_ok());
+        drop(pin);
+        assert_eq!(retention.begin_anew(Generation(9), [SPACE]).unwrap().get(&SPACE), Some(&Generation(9)));
+        assert!(!retention.is_whole(Generation(8)) && retention.check(SPACE, Generation(8)).is_err());
+    }
 }

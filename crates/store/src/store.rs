@@ -47,9 +47,6 @@ pub enum Confirm {
     ReplaceEverything,
 }
 
-/// How often a declaration is tried against others that declare spaces at the same moment.
-const DECLARE_ATTEMPTS: usize = 64;
-
 impl Store {
     /// Opens the data directory, or creates it: the embedded, durable store.
     pub async fn open(directory: impl AsRef<Path>) -> Result<Store> {
@@ -84,7 +81,7 @@ impl Store {
     /// none leaves it.
     pub async fn space(&self, spec: SpaceSpec) -> Result<Space> {
         spec.validate()?;
-        for _ in 0..DECLARE_ATTEMPTS {
+        loop {
             let view = self.view().await?;
             let declared = self.declarations(&view).await?;
             let stored = declared.get(spec.name.as_str()).copied();
@@ -107,6 +104,7 @@ impl Store {
                 return Err(StoreError::SpaceMismatch { name: spec.name, stored, asked });
             }
             // The numbers in use are a read set: whoever declares another space at this moment makes us look again.
+            // Each time somebody has got theirs, so this comes to an end.
             let commit = Commit::new()
                 .unchanged(&Range::of_space(SPACES), view.generation())
                 .put(&Key::new(SPACES, spec.name.as_bytes()), record.encode());
@@ -114,8 +112,6 @@ impl Store {
                 return Ok(self.learn(spec.name.as_str().into(), record, receipt.generation));
             }
         }
-        let what = format!("space {:?} could not be declared in {DECLARE_ATTEMPTS} attempts", spec.name);
-        Err(StoreError::Option { what })
     }
 
     /// The declared spaces, by name.

@@ -91,6 +91,8 @@ type Faults = Box<dyn FnMut(Attempt, &Path) -> Option<Fault> + Send>;
 #[derive(Clone, Default)]
 pub struct SimDisk {
     state: Arc<Mutex<State>>,
+    /// Apart from the state, so that a fault function may take its time while others read.
+    faults: Arc<Mutex<Option<Faults>>>,
 }
 
 #[derive(Default)]
@@ -98,7 +100,6 @@ struct State {
     medium: Medium,
     locks: BTreeMap<PathBuf, ()>,
     recording: Option<Vec<Event>>,
-    faults: Option<Faults>,
 }
 
 /// Which unsynced writes an image keeps.
@@ -134,12 +135,12 @@ impl SimDisk {
 
     /// Lets `faults` decide about every attempt from now on.
     pub fn set_faults(&self, faults: impl FnMut(Attempt, &Path) -> Option<Fault> + Send + 'static) {
-        self.state.lock().faults = Some(Box::new(faults));
+        *self.faults.lock() = Some(Box::new(faults));
     }
 
     /// Lets everything succeed again.
     pub fn clear_faults(&self) {
-        self.state.lock().faults = None;
+        *self.faults.lock() = None;
     }
 
     /// The names of all files with their lengths.
@@ -170,7 +171,7 @@ impl SimDisk {
     }
 
     fn holding(medium: Medium) -> SimDisk {
-        SimDisk { state: Arc::new(Mutex::new(State { medium, ..State::default() })) }
+        SimDisk { state: Arc::new(Mutex::new(State { medium, ..State::default() })), faults: Arc::default() }
     }
 }
 
@@ -186,12 +187,14 @@ impl State {
             recording.push(event);
         }
     }
+}
 
-    fn fault(&mut self, attempt: Attempt, path: &Path) -> Option<Fault> {
-        self.faults.as_mut().and_then(|faults| faults(attempt, path))
+impl SimDisk {
+    fn fault(&self, attempt: Attempt, path: &Path) -> Option<Fault> {
+        self.faults.lock().as_mut().and_then(|faults| faults(attempt, path))
     }
 
-    fn attempt(&mut self, attempt: Attempt, path: &Path) -> io::Result<()> {
+    fn attempt(&self, attempt: Attempt, path: &Path) -> io::Result<()> {
         self.fault(attempt, path).map_or(Ok(()), |fault| Err(failure(fault)))
     }
 }
@@ -215,12 +218,14 @@ impl Disk for SimDisk {
     }
 
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>> {
+        if how == Open::Fresh {
+            self.attempt(Attempt::Create, path)?;
+        }
         let mut state = self.state.lock();
         let id = match (state.medium.names.get(path).copied(), how) {
             (Some(id), Open::Existing | Open::ReadOnly) => id,
             (None, Open::Existing | Open::ReadOnly) => return Err(ErrorKind::NotFound.into()),
             (_, Open::Fresh) => {
-                state.attempt(Attempt::Create, path)?;
                 let id = state.medium.next_id();
                 let create = Event::Create(path.to_path_buf(), id);
                 state.medium.rename(&create);
@@ -232,11 +237,11 @@ impl Disk for SimDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.attempt(Attempt::Rename, to)?;
         let mut state = self.state.lock();
         if !state.medium.names.contains_key(from) {
             return Err(ErrorKind::NotFound.into());
         }
-        state.attempt(Attempt::Rename, to)?;
         let event = Event::Rename(from.to_path_buf(), to.to_path_buf());
         state.medium.rename(&event);
         state.push(event);
@@ -244,8 +249,8 @@ impl Disk for SimDisk {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
+        self.attempt(Attempt::Remove, path)?;
         let mut state = self.state.lock();
-        state.attempt(Attempt::Remove, path)?;
         let event = Event::Remove(path.to_path_buf());
         state.medium.rename(&event);
         state.push(event);
@@ -253,8 +258,8 @@ impl Disk for SimDisk {
     }
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        self.attempt(Attempt::SyncDirectory, path)?;
         let mut state = self.state.lock();
-        state.attempt(Attempt::SyncDirectory, path)?;
         state.push(Event::SyncDirectory(path.to_path_buf()));
         Ok(())
     }
@@ -302,8 +307,8 @@ impl DiskFile for SimFile {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let fault = self.disk.fault(Attempt::Write, &self.path);
         let mut state = self.disk.state.lock();
-        let fault = state.fault(Attempt::Write, &self.path);
         let written = match fault {
             None => bytes,
             Some(Fault::ShortWrite) => &bytes[..bytes.len() / 2],
@@ -321,8 +326,8 @@ impl DiskFile for SimFile {
     }
 
     fn set_length(&self, length: u64) -> io::Result<()> {
+        self.disk.attempt(Attempt::SetLength, &self.path)?;
         let mut state = self.disk.state.lock();
-        state.attempt(Attempt::SetLength, &self.path)?;
         let event = Event::SetLength(self.id, length);
         state.medium.change(&event);
         state.push(event);
@@ -330,8 +335,8 @@ impl DiskFile for SimFile {
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.disk.attempt(Attempt::Sync, &self.path)?;
         let mut state = self.disk.state.lock();
-        state.attempt(Attempt::Sync, &self.path)?;
         state.push(Event::Sync(self.id));
         Ok(())
     }

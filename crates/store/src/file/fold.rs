@@ -10,16 +10,17 @@ use super::index::{Fold, Index, Progress};
 use super::layers::Layers;
 use super::writer::Writer;
 use crate::backend::Contents;
-use crate::disk::DirectoryLock;
+use crate::disk::{DirectoryLock, DiskFile};
 use crate::evaluate::restored;
 use crate::space::{RECEIPTS, SPACES};
-use crate::{Damage, Generation, Key, Result, SpaceId, StoreError, Timestamp, Version};
+use crate::{Damage, Generation, Key, Result, SpaceId, Stats, StoreError, Timestamp, Version};
 
 /// The index and the right to change it.
 pub(super) struct Folder {
     pub(super) writer: Arc<Writer>,
     /// Held while the index changes or must not change. Empty once the store is closed.
     pub(super) index: Mutex<Option<Index>>,
+    pub(super) index_file: Arc<dyn DiskFile>,
     pub(super) interval: Duration,
     pub(super) identity: u128,
     /// The last to go: nobody else has the directory before the index has written its last.
@@ -176,8 +177,7 @@ impl Folder {
         while self.fold()? || !writer.layers.load().is_folded() {}
         let index = self.index.lock();
         let index = index.as_ref().ok_or(StoreError::Closed)?;
-        let mut stage = writer.lock_stage();
-        if stage.closing {
+        if writer.lock_stage().closing {
             return Err(StoreError::Closed);
         }
         let layers = writer.layers.load_full();
@@ -204,13 +204,12 @@ impl Folder {
         match replaced.and_then(|()| index.reader()) {
             Ok(reader) => {
                 let layers = Layers { index: Arc::new(reader), ..layers.copied() };
-                writer.publish(&mut stage, generation, layers);
+                writer.publish(generation, layers);
                 Ok(generation)
             }
             // Somebody opened a view meanwhile; nothing has changed here either.
             Err(error @ StoreError::ViewsOpen { .. }) => Err(error),
             Err(error) => {
-                drop(stage);
                 writer.stop(&error);
                 Err(error)
             }
@@ -230,6 +229,16 @@ impl Folder {
         self.index.lock().take();
         self.lock.lock().take();
         folded
+    }
+
+    /// Figures. Nobody is waited for: the index may be busy for long.
+    pub(super) fn stats(&self) -> Result<Stats> {
+        let writer = &self.writer;
+        writer.check()?;
+        let (keys, past_versions) = writer.layers.load().index.counts()?;
+        let index_bytes = self.index_file.length().map_err(|cause| StoreError::io("measure", "the index", cause))?;
+        let pins = writer.retention.pins() as u64;
+        Ok(Stats { keys, past_versions, index_bytes, pins, ..writer.stats() })
     }
 
     /// Reads log and index from the medium.

@@ -222,6 +222,7 @@ impl FileOptions {
             return Err(StoreError::corrupt(directory.join(INDEX_FILE).display().to_string(), "the file is empty"));
         }
         let group_bytes = (self.segment_bytes - self.largest_commit()).min(GROUP_BYTES) as usize;
+        let index_file = file.clone();
         let index = Index::open_file(file, directory.join(INDEX_FILE), self.cache_bytes)?;
         let reader = index.reader()?;
         let progress = reader.progress;
@@ -256,7 +257,7 @@ impl FileOptions {
         }
         let index = Mutex::new(Some(index));
         let (writer, lock) = (Arc::new(writer), Mutex::new(Some(lock)));
-        FileBackend::start(Folder { writer, index, interval: self.fold_interval, identity, lock })
+        FileBackend::start(Folder { writer, index, index_file, interval: self.fold_interval, identity, lock })
     }
 }
 
@@ -412,15 +413,7 @@ impl Backend for FileBackend {
     }
 
     fn stats(&self) -> Answer<'_, Stats> {
-        let stats = self.writer().check().and_then(|()| {
-            let writer = self.writer();
-            let index = self.folder.index.lock();
-            let index = index.as_ref().ok_or(StoreError::Closed)?;
-            let (keys, past_versions, index_bytes) = index.sizes(&writer.layers.load().index)?;
-            let pins = writer.retention.pins() as u64;
-            Ok(Stats { keys, past_versions, index_bytes, pins, ..writer.stats() })
-        });
-        Box::pin(ready(stats))
+        Box::pin(ready(self.folder.stats()))
     }
 
     fn identity(&self) -> u128 {

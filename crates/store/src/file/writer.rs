@@ -400,8 +400,9 @@ impl Writer {
         Generation(self.visible.load(Ordering::SeqCst))
     }
 
-    /// Makes a generation visible that did not go through the log.
-    pub(super) fn publish(&self, stage: &mut MutexGuard<'_, Stage>, generation: Generation, layers: Layers) {
+    /// Makes a generation visible that did not go through the log. Commits are held, and nothing is staged.
+    pub(super) fn publish(&self, generation: Generation, layers: Layers) {
+        let mut stage = self.stage.lock();
         stage.generation = generation;
         stage.heads.clear();
         self.layers.store(Arc::new(layers));

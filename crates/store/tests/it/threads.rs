@@ -1,8 +1,8 @@
 //! What the store's own threads do while callers go on, and when they end.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use latchwork_store::disk::sim::{Attempt, SimDisk};
@@ -86,18 +86,10 @@ async fn a_restore_comes_to_its_end_although_commits_go_on() {
     tasks.join_all().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_view_opened_during_a_restore_stays_readable() {
-    let disk = SimDisk::new();
-    let store = options(&disk).open("/d").await.unwrap();
-    let space = store.space(SpaceSpec::new("a")).await.unwrap();
-    put(&store, &space.key("k")).await;
-    store.view().await.unwrap().persist("/s").await.unwrap();
-    put(&store, &space.key("k")).await;
-    while store.maintain().await.unwrap() {}
-    // The restore stands still where its transaction becomes durable.
-    let (reached, at_sync) = std::sync::mpsc::channel();
-    let (go_on, may_go_on) = std::sync::mpsc::channel();
+/// Lets the next sync of the index wait. The first of these tells that it is reached, the other lets it go on.
+fn stop_at_sync_of_index(disk: &SimDisk) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (reached, at_sync) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel();
     let mut first = Some((reached, may_go_on));
     disk.set_faults(move |attempt, path| {
         if attempt == Attempt::Sync
@@ -109,20 +101,41 @@ async fn a_view_opened_during_a_restore_stays_readable() {
         }
         None
     });
+    (at_sync, go_on)
+}
+
+#[tokio::test]
+async fn while_a_restore_is_under_way_views_and_commits_wait_for_it_and_nothing_else_waits() {
+    let disk = SimDisk::new();
+    let store = options(&disk).open("/d").await.unwrap();
+    let key = store.space(SpaceSpec::new("a")).await.unwrap().key("k");
+    put(&store, &key).await;
+    store.view().await.unwrap().persist("/s").await.unwrap();
+    put(&store, &key).await;
+    while store.maintain().await.unwrap() {}
+    let (at_sync, go_on) = stop_at_sync_of_index(&disk);
     let restoring = tokio::spawn({
         let store = store.clone();
         async move { store.restore("/s", Confirm::ReplaceEverything).await }
     });
     tokio::task::spawn_blocking(move || at_sync.recv().unwrap()).await.unwrap();
     let viewing = tokio::spawn({
-        let store = store.clone();
-        async move { store.view().await.unwrap() }
+        let (store, key) = (store.clone(), key.clone());
+        async move { store.view().await.unwrap().get(&key).await.unwrap().unwrap().generation }
     });
+    let committing = tokio::spawn({
+        let (store, key) = (store.clone(), key.clone());
+        async move { store.commit(Commit::new().delete(&key)).await.unwrap().applied().unwrap().generation }
+    });
+    let before = store.stats().await.unwrap().generation;
+    // This thread goes on: otherwise nobody would end the wait.
     tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!(!viewing.is_finished() && !committing.is_finished());
     go_on.send(()).unwrap();
     let restored = restoring.await.unwrap().unwrap();
-    let view = viewing.await.unwrap();
-    assert_eq!(view.get(&space.key("k")).await.unwrap().unwrap().generation, restored);
+    assert_eq!(committing.await.unwrap(), restored.next());
+    assert_eq!(viewing.await.unwrap(), restored);
+    assert!(before < restored, "figures do not wait");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -150,4 +163,18 @@ async fn a_new_history_is_not_forgotten_while_others_list_the_spaces() {
     }
     ended.store(true, Ordering::SeqCst);
     listing.join_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn any_number_of_spaces_may_be_declared_at_once() {
+    for _ in 0..8 {
+        let store = Store::memory().await.unwrap();
+        let mut declaring = tokio::task::JoinSet::new();
+        for number in 0..400 {
+            let store = store.clone();
+            declaring.spawn(async move { store.space(SpaceSpec::new(format!("{number}"))).await.unwrap().id() });
+        }
+        let numbers: std::collections::BTreeSet<_> = declaring.join_all().await.into_iter().collect();
+        assert_eq!(numbers.len(), 400);
+    }
 }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
 use self::file::IndexFile;
 use self::record::{decode_floor, decode_progress, decode_row, decode_version, encode_progress};
@@ -226,12 +226,6 @@ impl Index {
             found.push((place("records"), failure.detail()));
         }
         found
-    }
-
-    /// Records, past versions, and the size of the file.
-    pub(super) fn sizes(&self, reader: &IndexReader) -> Result<(u64, u64, u64)> {
-        let length = self.file.length().map_err(|cause| StoreError::io("measure", self.path.clone(), cause))?;
-        self.guarded(|| Ok((reader.current.len()?, reader.past.len()?, length)))
     }
 
     fn begin(&self) -> Result<redb::WriteTransaction, Failure> {

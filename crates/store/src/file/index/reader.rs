@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use bytes::Bytes;
-use redb::{AccessGuard as Guard, ReadableTable, StorageError};
+use redb::{AccessGuard as Guard, ReadableTable, ReadableTableMetadata, StorageError};
 
 use super::record::{Progress, Row, decode_head, decode_key, decode_row, decode_version};
 use super::{Failure, caught};
@@ -134,6 +134,11 @@ impl IndexReader {
     pub(in crate::file) fn has_user_records(&self) -> Result<bool> {
         let first = Key::new(SpaceId(SPACES.0 + 1), &[]);
         reading(|| Ok(self.current.range::<&[u8]>(first.encoded()..)?.next().is_some()))
+    }
+
+    /// How many keys and past versions there are.
+    pub(in crate::file) fn counts(&self) -> Result<(u64, u64)> {
+        reading(|| Ok((self.current.len()?, self.past.len()?)))
     }
 
     fn rows<'a>(
