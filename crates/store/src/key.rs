@@ -149,6 +149,14 @@ impl Range {
         SpaceId(u32::from_be_bytes([self.start[0], self.start[1], self.start[2], self.start[3]]))
     }
 
+    /// The spaces whose keys may lie in the range: one, unless the range is all there is.
+    pub(crate) fn spaces(&self) -> std::ops::RangeInclusive<SpaceId> {
+        let mut last = [0; SPACE_BYTES];
+        let known = self.end.len().min(SPACE_BYTES);
+        last[..known].copy_from_slice(&self.end[..known]);
+        self.space()..=SpaceId(u32::from_be_bytes(last)).max(self.space())
+    }
+
     /// The part of the range behind `key`: how a forward scan goes on.
     pub fn after(&self, key: &Key) -> Range {
         Range { start: self.start.clone().max(just_after(key.encoded())), end: self.end.clone() }
@@ -235,6 +243,16 @@ mod tests {
         let cut = key(b"b");
         assert!(!range.after(&cut).contains(&cut) && range.after(&cut).contains(&key(b"b\0")));
         assert!(!range.before(&cut).contains(&cut) && range.before(&cut).contains(&key(b"a\xff")));
+    }
+
+    #[test]
+    fn a_range_knows_the_spaces_it_may_touch() {
+        assert!(Range::of_space(SpaceId(7)).spaces().contains(&SpaceId(7)));
+        assert!(Range::of_prefix(SpaceId(0xffff), b"a").spaces().contains(&SpaceId(0xffff)));
+        assert!(
+            Range::everything().spaces().contains(&SpaceId(0)) && Range::everything().spaces().contains(&SpaceId(9))
+        );
+        assert!(!Range::of_prefix(SpaceId(7), b"a").spaces().contains(&SpaceId(6)));
     }
 
     #[test]

@@ -228,7 +228,8 @@ impl FileOptions {
         let progress = reader.progress;
         let replayed = Log::open(self.log_files(directory, identity), progress.log, progress.applied)?;
         let (mut generation, mut time) = (progress.applied, progress.time);
-        let active = Overlay::new(self.env.random());
+        let changes = replayed.commits.iter().map(|commit| commit.changes.len()).sum();
+        let active = Overlay::new(self.env.random(), changes);
         for commit in replayed.commits {
             (generation, time) = (commit.generation, commit.time);
             active.insert(commit);

@@ -2,7 +2,7 @@
 //! scans. Readers do not wait for the one writer nor it for them; versions above the visible generation are there, but
 //! nobody asks for them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use super::heads::KeyHashes;
-use crate::{Change, Committed, Generation, Key, Range, Timestamp, Version};
+use crate::{Change, Committed, Generation, Key, Range, SpaceId, Timestamp, Version};
 
 /// What a change costs in memory beyond its own bytes, roughly.
 const CHANGE_OVERHEAD: usize = 250;
@@ -20,12 +20,14 @@ const CHANGE_OVERHEAD: usize = 250;
 /// A writer holds one of these at a time, so that readers of other keys go on.
 const SHARDS: usize = 16;
 
+type Chains = Vec<(Key, Arc<Chain>)>;
+
 #[derive(Debug)]
 pub(super) struct Overlay {
     chains: [RwLock<HashMap<Key, Arc<Chain>, KeyHashes>>; SHARDS],
     hashes: KeyHashes,
-    /// Keys that are not in `ordered` yet: most overlays go to the index before anybody wants their order.
-    unordered: Mutex<Vec<(Key, Arc<Chain>)>>,
+    /// Keys that are not in `ordered` yet, by space: most go to the index before anybody wants their order.
+    unordered: Mutex<BTreeMap<SpaceId, Chains>>,
     ordered: SkipMap<Key, Arc<Chain>>,
     /// Held by whoever moves keys from `unordered` to `ordered`.
     ordering: Mutex<()>,
@@ -82,10 +84,12 @@ impl Chain {
 }
 
 impl Overlay {
-    pub(super) fn new(seed: u64) -> Overlay {
+    /// An overlay in which about `keys` keys are expected.
+    pub(super) fn new(seed: u64, keys: usize) -> Overlay {
         let hashes = KeyHashes(seed);
+        let shard = || RwLock::new(HashMap::with_capacity_and_hasher(keys / SHARDS, hashes.clone()));
         Overlay {
-            chains: std::array::from_fn(|_| RwLock::new(HashMap::with_hasher(hashes.clone()))),
+            chains: std::array::from_fn(|_| shard()),
             hashes,
             unordered: Mutex::default(),
             ordered: SkipMap::new(),
@@ -118,7 +122,7 @@ impl Overlay {
             }
             let chain = Arc::new(Chain(RwLock::new(SmallVec::from_buf([link]))));
             shard.write().insert(change.key.clone(), chain.clone());
-            self.unordered.lock().push((change.key.clone(), chain));
+            self.unordered.lock().entry(change.key.space()).or_default().push((change.key.clone(), chain));
         }
         self.commits.write().push(commit);
         self.bytes.fetch_add(bytes as u64, Ordering::Release);
@@ -157,10 +161,14 @@ impl Overlay {
         self.chain(key).map(|chain| chain.0.read().iter().map(Link::version).collect()).unwrap_or_default()
     }
 
-    /// All keys there are by now, in order.
-    fn ordered(&self) -> &SkipMap<Key, Arc<Chain>> {
+    /// The keys of a range's spaces that are there by now, in order, among others.
+    fn ordered(&self, range: &Range) -> &SkipMap<Key, Arc<Chain>> {
         let _ordering = self.ordering.lock();
-        let unordered = std::mem::take(&mut *self.unordered.lock());
+        let unordered: Chains = {
+            let mut unordered = self.unordered.lock();
+            let spaces = unordered.range_mut(range.spaces());
+            spaces.flat_map(|(_, keys)| std::mem::take(keys)).collect()
+        };
         for (key, chain) in unordered {
             self.ordered.insert(key, chain);
         }
@@ -169,7 +177,7 @@ impl Overlay {
 
     /// The keys of a range, in order.
     pub(super) fn keys<'a>(&'a self, range: &'a Range) -> impl DoubleEndedIterator<Item = Key> + 'a {
-        self.ordered().range::<[u8], _>(bounds(range)).map(|entry| entry.key().clone())
+        self.ordered(range).range::<[u8], _>(bounds(range)).map(|entry| entry.key().clone())
     }
 
     /// Some key of the range that was written after `since`.
@@ -177,14 +185,14 @@ impl Overlay {
         if self.last().is_none_or(|last| last.generation <= since) {
             return None;
         }
-        self.ordered().range::<[u8], _>(bounds(range)).find_map(|entry| {
+        self.ordered(range).range::<[u8], _>(bounds(range)).find_map(|entry| {
             let generation = entry.value().last_generation()?;
             (generation > since).then(|| (entry.key().clone(), generation))
         })
     }
 
     /// Every key with its chain, in order of the keys. Nothing may be added any more.
-    pub(super) fn sorted(&self) -> Vec<(Key, Arc<Chain>)> {
+    pub(super) fn sorted(&self) -> Chains {
         let mut chains = Vec::new();
         for shard in &self.chains {
             chains.extend(shard.read().iter().map(|(key, chain)| (key.clone(), chain.clone())));

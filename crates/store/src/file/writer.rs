@@ -235,7 +235,7 @@ impl Writer {
             return false;
         }
         self.layers.store(Arc::new(Layers {
-            active: Arc::new(Overlay::new(self.env.random())),
+            active: Arc::new(Overlay::new(self.env.random(), 0)),
             frozen: Some(layers.active.clone()),
             index: layers.index.clone(),
         }));

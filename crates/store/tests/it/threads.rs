@@ -19,19 +19,6 @@ async fn put(store: &Store, key: &Key) {
 }
 
 #[tokio::test]
-async fn commits_that_come_all_the_time_are_folded_all_the_same() {
-    let store = options(&SimDisk::new()).fold_interval(Duration::from_millis(100)).open("/d").await.unwrap();
-    let space = store.space(SpaceSpec::new("a")).await.unwrap();
-    let committing = async {
-        while store.stats().await.unwrap().keys == 0 {
-            put(&store, &space.key("k")).await;
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(3), committing).await.expect("something is folded");
-}
-
-#[tokio::test]
 async fn dropping_a_store_does_not_wait_until_all_dropped_history_is_cleared_away() {
     let disk = SimDisk::new();
     let store = options(&disk).fold_interval(Duration::from_millis(1)).open("/d").await.unwrap();
