@@ -51,10 +51,10 @@ fn check(kept: Kept, cases: u32) {
 
 #[test]
 fn memory_answers_as_the_reference_does() {
-    check(Kept::Memory, cases() / 2);
+    check(Kept::Memory, cases());
 }
 
 #[test]
 fn files_answer_as_the_reference_does() {
-    check(Kept::Files(None), cases() / 2);
+    check(Kept::Files(None), cases());
 }
