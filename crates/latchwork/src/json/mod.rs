@@ -1,0 +1,1 @@
+//! JSON as Latchwork stores, compares and orders it.

@@ -1,0 +1,3 @@
+//! Work that must happen once: versioned entities on conditional commits.
+
+mod json;
