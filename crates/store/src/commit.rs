@@ -1,6 +1,8 @@
 //! The conditional commit: what a caller sends, what it gets back, and what the store remembers of it.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use bytes::Bytes;
 
@@ -41,6 +43,33 @@ pub struct Commit {
     pub(crate) meta: Bytes,
     pub(crate) checks: Vec<Check>,
     pub(crate) writes: Vec<Write>,
+    pub(crate) decided: Option<Decided>,
+}
+
+/// Tells how a commit was decided before its answer is there, which comes only once it is durable. So the next commit
+/// on the same key can follow without waiting for the sync: if it is applied, so was the one before. Nothing may leave
+/// the process on the strength of it. A backend that cannot tell early does not tell.
+#[derive(Debug, Clone, Default)]
+pub struct Decided(Arc<AtomicU8>);
+
+impl Decided {
+    /// For one commit.
+    pub fn new() -> Decided {
+        Decided::default()
+    }
+
+    /// Whether the checks held; `None` while that is not known.
+    pub fn applies(&self) -> Option<bool> {
+        match self.0.load(Ordering::Acquire) {
+            0 => None,
+            told => Some(told == 1),
+        }
+    }
+
+    /// For backends: what will be answered if the store lives.
+    pub fn tell(&self, applies: bool) {
+        self.0.store(if applies { 1 } else { 2 }, Ordering::Release);
+    }
 }
 
 /// Something that must hold for a commit to land.
@@ -132,6 +161,12 @@ impl Commit {
     /// Removes a key.
     pub fn delete(self, key: &Key) -> Commit {
         self.write(Write::Delete(key.clone()))
+    }
+
+    /// Has `decided` told as soon as the commit is decided.
+    pub fn tell(mut self, decided: &Decided) -> Commit {
+        self.decided = Some(decided.clone());
+        self
     }
 
     /// The checks, in the order in which a refusal counts them.

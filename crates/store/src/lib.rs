@@ -50,7 +50,7 @@ pub use store::{Confirm, Store};
 
 pub use backend::{Changes, Damage, Order, Stats};
 pub use commit::{
-    Actual, Change, Check, Commit, CommitId, Committed, FailedCheck, Outcome, Receipt, Refusal, Version, Write,
+    Actual, Change, Check, Commit, CommitId, Committed, Decided, FailedCheck, Outcome, Receipt, Refusal, Version, Write,
 };
 pub use env::{Clock, Env, Random, Timestamp, VirtualClock};
 pub use error::{ErrorKind, Result, StoreError};

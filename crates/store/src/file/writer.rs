@@ -171,6 +171,7 @@ impl Writer {
             generation: stage.generation,
             heads: RefCell::new(&mut stage.heads),
         };
+        let decided = commit.decided.take();
         // An error, too, may tell of what is not yet durable: of a commit id that was used before.
         let outcome = self.decide(commit, &newest, now).map(|decision| match decision {
             Decision::Refuse(refusal) => {
@@ -186,6 +187,9 @@ impl Writer {
                 Outcome::Applied(receipt)
             }
         });
+        if let (Some(decided), Ok(outcome)) = (decided, &outcome) {
+            decided.tell(outcome.is_applied());
+        }
         if stage.generation <= self.visible() {
             return Ok(Staged::Ready(outcome));
         }

@@ -165,3 +165,37 @@ async fn any_number_of_spaces_may_be_declared_at_once() {
         assert_eq!(numbers.len(), 400);
     }
 }
+
+/// A chain of commits on one key, each sent when the one before it was decided and long before it is durable: all of
+/// them land, in order, and share a sync.
+#[tokio::test]
+async fn what_is_decided_can_be_built_on_before_it_is_durable() {
+    use std::task::Poll;
+
+    let store = options(&SimDisk::new()).without_threads().open("/d").await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    let key = space.key("k");
+    put(&store, &key).await;
+    let before = store.stats().await.unwrap().groups;
+    let mut chain = Vec::new();
+    for rev in 1..=20 {
+        let decided = Decided::new();
+        let commit = Commit::new().at_rev(&key, Rev(rev)).put(&key, "next").tell(&decided);
+        let store = &store;
+        let mut commit = Box::pin(async move { store.commit(commit).await });
+        let first = std::future::poll_fn(|context| Poll::Ready(commit.as_mut().poll(context))).await;
+        assert!(first.is_pending() && decided.applies() == Some(true), "{rev}");
+        assert_eq!(store.generation().await.unwrap().0, 2, "nothing is durable yet");
+        chain.push(commit);
+    }
+    let decided = Decided::new();
+    let late = Commit::new().at_rev(&key, Rev(1)).put(&key, "late").tell(&decided);
+    let mut late = Box::pin(store.commit(late));
+    assert!(std::future::poll_fn(|context| Poll::Ready(late.as_mut().poll(context))).await.is_pending());
+    assert_eq!(decided.applies(), Some(false));
+    for (commit, rev) in chain.into_iter().zip(2..) {
+        assert_eq!(commit.await.unwrap().applied().unwrap().revs, [Some(Rev(rev))]);
+    }
+    assert!(!late.await.unwrap().is_applied());
+    assert_eq!(store.stats().await.unwrap().groups, before + 1);
+}
