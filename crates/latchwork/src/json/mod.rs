@@ -1,1 +1,6 @@
 //! JSON as Latchwork stores, compares and orders it.
+
+#[allow(dead_code)]
+pub(crate) mod path;
+
+pub use path::{Path, PathError};
