@@ -2,4 +2,4 @@
 
 mod json;
 
-pub use json::{Path, PathError};
+pub use json::{JsonError, Path, PathError};
