@@ -1,0 +1,121 @@
+//! What keeps a value from being stored as JSON, and where in the value it is.
+//!
+//! Places are found on the way out of the value: every array and object that an error passes adds its step in front.
+//! So nothing is kept about places as long as all goes well.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// Why a value cannot be stored. `path` says where in the value, as in `items[3].price`; it is empty at the top.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // Of fields: they are named after what the messages say of them.
+pub enum JsonError {
+    /// NaN, an infinity, or a number beyond them.
+    #[error("the number at {} is not finite, and JSON has no such number; leave it out or store a string", place(path))]
+    NotFinite { path: String },
+    /// Arrays and objects in one another beyond the limit.
+    #[error(
+        "the value at {} lies in {limit} arrays and objects and is another one; store its parts apart, or as a string",
+        shorten(place(path))
+    )]
+    TooDeep { path: String, limit: usize },
+    /// A key of a map that does not become a string.
+    #[error(
+        "a key of the map at {} is {found}; a key is a string, an integer, a bool, a char or a variant without fields",
+        place(path)
+    )]
+    Key { path: String, found: &'static str },
+    /// An integer of 128 bits that needs more than 64.
+    #[error("the integer at {} does not fit into 64 bits; store a string", place(path))]
+    Integer { path: String },
+    /// What the value's own `Serialize` raised.
+    #[error("the value at {} cannot be written: {message}", place(path))]
+    Custom { path: String, message: String },
+}
+
+/// Bytes of a key, or of a path without end, that a message shows.
+const SHOWN: usize = 64;
+
+impl JsonError {
+    pub(super) fn under_key(self, key: &str) -> JsonError {
+        let key = shorten(key);
+        let plain = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '$'));
+        self.under(if plain { key.into_owned() } else { format!("[{key:?}]") })
+    }
+
+    pub(super) fn under_index(self, index: usize) -> JsonError {
+        self.under(format!("[{index}]"))
+    }
+
+    fn under(mut self, mut step: String) -> JsonError {
+        let (JsonError::NotFinite { path }
+        | JsonError::TooDeep { path, .. }
+        | JsonError::Key { path, .. }
+        | JsonError::Integer { path }
+        | JsonError::Custom { path, .. }) = &mut self;
+        if !path.is_empty() && !path.starts_with('[') {
+            step.push('.');
+        }
+        path.insert_str(0, &step);
+        self
+    }
+}
+
+impl serde::ser::Error for JsonError {
+    fn custom<T: fmt::Display>(message: T) -> JsonError {
+        JsonError::Custom { path: String::new(), message: message.to_string() }
+    }
+}
+
+fn place(path: &str) -> &str {
+    if path.is_empty() { "the top" } else { path }
+}
+
+fn shorten(text: &str) -> Cow<'_, str> {
+    if text.len() <= SHOWN {
+        return text.into();
+    }
+    format!("{}…", &text[..text.floor_char_boundary(SHOWN)]).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    enum Step {
+        Key(&'static str),
+        Index(usize),
+    }
+    use Step::{Index, Key};
+
+    #[test]
+    fn a_path_is_read_in_one_way_only() {
+        let cases: &[(&[Step], &str)] = &[
+            (&[], ""),
+            (&[Key("items"), Index(3), Key("price")], "items[3].price"),
+            (&[Index(0), Index(12), Key("a-b_c")], "[0][12].a-b_c"),
+            (&[Key("a.b"), Key("c")], r#"["a.b"].c"#),
+            (&[Key("a"), Key("[0]"), Index(0)], r#"a["[0]"][0]"#),
+            (&[Key(""), Key("a\"\n")], r#"[""]["a\"\n"]"#),
+            (&[Key("größe")], "größe"),
+        ];
+        for (steps, expected) in cases {
+            let error = steps.iter().rev().fold(JsonError::Integer { path: String::new() }, |error, step| match step {
+                Key(key) => error.under_key(key),
+                Index(index) => error.under_index(*index),
+            });
+            assert_eq!(error, JsonError::Integer { path: expected.to_string() });
+        }
+    }
+
+    #[test]
+    fn messages_stay_readable() {
+        let top = JsonError::NotFinite { path: String::new() };
+        assert!(top.to_string().starts_with("the number at the top is not finite"), "{top}");
+        let long = JsonError::Integer { path: String::new() }.under_key(&"é".repeat(1000));
+        assert_eq!(long, JsonError::Integer { path: format!("[\"{}…\"]", "é".repeat(32)) });
+        let deep = JsonError::TooDeep { path: "ä.".repeat(128), limit: 128 };
+        assert!(deep.to_string().starts_with(&format!("the value at {}… lies", "ä.".repeat(21))), "{deep}");
+    }
+}

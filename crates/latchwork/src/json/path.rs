@@ -1,0 +1,229 @@
+//! Where in a JSON value something is, as people write it: `data.address.city`. Knows nothing of what is found there.
+
+use std::fmt;
+
+use serde_json::Value;
+
+/// The way to a part of a JSON value: keys of objects and indexes of arrays, at least one, none of them empty.
+///
+/// It is written with dots between its segments; a dot or a backslash within a segment has a backslash in front.
+/// Every path has one written form, and orders segment by segment.
+///
+/// ```
+/// let order = serde_json::json!({"lines": [{"price": 7}], "ship.to": "Oslo"});
+/// let price = latchwork::Path::parse("lines.0.price")?;
+/// assert_eq!(price.find(&order), Some(&7.into()));
+/// let place = latchwork::Path::new(["ship.to"])?;
+/// assert_eq!(place.to_string(), r"ship\.to");
+/// # Ok::<(), latchwork::PathError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Path {
+    segments: Vec<String>,
+}
+
+/// Why something is no path. Positions are in bytes of the written form.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // Of fields: they are named after what the messages say of them.
+pub enum PathError {
+    /// No segment at all.
+    #[error("the path is empty; it has at least one segment")]
+    Empty,
+    /// Nothing between two dots, or in front of the first or behind the last.
+    #[error("the path has an empty segment at byte {position}; write a dot that belongs to a segment as \\.")]
+    EmptySegment { position: usize },
+    /// A backslash at the end or in front of an ordinary character.
+    #[error(
+        "the backslash at byte {position} of the path escapes nothing; write one that belongs to a segment as \\\\"
+    )]
+    Backslash { position: usize },
+}
+
+impl Path {
+    /// Reads the written form.
+    pub fn parse(text: &str) -> Result<Path, PathError> {
+        if text.is_empty() {
+            return Err(PathError::Empty);
+        }
+        let mut segments = Vec::new();
+        let mut segment = String::new();
+        let mut chars = text.char_indices();
+        while let Some((position, c)) = chars.next() {
+            match c {
+                '.' if segment.is_empty() => return Err(PathError::EmptySegment { position }),
+                '.' => segments.push(std::mem::take(&mut segment)),
+                '\\' => match chars.next() {
+                    Some((_, escaped @ ('.' | '\\'))) => segment.push(escaped),
+                    _ => return Err(PathError::Backslash { position }),
+                },
+                c => segment.push(c),
+            }
+        }
+        if segment.is_empty() {
+            return Err(PathError::EmptySegment { position: text.len() });
+        }
+        segments.push(segment);
+        Ok(Path { segments })
+    }
+
+    /// The path of `segments`, which need no escapes.
+    pub fn new(segments: impl IntoIterator<Item = impl Into<String>>) -> Result<Path, PathError> {
+        let path = Path { segments: segments.into_iter().map(Into::into).collect() };
+        if path.segments.is_empty() {
+            return Err(PathError::Empty);
+        }
+        match path.segments.iter().position(String::is_empty) {
+            None => Ok(path),
+            Some(empty) => Err(PathError::EmptySegment { position: written_length(&path.segments[..empty]) }),
+        }
+    }
+
+    /// Keys and indexes from the outside in, without escapes.
+    pub fn segments(&self) -> &[String] {
+        &self.segments
+    }
+
+    /// What lies at the path in `root`. An array's items are found by index in plain decimal: `0`, `17`, not `017`.
+    pub fn find<'a>(&self, root: &'a Value) -> Option<&'a Value> {
+        find_in(&self.segments, root)
+    }
+}
+
+/// What lies behind `segments` in `root`; `root` itself if there are none.
+pub(crate) fn find_in<'a>(segments: &[String], root: &'a Value) -> Option<&'a Value> {
+    segments.iter().try_fold(root, |value, segment| match value {
+        Value::Object(fields) => fields.get(segment),
+        Value::Array(items) => items.get(index(segment)?),
+        _ => None,
+    })
+}
+
+/// One spelling for each index, so that two paths that differ never find the same.
+fn index(segment: &str) -> Option<usize> {
+    let plain = segment == "0" || !segment.starts_with(['0', '+']);
+    if plain { segment.parse().ok() } else { None }
+}
+
+/// With a dot behind each segment.
+fn written_length(segments: &[String]) -> usize {
+    segments.iter().map(|segment| segment.len() + segment.matches(['.', '\\']).count() + 1).sum()
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write;
+        for (index, segment) in self.segments.iter().enumerate() {
+            if index > 0 {
+                f.write_char('.')?;
+            }
+            for c in segment.chars() {
+                if matches!(c, '.' | '\\') {
+                    f.write_char('\\')?;
+                }
+                f.write_char(c)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn paths_are_written_and_read_with_escapes() {
+        let cases: &[(&str, &[&str])] = &[
+            ("a", &["a"]),
+            ("data.address.city", &["data", "address", "city"]),
+            (r"a\.b.c", &["a.b", "c"]),
+            (r"a\\.b", &["a\\", "b"]),
+            (r"\.", &["."]),
+            (r"\\\.\\", &["\\.\\"]),
+            ("größe. .0", &["größe", " ", "0"]),
+        ];
+        for (text, segments) in cases {
+            let path = Path::parse(text).unwrap();
+            assert_eq!(path.segments(), *segments);
+            assert_eq!(path.to_string(), *text);
+            assert_eq!(Path::new(segments.iter().copied()), Ok(path));
+        }
+    }
+
+    #[test]
+    fn what_is_no_path_is_refused_with_the_position() {
+        use PathError::{Backslash, Empty, EmptySegment};
+        let cases = [
+            ("", Empty),
+            (".", EmptySegment { position: 0 }),
+            (".a", EmptySegment { position: 0 }),
+            ("a..b", EmptySegment { position: 2 }),
+            ("ä.", EmptySegment { position: 3 }),
+            (r"a\..", EmptySegment { position: 4 }),
+            ("a\\", Backslash { position: 1 }),
+            (r"a.\b", Backslash { position: 2 }),
+            (r"ä\\\", Backslash { position: 4 }),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(Path::parse(text), Err(expected), "{text:?}");
+        }
+        assert_eq!(Path::new([""; 0]), Err(Empty));
+        assert_eq!(Path::new([""]), Err(EmptySegment { position: 0 }));
+        assert_eq!(Path::new(["ä", r".\", "", ""]), Err(EmptySegment { position: r"ä.\.\\.".len() }));
+    }
+
+    #[test]
+    fn keys_and_plain_indexes_lead_to_what_is_found() {
+        let root = json!({"a": {"b": [10, {"c": null}, 12, 3, 4, 5, 6, 7, 8, 9, "ten"], "0": "zero"}, "x.y": {"é": 1}});
+        let cases = [
+            ("a.b.0", Some(json!(10))),
+            ("a.b.10", Some(json!("ten"))),
+            ("a.b.1.c", Some(json!(null))),
+            ("a.0", Some(json!("zero"))),
+            (r"x\.y.é", Some(json!(1))),
+            ("a.b.11", None),
+            ("a.b.00", None),
+            ("a.b.02", None),
+            ("a.b.+2", None),
+            ("a.b.-1", None),
+            ("a.b.-0", None),
+            ("a.b. 2", None),
+            ("a.b.2e0", None),
+            ("a.b.٢", None),
+            ("a.b.18446744073709551616", None),
+            ("a.b.0.0", None),
+            ("a.b.1.c.d", None),
+            ("a.missing", None),
+            ("x.y", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(Path::parse(text).unwrap().find(&root), expected.as_ref(), "{text}");
+        }
+        assert_eq!(find_in(&[], &root), Some(&root));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_path_reads_back_as_written(segments in vec(r"[.\\a-bé0 ]{1,4}|\PC{1,8}", 1..5)) {
+            let path = Path::new(segments.clone()).unwrap();
+            prop_assert_eq!(path.segments(), segments);
+            prop_assert_eq!(written_length(path.segments()), path.to_string().len() + 1);
+            prop_assert_eq!(Path::parse(&path.to_string()), Ok(path));
+        }
+
+        #[test]
+        fn a_text_that_is_a_path_is_its_only_written_form(text in r"[.\\aé]{0,8}") {
+            if let Ok(path) = Path::parse(&text) {
+                prop_assert_eq!(path.to_string(), text);
+                prop_assert_eq!(Path::new(path.segments().iter()), Ok(path));
+            }
+        }
+    }
+}
