@@ -167,6 +167,16 @@ impl Range {
         Range { start: self.start.clone(), end: self.end.clone().min(key.0.clone()) }
     }
 
+    /// The part of the range up to `key`, which belongs to it: what a forward scan that ended there went through.
+    pub fn through(&self, key: &Key) -> Range {
+        Range { start: self.start.clone(), end: self.end.clone().min(just_after(key.encoded())) }
+    }
+
+    /// The part of the range from `key` on: what a backward scan that ended there went through.
+    pub fn from(&self, key: &Key) -> Range {
+        Range { start: self.start.clone().max(key.0.clone()), end: self.end.clone() }
+    }
+
     /// Whether `key` lies in the range.
     pub fn contains(&self, key: &Key) -> bool {
         self.start <= key.0 && key.0 < self.end
