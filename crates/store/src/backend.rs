@@ -102,6 +102,8 @@ pub struct Changes {
 pub struct Contents {
     /// The generation the snapshot was taken at.
     pub generation: Generation,
+    /// When the last of it was committed: no record is younger.
+    pub time: Timestamp,
     /// The identity of the store it was taken from.
     pub identity: u128,
     /// The records.

@@ -307,6 +307,8 @@ pub struct Version {
     pub rev: Rev,
     /// The generation of the write.
     pub generation: Generation,
+    /// When it was committed, by the store's clock.
+    pub time: Timestamp,
     /// The value; `None` for a deleted key.
     pub value: Option<Bytes>,
 }

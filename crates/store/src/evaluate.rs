@@ -102,13 +102,13 @@ fn failed_checks(commit: &Commit, present: &impl Present, latest: Generation) ->
     Ok(failed)
 }
 
-/// What a key holds after a restore as `generation`: `current` is what the store held, `wanted` what the snapshot
-/// holds. Revs go on above every one the store ever gave out; a key that is as it was keeps its version.
+/// What a key holds after a restore as `generation` at `time`: `current` is what the store held, `wanted` what the
+/// snapshot holds. Revs go on above every one the store ever gave out; a key that is as it was keeps its version.
 pub(crate) fn restored(
     key: &Key,
     current: Option<&Version>,
     wanted: Option<&Version>,
-    generation: Generation,
+    (generation, time): (Generation, Timestamp),
     rules: Rules,
 ) -> Option<Version> {
     match (key.space(), current, wanted) {
@@ -123,14 +123,14 @@ pub(crate) fn restored(
         (Some(current), None) if current.value.is_none() => Some(current.clone()),
         (Some(current), wanted) => {
             let rev = wanted.map_or(current.rev, |wanted| wanted.rev.max(current.rev)).next();
-            Some(Version { rev, generation, value: wanted.and_then(|wanted| wanted.value.clone()) })
+            Some(Version { rev, generation, time, value: wanted.and_then(|wanted| wanted.value.clone()) })
         }
         // A key that is used once may have been here and left no trace. No key was written more often than there were
         // generations, so this rev is above any it ever had.
         (None, Some(wanted)) if rules.used_once => {
-            Some(Version { rev: Rev(generation.0), generation, value: wanted.value.clone() })
+            Some(Version { rev: Rev(generation.0), generation, time, value: wanted.value.clone() })
         }
-        (None, wanted) => wanted.map(|wanted| Version { generation, ..wanted.clone() }),
+        (None, wanted) => wanted.map(|wanted| Version { generation, time, ..wanted.clone() }),
     };
     // No view sees before the restore, so a key that is used once need not leave a trace.
     version.filter(|version| version.value.is_some() || !rules.used_once)
@@ -139,9 +139,8 @@ pub(crate) fn restored(
 /// A restored receipt as the commit that wrote it left it, so that it leaves when its time has come.
 pub(crate) fn restored_receipt(key: &Key, version: &Version) -> Option<Committed> {
     let value = version.value.as_ref().filter(|_| key.space() == RECEIPTS)?;
-    let (_, receipt) = read_receipt(value, version.generation)?;
     let changes = vec![Change { key: key.clone(), rev: version.rev, value: Some(value.clone()) }];
-    Some(Committed { generation: version.generation, time: receipt.time, meta: Bytes::new(), changes })
+    Some(Committed { generation: version.generation, time: version.time, meta: Bytes::new(), changes })
 }
 
 fn receipt_key(id: CommitId) -> Key {
@@ -223,13 +222,15 @@ mod tests {
     use super::*;
     use crate::SpaceId;
 
+    /// A version of a commit that was made ten seconds after the one before.
     fn version(rev: u64, generation: u64, value: Option<&'static str>) -> Version {
-        Version { rev: Rev(rev), generation: Generation(generation), value: value.map(Bytes::from) }
+        let (generation, time) = (Generation(generation), Timestamp(10_000_000 * generation));
+        Version { rev: Rev(rev), generation, time, value: value.map(Bytes::from) }
     }
 
     #[test]
     fn a_restore_never_gives_out_a_rev_again() {
-        let (key, new) = (Key::new(SpaceId(16), b"k"), Generation(90));
+        let (key, new) = (Key::new(SpaceId(16), b"k"), (Generation(90), Timestamp(900_000_000)));
         let check = |current: Option<Version>, wanted: Option<Version>, expected: Option<Version>| {
             assert_eq!(
                 restored(&key, current.as_ref(), wanted.as_ref(), new, Rules::default()),
@@ -243,7 +244,10 @@ mod tests {
         check(Some(version(7, 50, None)), Some(old.clone()), Some(version(8, 90, Some("old"))));
         check(Some(version(7, 50, Some("new"))), None, Some(version(8, 90, None)));
         check(Some(version(7, 50, None)), None, Some(version(7, 50, None)));
-        check(None, Some(old), Some(version(3, 90, Some("old"))));
+        check(None, Some(old.clone()), Some(version(3, 90, Some("old"))));
+        // A copy of the store that went its own way may have made the same write, but at another time.
+        let other = Version { time: Timestamp(7), ..old.clone() };
+        check(Some(old), Some(other), Some(version(4, 90, Some("old"))));
         check(None, None, None);
     }
 

@@ -105,6 +105,7 @@ impl MemoryBackend {
         self.retention.check_unpinned()?;
         let wanted: BTreeMap<Key, Version> = contents.records.collect::<Result<_>>()?;
         let generation = state.generation.max(contents.generation).next();
+        let time = self.env.now().max(state.time).max(contents.time);
         let keys: BTreeSet<Key> = state.keys.keys().chain(wanted.keys()).cloned().collect();
         self.retention.begin_anew(generation, keys.iter().map(Key::space))?;
         let mut current = std::mem::take(&mut state.keys);
@@ -112,13 +113,13 @@ impl MemoryBackend {
         for key in keys {
             let (old, new) = (current.remove(&key).and_then(|mut versions| versions.pop()), wanted.get(&key));
             let rules = self.retention.rules(key.space()).unwrap_or_default();
-            let Some(version) = restored(&key, old.as_ref(), new, generation, rules) else { continue };
+            let Some(version) = restored(&key, old.as_ref(), new, (generation, time), rules) else { continue };
             if let Some(receipt) = restored_receipt(&key, &version) {
                 state.touched.insert((key.space(), version.generation), Arc::new(receipt));
             }
             state.keys.insert(key, vec![version]);
         }
-        state.generation = generation;
+        (state.generation, state.time) = (generation, time);
         self.announce(generation);
         Ok(generation)
     }
@@ -127,13 +128,13 @@ impl MemoryBackend {
 impl State {
     fn apply(&mut self, committed: Committed) {
         let committed = Arc::new(committed);
-        self.generation = committed.generation;
-        self.time = committed.time;
+        let Committed { generation, time, .. } = *committed;
+        (self.generation, self.time) = (generation, time);
         self.stats.applied += 1;
         for change in &committed.changes {
-            let version = Version { rev: change.rev, generation: committed.generation, value: change.value.clone() };
+            let version = Version { rev: change.rev, generation, time, value: change.value.clone() };
             self.keys.entry(change.key.clone()).or_default().push(version);
-            self.touched.insert((change.key.space(), committed.generation), committed.clone());
+            self.touched.insert((change.key.space(), generation), committed.clone());
         }
     }
 

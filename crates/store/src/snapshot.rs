@@ -63,9 +63,9 @@ async fn send_all(store: &Store, generation: Generation, batches: &mpsc::Sender<
 /// Opens a snapshot, or any data directory that nobody uses, for reading all of it.
 pub(crate) fn read(disk: &Arc<dyn Disk>, directory: &Path) -> Result<Contents> {
     let backend = FileOptions::new().shared_disk(disk.clone()).open_snapshot(directory)?;
-    let generation = backend.visible();
+    let (generation, time) = (backend.visible(), backend.time());
     let identity = backend.identity();
-    Ok(Contents { generation, identity, records: Box::new(Records::new(backend, generation)) })
+    Ok(Contents { generation, time, identity, records: Box::new(Records::new(backend, generation)) })
 }
 
 /// The records of a store that does not change, in order.

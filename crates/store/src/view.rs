@@ -5,7 +5,7 @@ use std::path::Path;
 use bytes::Bytes;
 
 use crate::backend::{Order, Pin, Scan};
-use crate::{Changes, Generation, Key, Range, Result, Rev, Store, Version, snapshot};
+use crate::{Changes, Generation, Key, Range, Result, Rev, Store, Timestamp, Version, snapshot};
 
 /// The store at one generation, for as long as this is held. Writers go on; nothing seen through a view changes.
 #[derive(Debug)]
@@ -21,14 +21,16 @@ pub struct Item {
     pub rev: Rev,
     /// The generation of the last write.
     pub generation: Generation,
+    /// When it was committed, by the store's clock.
+    pub time: Timestamp,
     /// The value.
     pub value: Bytes,
 }
 
 impl Item {
     fn of(version: Version) -> Option<Item> {
-        let Version { rev, generation, value } = version;
-        value.map(|value| Item { rev, generation, value })
+        let Version { rev, generation, time, value } = version;
+        value.map(|value| Item { rev, generation, time, value })
     }
 }
 

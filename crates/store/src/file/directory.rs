@@ -11,7 +11,7 @@ use super::log::{Log, LogFiles};
 use crate::codec;
 use crate::disk::{self, DirectoryLock, Disk, Lock, Open};
 use crate::space::{SPACES, SpaceRecord};
-use crate::{Env, Generation, Key, Result, StoreError, Version};
+use crate::{Env, Generation, Key, Result, StoreError, Timestamp, Version};
 
 const FORMAT: u32 = 1;
 const FORMAT_FILE: &str = "FORMAT";
@@ -186,12 +186,14 @@ pub(crate) fn write_snapshot(
     let _lock = options.lock(directory)?;
     check_empty()?;
     let written = options.create(directory, identity, generation, Stage::Snapshot, &mut |index| {
-        let mut spaces = BTreeMap::new();
+        let (mut spaces, mut time) = (BTreeMap::new(), Timestamp(0));
         loop {
             let records = next()?;
             if records.is_empty() {
-                return index.set_floors(&spaces);
+                return index.set_beginning(&spaces, time);
             }
+            // A store that goes on from here must not go back in time.
+            time = records.iter().map(|(_, version)| version.time).fold(time, Timestamp::max);
             // A space that is empty here may not have been so before.
             let declared = records.iter().filter(|(key, _)| key.space() == SPACES);
             let declared = declared.filter_map(|(_, version)| SpaceRecord::decode(version.value.as_ref()?));

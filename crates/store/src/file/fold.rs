@@ -187,10 +187,11 @@ impl Folder {
         }
         writer.retention.check_unpinned()?;
         let generation = before.applied.max(contents.generation).next();
-        let progress = Progress { applied: generation, ..before };
+        let time = writer.env.now().max(before.time).max(contents.time);
+        let progress = Progress { applied: generation, time, ..before };
         let decide = |key: &Key, old: Option<&Version>, new: Option<&Version>| {
             let rules = writer.retention.rules(key.space()).unwrap_or_default();
-            restored(key, old, new, generation, rules)
+            restored(key, old, new, (generation, time), rules)
         };
         let floors = |spaces: BTreeSet<SpaceId>| writer.retention.begin_anew(generation, spaces);
         // A snapshot that cannot be read ends the restore, and nothing has changed; the store itself is well.
@@ -204,7 +205,7 @@ impl Folder {
         match replaced.and_then(|()| index.reader()) {
             Ok(reader) => {
                 let layers = Layers { index: Arc::new(reader), ..layers.copied() };
-                writer.publish(generation, layers);
+                writer.publish(layers);
                 Ok(generation)
             }
             // Somebody opened a view meanwhile; nothing has changed here either.

@@ -297,6 +297,11 @@ impl FileBackend {
         self.writer().visible()
     }
 
+    /// When the last commit was made.
+    pub(crate) fn time(&self) -> Timestamp {
+        self.writer().lock_stage().time
+    }
+
     /// A scan that needs no runtime.
     pub(crate) fn scan_now(&self, scan: &Scan, at: Generation) -> Result<Vec<(Key, Version)>> {
         self.reading(scan.range.space(), at, |layers| layers.scan(scan, at))

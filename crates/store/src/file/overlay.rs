@@ -58,7 +58,8 @@ impl Link {
 
     fn version(&self) -> Version {
         let Change { rev, value, .. } = self.change();
-        Version { rev: *rev, generation: self.generation(), value: value.clone() }
+        let Committed { generation, time, .. } = *self.commit;
+        Version { rev: *rev, generation, time, value: value.clone() }
     }
 }
 

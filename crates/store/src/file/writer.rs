@@ -17,6 +17,7 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use super::frame::{Frame, HEADER};
 use super::heads::Heads;
+use super::index::Progress;
 use super::layers::{Layers, Newest};
 use super::log::Log;
 use super::overlay::Overlay;
@@ -404,10 +405,11 @@ impl Writer {
         Generation(self.visible.load(Ordering::SeqCst))
     }
 
-    /// Makes a generation visible that did not go through the log. Commits are held, and nothing is staged.
-    pub(super) fn publish(&self, generation: Generation, layers: Layers) {
+    /// Makes the index's generation visible, which did not go through the log. Commits are held, and nothing is staged.
+    pub(super) fn publish(&self, layers: Layers) {
+        let Progress { applied: generation, time, .. } = layers.index.progress;
         let mut stage = self.stage.lock();
-        stage.generation = generation;
+        (stage.generation, stage.time) = (generation, time);
         stage.heads.clear();
         self.layers.store(Arc::new(layers));
         self.visible.store(generation.0, Ordering::SeqCst);

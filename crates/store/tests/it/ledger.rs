@@ -56,6 +56,11 @@ impl Ledger {
         &self.entries[..self.entries.partition_point(|entry| entry.generation <= generation)]
     }
 
+    /// When a generation was committed.
+    pub fn time(&self, generation: u64) -> Timestamp {
+        self.until(generation).last().map_or(Timestamp(0), |entry| entry.time)
+    }
+
     /// The same ledger as if nothing had happened after `generation`.
     pub fn cut(&self, generation: u64) -> Ledger {
         let mut cut = Ledger::default();
@@ -78,8 +83,8 @@ impl Ledger {
     pub fn live(&self, space: &Space, at: u64) -> Vec<(Key, Item)> {
         let inside = self.state(at).filter(|(key, _)| key.space() == space.id());
         let live = inside.filter_map(|(key, (rev, generation, value))| {
-            let value = value.clone()?.into();
-            Some((key.clone(), Item { rev: *rev, generation: Generation(*generation), value }))
+            let (value, time) = (value.clone()?.into(), self.time(*generation));
+            Some((key.clone(), Item { rev: *rev, generation: Generation(*generation), time, value }))
         });
         live.collect()
     }

@@ -108,7 +108,8 @@ pub async fn check_contents(
 
 fn difference(found: &[(Key, Item)], wanted: &[(Key, Item)]) -> String {
     let short = |(key, item): &(Key, Item)| {
-        format!("{key} rev {} of generation {}, {} bytes", item.rev, item.generation, item.value.len())
+        let Item { rev, generation, time, value } = item;
+        format!("{key} rev {rev} of generation {generation} at {time}, {} bytes", value.len())
     };
     let extra = found.iter().find(|row| !wanted.contains(row)).map(short);
     let missing = wanted.iter().find(|row| !found.contains(row)).map(short);
@@ -126,6 +127,8 @@ async fn check_changes(store: &Store, ledger: &Ledger, space: &Space, part: (u64
         through = changes.through;
         found.extend(changes.commits);
     }
+    let timed = found.iter().find(|commit| commit.time != ledger.time(commit.generation.0));
+    ensure!(timed.is_none(), "{space:?} shows a commit at another time: {timed:?}");
     let found: Vec<_> =
         found.iter().flat_map(|commit| commit.changes.iter().map(|c| (commit.generation.0, c))).collect();
     let entries = ledger.until(generation).iter().filter(|entry| entry.generation > oldest);

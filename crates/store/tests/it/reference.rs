@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use latchwork_store::{
-    Actual, Change, Check, Commit, CommitId, Committed, FailedCheck, Generation, Key, Outcome, Range, Receipt, Refusal,
-    Rev, SpaceId, Timestamp, Version, Write,
+    Actual, Change, Check, Commit, CommitId, Committed, FailedCheck, Generation, Item, Key, Outcome, Range, Receipt,
+    Refusal, Rev, SpaceId, Timestamp, Version, Write,
 };
 
 #[derive(Debug, Default)]
@@ -46,6 +46,12 @@ impl Reference {
         self.version(key, at).filter(|version| version.value.is_some())
     }
 
+    /// The same as a view shows it.
+    pub(crate) fn item(&self, key: &Key, at: Generation) -> Option<Item> {
+        let Version { rev, generation, time, value } = self.version(key, at)?.clone();
+        value.map(|value| Item { rev, generation, time, value })
+    }
+
     /// The versions of a key up to `at` that a space with this floor still knows, newest first.
     pub(crate) fn history(&self, key: &Key, at: Generation, floor: Generation) -> Vec<Version> {
         let mut known = Vec::new();
@@ -59,9 +65,9 @@ impl Reference {
     }
 
     /// The keys of a range with their values, in order.
-    pub(crate) fn scan(&self, range: &Range, at: Generation) -> Vec<(Key, Version)> {
+    pub(crate) fn scan(&self, range: &Range, at: Generation) -> Vec<(Key, Item)> {
         let keys = self.keys.keys().filter(|key| range.contains(key));
-        keys.filter_map(|key| Some((key.clone(), self.live(key, at)?.clone()))).collect()
+        keys.filter_map(|key| Some((key.clone(), self.item(key, at)?))).collect()
     }
 
     /// The commits in (`after`, `up_to`] that touched a range, with what they did there.
@@ -179,7 +185,7 @@ impl Reference {
             let generation = Generation(now.0 + 1);
             receipt.generation = generation;
             for Change { key, rev, value } in changes.iter().cloned() {
-                self.keys.entry(key).or_default().push(Version { rev, generation, value });
+                self.keys.entry(key).or_default().push(Version { rev, generation, time, value });
             }
             self.commits.push(Committed { generation, time, meta: meta.clone(), changes });
         }

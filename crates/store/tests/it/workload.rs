@@ -216,8 +216,8 @@ impl Worker {
     }
 
     fn entry(&self) -> Entry {
-        let last = self.ledger.until(u64::MAX).last().map_or(Timestamp(0), |entry| entry.time);
-        Entry::new(self.ledger.last() + 1, self.env.now().max(last))
+        let last = self.ledger.last();
+        Entry::new(last + 1, self.env.now().max(self.ledger.time(last)))
     }
 
     fn acknowledged(&mut self, entry: Entry) {
@@ -258,7 +258,6 @@ impl Worker {
 
     async fn restore(&mut self) -> Result<(), Trouble> {
         let Some((directory, taken)) = self.snapshot.clone() else { return Ok(()) };
-        let entry = Entry { time: self.entry().time.min(self.last_time()), ..self.entry() };
         let known: BTreeSet<CommitId> =
             self.ledger.named(taken).iter().filter_map(|entry| Some(entry.named.as_ref()?.0)).collect();
         let mut changes = Vec::new();
@@ -266,7 +265,7 @@ impl Worker {
             changes
                 .extend(restored(current, self.ledger.held(key, taken)).map(|(rev, value)| (key.clone(), rev, value)));
         }
-        let entry = Entry { changes, restored: Some(known), ..entry };
+        let entry = Entry { changes, restored: Some(known), ..self.entry() };
         self.pending = Some(entry.clone());
         let generation = self.store().restore(&directory, Confirm::ReplaceEverything).await?;
         if generation.0 != entry.generation {
@@ -274,10 +273,6 @@ impl Worker {
         }
         self.acknowledged(entry);
         Ok(())
-    }
-
-    fn last_time(&self) -> Timestamp {
-        self.ledger.until(u64::MAX).last().map_or(Timestamp(0), |entry| entry.time)
     }
 
     /// Sends a commit again that was answered before.

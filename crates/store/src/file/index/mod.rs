@@ -21,7 +21,7 @@ use self::file::IndexFile;
 use self::record::{decode_floor, decode_progress, decode_row, decode_version, encode_progress};
 use self::take::{clear_below, put_current, put_floors, put_receipt_row, take_chain, take_commit};
 use crate::disk::{DiskFile, ShadowFile};
-use crate::{Generation, Key, Result, SpaceId, StoreError, Version};
+use crate::{Generation, Key, Result, SpaceId, StoreError, Timestamp, Version};
 
 pub(super) use self::reader::IndexReader;
 pub(super) use self::record::Progress;
@@ -166,11 +166,13 @@ impl Index {
         })
     }
 
-    /// Sets where history begins in a new index.
-    pub(super) fn set_floors(&self, floors: &BTreeMap<SpaceId, Generation>) -> Result<()> {
+    /// Sets where history begins in a new index, and when the last commit of what was added was made.
+    pub(super) fn set_beginning(&self, floors: &BTreeMap<SpaceId, Generation>, time: Timestamp) -> Result<()> {
+        let state = encode_progress(&Progress { time, ..self.reader()?.progress });
         self.guarded(|| {
             let transaction = self.begin()?;
             put_floors(&transaction, floors)?;
+            transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
             transaction.commit()?;
             Ok(())
         })

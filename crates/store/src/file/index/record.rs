@@ -32,29 +32,37 @@ pub(super) fn decode_key(encoded: &[u8]) -> Result<Key, Failure> {
     key.ok_or_else(|| Failure::Record("a key is too short".into()))
 }
 
-/// Checksum, then what is checked: rev, generation, and the value behind a mark whether there is one.
-pub(super) fn encode_version(key: &Key, rev: Rev, generation: Generation, value: Option<&Bytes>) -> Vec<u8> {
-    let mut out = Vec::with_capacity(20 + value.map_or(0, |value| value.len()));
+/// Checksum, then what is checked: a mark whether there is a value, rev, generation, time, and the value.
+pub(super) fn encode_version(
+    key: &Key,
+    rev: Rev,
+    (generation, time): (Generation, Timestamp),
+    value: Option<&Bytes>,
+) -> Vec<u8> {
+    let mut out = Vec::with_capacity(32 + value.map_or(0, |value| value.len()));
     out.extend_from_slice(&[0; 4]);
     out.push(u8::from(value.is_some()));
     put_number(&mut out, rev.0);
     put_number(&mut out, generation.0);
+    put_number(&mut out, time.0);
     out.extend_from_slice(value.map_or(&[][..], |value| value));
     seal(&mut out, codec::checksum(0, key.encoded()));
     out
 }
 
 pub(super) fn decode_version(key: &[u8], record: &[u8]) -> Result<Version, Failure> {
-    let (head, value) = split_version(key, record)?;
-    let value = head.live.then(|| Bytes::copy_from_slice(value));
-    Ok(Version { rev: head.rev, generation: head.generation, value })
+    let (head, mut rest) = split_version(key, record)?;
+    let time = codec::get_number(&mut rest).map(Timestamp).ok_or_else(|| unreadable(key))?;
+    let value = head.live.then(|| Bytes::copy_from_slice(rest));
+    Ok(Version { rev: head.rev, generation: head.generation, time, value })
 }
 
-/// A version's head, which saves a copy of its value.
+/// A version's head, which saves reading the rest.
 pub(super) fn decode_head(key: &[u8], record: &[u8]) -> Result<Head, Failure> {
     split_version(key, record).map(|(head, _)| head)
 }
 
+/// A version's head, and the rest: time and value.
 fn split_version<'a>(key: &[u8], record: &'a [u8]) -> Result<(Head, &'a [u8]), Failure> {
     let read = || {
         let mut body = opened(record, codec::checksum(0, key))?;
@@ -64,7 +72,11 @@ fn split_version<'a>(key: &[u8], record: &'a [u8]) -> Result<(Head, &'a [u8]), F
         let generation = Generation(codec::get_number(&mut body)?);
         Some((Head { rev, generation, live: *live != 0 }, body))
     };
-    read().ok_or_else(|| Failure::Record(format!("the record of key {} is not what was written", key.escape_ascii())))
+    read().ok_or_else(|| unreadable(key))
+}
+
+fn unreadable(key: &[u8]) -> Failure {
+    Failure::Record(format!("the record of key {} is not what was written", key.escape_ascii()))
 }
 
 fn row_seed(space: u32, generation: u64) -> u64 {
@@ -164,9 +176,10 @@ mod tests {
     fn a_version_comes_back_and_a_damaged_or_misplaced_one_does_not() {
         let key = Key::new(SpaceId(16), b"key");
         for value in [None, Some(Bytes::new()), Some(Bytes::from_static(b"value"))] {
-            let record = encode_version(&key, Rev(300), Generation(70_000), value.as_ref());
+            let (rev, generation, time) = (Rev(300), Generation(70_000), Timestamp(1_767_225_600_000_000));
+            let record = encode_version(&key, rev, (generation, time), value.as_ref());
             let version = decode_version(key.encoded(), &record).ok().unwrap();
-            assert_eq!(version, Version { rev: Rev(300), generation: Generation(70_000), value });
+            assert_eq!(version, Version { rev, generation, time, value });
             assert_eq!(decode_head(key.encoded(), &record).ok().unwrap(), version.head());
             assert!(flipped(&record).all(|record| decode_version(key.encoded(), &record).is_err()));
             assert!(decode_version(Key::new(SpaceId(16), b"kez").encoded(), &record).is_err());

@@ -46,7 +46,7 @@ pub(super) fn take_chain(
     for pair in changes.windows(2).filter(|pair| pair[1].0 > floor) {
         let ((generation, commit, change), (until, ..)) = (&pair[0], &pair[1]);
         let Change { rev, value, .. } = &commit.changes[*change];
-        let record = encode_version(key, *rev, *generation, value.as_ref());
+        let record = encode_version(key, *rev, (*generation, commit.time), value.as_ref());
         past.insert((key.encoded(), until.0), record.as_slice())?;
     }
     let newest = &commit.changes[*change];
@@ -55,7 +55,8 @@ pub(super) fn take_chain(
     if *last <= floor && (rules.expires || (rules.used_once && newest.value.is_none())) {
         current.remove(key.encoded())?;
     } else {
-        current.insert(key.encoded(), encode_version(key, newest.rev, *last, newest.value.as_ref()).as_slice())?;
+        let record = encode_version(key, newest.rev, (*last, commit.time), newest.value.as_ref());
+        current.insert(key.encoded(), record.as_slice())?;
     }
     Ok(())
 }
@@ -82,10 +83,10 @@ pub(super) fn put_receipt_row(touched: &mut Touched<'_>, key: &Key, version: &Ve
 
 pub(super) fn put_current(current: &mut Current<'_>, key: &Key, version: Option<&Version>) -> Result<(), Failure> {
     match version {
-        Some(version) => current.insert(
-            key.encoded(),
-            encode_version(key, version.rev, version.generation, version.value.as_ref()).as_slice(),
-        )?,
+        Some(Version { rev, generation, time, value }) => {
+            let record = encode_version(key, *rev, (*generation, *time), value.as_ref());
+            current.insert(key.encoded(), record.as_slice())?
+        }
         None => current.remove(key.encoded())?,
     };
     Ok(())

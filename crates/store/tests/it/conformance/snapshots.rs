@@ -39,13 +39,13 @@ async fn contents(store: &Store, space: &Space) -> Vec<(String, u64, String)> {
     items.into_iter().map(|(key, item)| (text(key.bytes()), item.rev.0, text(&item.value))).collect()
 }
 
-async fn persist(bench: &Bench, store: &Store, name: &str) -> Generation {
+pub(super) async fn persist(bench: &Bench, store: &Store, name: &str) -> Generation {
     let view = store.view().await.unwrap();
     view.persist(bench.path(name)).await.unwrap();
     view.generation()
 }
 
-async fn restore(bench: &Bench, store: &Store, name: &str) -> Generation {
+pub(super) async fn restore(bench: &Bench, store: &Store, name: &str) -> Generation {
     store.restore(bench.path(name), Confirm::ReplaceEverything).await.unwrap()
 }
 

@@ -1,7 +1,9 @@
 //! Views: what they show, and that it never changes.
 
+use std::time::Duration;
+
 use latchwork_store::{
-    Commit, Committed, Generation, History, Key, Order, Range, Rev, Space, Store, StoreError, Version, View,
+    Commit, Committed, Generation, History, Key, Order, Range, Receipt, Rev, Space, Store, StoreError, Version, View,
 };
 
 use super::{apply, assert_fails, delete, put, settle, space, text};
@@ -21,7 +23,7 @@ on_every_backend!(
     changes_are_listed_commit_by_commit,
     changes_end_at_the_view_and_go_on_from_through,
     changes_after_the_view_are_none,
-    an_item_carries_the_generation_of_its_last_write,
+    an_item_carries_the_generation_and_the_time_of_its_last_write,
     views_are_counted_while_they_are_open,
     a_view_from_far_back_sees_what_was_there,
 );
@@ -220,11 +222,13 @@ async fn history_lists_versions_newest_first_with_deletes(bench: Bench) {
     let key = space.key("k");
     let mut expected = Vec::new();
     for (rev, value) in (1..).zip([Some("a"), Some("b"), None, Some("c"), None]) {
-        let generation = match value {
-            Some(value) => put(&store, &key, value).await,
-            None => delete(&store, &key).await,
+        bench.clock.advance(Duration::from_secs(rev));
+        let commit = match value {
+            Some(value) => Commit::new().put(&key, value),
+            None => Commit::new().delete(&key),
         };
-        expected.insert(0, Version { rev: Rev(rev), generation, value: value.map(Into::into) });
+        let Receipt { generation, time, .. } = apply(&store, commit).await;
+        expected.insert(0, Version { rev: Rev(rev), generation, time, value: value.map(Into::into) });
         if rev % 2 == 0 {
             settle(&store).await;
         }
@@ -339,15 +343,17 @@ async fn changes_after_the_view_are_none(bench: Bench) {
     assert_eq!((none.commits.len(), none.through), (0, Generation(0)));
 }
 
-async fn an_item_carries_the_generation_of_its_last_write(bench: Bench) {
+async fn an_item_carries_the_generation_and_the_time_of_its_last_write(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
-    let written = put(&store, &space.key("k"), "1").await;
+    bench.clock.advance(Duration::from_secs(5));
+    let written = apply(&store, Commit::new().put(&space.key("k"), "1")).await;
     for _ in 0..3 {
+        bench.clock.advance(Duration::from_secs(5));
         put(&store, &space.key("other"), "1").await;
         settle(&store).await;
         let item = store.view().await.unwrap().get(&space.key("k")).await.unwrap().unwrap();
-        assert_eq!((item.rev, item.generation), (Rev(1), written));
+        assert_eq!((item.rev, item.generation, item.time), (Rev(1), written.generation, written.time));
     }
 }
 

@@ -130,8 +130,7 @@ fn check_answer(reference: &Reference, order: &BTreeMap<Generation, Applied<'_>>
     match &event.what {
         What::Read { generation, found } => {
             for (key, item) in found {
-                let expected = reference.live(key, *generation);
-                let expected = expected.and_then(|version| Some((version.rev, version.value.clone()?)));
+                let expected = reference.item(key, *generation);
                 ensure(*item == expected, || format!("{key} at {generation} was {item:?} and not {expected:?}"))?;
             }
             Ok(())

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use fastrand::Rng;
 use latchwork_store::{
-    Actual, Check, Commit, CommitId, Committed, Generation, History, Key, Outcome, Range, Rev, SpaceSpec, Store,
+    Actual, Check, Commit, CommitId, Committed, Generation, History, Item, Key, Outcome, Range, Rev, SpaceSpec, Store,
 };
 use tokio::sync::Barrier;
 
@@ -41,7 +40,7 @@ pub(crate) struct Event {
 #[derive(Debug)]
 pub(crate) enum What {
     Commit { id: Option<CommitId>, commit: Commit, outcome: Outcome },
-    Read { generation: Generation, found: Vec<(Key, Option<(Rev, Bytes)>)> },
+    Read { generation: Generation, found: Vec<(Key, Option<Item>)> },
 }
 
 /// What the tasks of a history share.
@@ -167,7 +166,7 @@ impl Task {
         for key in &self.scene.keys {
             let item = view.get(key).await.map_err(broken)?;
             self.known.insert(key.clone(), item.as_ref().map(|item| item.rev));
-            found.push((key.clone(), item.map(|item| (item.rev, item.value))));
+            found.push((key.clone(), item));
         }
         let ended = self.scene.tick();
         self.read_at = view.generation();
