@@ -1,9 +1,12 @@
-//! Time, ids and randomness as parameters. This is the only module that reads the machine's clock or its entropy;
-//! everything else asks an [`Env`], so that a whole system can run on virtual time from a seed.
+//! Time, ids and randomness as parameters. This is the only module that reads the machine's clock, sleeps by it or
+//! uses its entropy; everything else asks an [`Env`], so that a whole system can run on virtual time from a seed.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::future::{Future, ready};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -49,7 +52,12 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Timestamp;
     /// Time since some fixed moment. It never goes back.
     fn monotonic(&self) -> Duration;
+    /// Resolves once `duration` of monotonic time has passed since this was called.
+    fn sleep(&self, duration: Duration) -> Sleep;
 }
+
+/// Resolves when its time has come. Dropping it gives up waiting.
+pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A source of randomness.
 pub trait Random: Send + Sync {
@@ -83,6 +91,15 @@ impl Env {
     /// Time since some fixed moment. It never goes back.
     pub fn monotonic(&self) -> Duration {
         self.clock.monotonic()
+    }
+
+    /// Resolves once `duration` of monotonic time has passed since this was called: at once if it is zero.
+    ///
+    /// # Panics
+    ///
+    /// On the machine's clock, outside of a tokio runtime that has time enabled.
+    pub fn sleep(&self, duration: Duration) -> Sleep {
+        if duration.is_zero() { Box::pin(ready(())) } else { self.clock.sleep(duration) }
     }
 
     /// A random number.
@@ -132,6 +149,11 @@ impl Clock for SystemClock {
     fn monotonic(&self) -> Duration {
         self.start.elapsed()
     }
+
+    #[allow(clippy::disallowed_methods)] // The one place that sleeps by the machine's clock.
+    fn sleep(&self, duration: Duration) -> Sleep {
+        Box::pin(tokio::time::sleep(duration))
+    }
 }
 
 struct SystemRandom;
@@ -152,43 +174,107 @@ impl Random for SeededRandom {
 
 /// A clock for tests: it stands still until it is moved.
 #[derive(Debug)]
-pub struct VirtualClock {
-    now: AtomicU64,
-    monotonic: AtomicU64,
+pub struct VirtualClock(Arc<Mutex<VirtualTime>>);
+
+#[derive(Debug)]
+struct VirtualTime {
+    /// Since 1970.
+    now: Duration,
+    monotonic: Duration,
+    /// Who is to be woken, by deadline and by the number of the sleep. No deadline in here has been reached.
+    sleepers: BTreeMap<(Duration, u64), Waker>,
+    /// How many sleeps have been asked for.
+    sleeps: u64,
 }
 
 impl Default for VirtualClock {
     /// The first second of 2026.
     fn default() -> VirtualClock {
-        VirtualClock { now: AtomicU64::new(1_767_225_600_000_000), monotonic: AtomicU64::new(0) }
+        let (now, monotonic) = (Duration::from_secs(1_767_225_600), Duration::ZERO);
+        VirtualClock(Arc::new(Mutex::new(VirtualTime { now, monotonic, sleepers: BTreeMap::new(), sleeps: 0 })))
     }
 }
 
 impl VirtualClock {
-    /// Lets time pass.
+    /// Lets time pass and wakes those whose sleep is over, in the order of their deadlines.
     pub fn advance(&self, by: Duration) {
-        self.now.fetch_add(micros(by), Ordering::SeqCst);
-        self.monotonic.fetch_add(micros(by), Ordering::SeqCst);
+        let mut time = self.0.lock();
+        time.now = time.now.saturating_add(by);
+        time.monotonic = time.monotonic.saturating_add(by);
+        let reached = (time.monotonic, u64::MAX);
+        let later = time.sleepers.split_off(&reached);
+        let due = std::mem::replace(&mut time.sleepers, later);
+        // Whoever is woken may ask the clock.
+        drop(time);
+        due.into_values().for_each(Waker::wake);
     }
 
-    /// Sets the time of day, forwards or backwards, as an operator or NTP would.
+    /// Sets the time of day, forwards or backwards, as an operator or NTP would. Nobody is woken: sleep is monotonic.
     pub fn jump_to(&self, now: Timestamp) {
-        self.now.store(now.0, Ordering::SeqCst);
+        self.0.lock().now = Duration::from_micros(now.0);
+    }
+
+    /// The earliest monotonic time that somebody sleeps for. It lies ahead: to move the clock there, advance it by the
+    /// difference. Of a sleep that was never polled nobody knows.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.0.lock().sleepers.first_key_value().map(|((deadline, _), _)| *deadline)
     }
 }
 
 impl Clock for VirtualClock {
     fn now(&self) -> Timestamp {
-        Timestamp(self.now.load(Ordering::SeqCst))
+        Timestamp(micros(self.0.lock().now))
     }
 
     fn monotonic(&self) -> Duration {
-        Duration::from_micros(self.monotonic.load(Ordering::SeqCst))
+        self.0.lock().monotonic
+    }
+
+    fn sleep(&self, duration: Duration) -> Sleep {
+        let mut time = self.0.lock();
+        time.sleeps += 1;
+        let place = (time.monotonic.saturating_add(duration), time.sleeps);
+        Box::pin(VirtualSleep { time: self.0.clone(), place })
+    }
+}
+
+/// A sleep on a virtual clock: the deadline, and a number that no other sleep has. A waker that is dropped may take a
+/// task with it, and that another sleep; so none is dropped under the lock.
+struct VirtualSleep {
+    time: Arc<Mutex<VirtualTime>>,
+    place: (Duration, u64),
+}
+
+impl Future for VirtualSleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let waker = context.waker().clone();
+        let mut time = self.time.lock();
+        if time.monotonic >= self.place.0 {
+            return Poll::Ready(());
+        }
+        let before = time.sleepers.insert(self.place, waker);
+        drop(time);
+        drop(before);
+        Poll::Pending
+    }
+}
+
+impl Drop for VirtualSleep {
+    fn drop(&mut self) {
+        let mut time = self.time.lock();
+        let waker = time.sleepers.remove(&self.place);
+        drop(time);
+        drop(waker);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
     use super::*;
 
     #[test]
@@ -208,5 +294,202 @@ mod tests {
         clock.advance(Duration::from_secs(5));
         clock.jump_to(Timestamp(0));
         assert_eq!((env.now(), env.monotonic()), (Timestamp(0), Duration::from_secs(5)));
+    }
+
+    /// Counts how often it is woken, and asks the clock when it is.
+    struct Sleeper {
+        clock: Arc<VirtualClock>,
+        woken: AtomicUsize,
+    }
+
+    impl Wake for Sleeper {
+        fn wake(self: Arc<Self>) {
+            self.clock.monotonic();
+            self.woken.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn sleeper(clock: &Arc<VirtualClock>) -> Arc<Sleeper> {
+        Arc::new(Sleeper { clock: clock.clone(), woken: AtomicUsize::new(0) })
+    }
+
+    impl Sleeper {
+        fn woken(&self) -> usize {
+            self.woken.load(Ordering::SeqCst)
+        }
+
+        fn is_over(self: &Arc<Self>, sleep: &mut Sleep) -> bool {
+            sleep.as_mut().poll(&mut Context::from_waker(&self.clone().into())).is_ready()
+        }
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const INSTANT: Duration = Duration::from_nanos(1);
+
+    #[test]
+    fn a_sleep_is_over_when_the_clock_comes_to_its_deadline_and_not_before() {
+        for beyond in [Duration::ZERO, INSTANT, SECOND] {
+            let (env, clock) = Env::seeded(0);
+            let sleeper = sleeper(&clock);
+            clock.advance(SECOND);
+            let mut sleep = env.sleep(SECOND);
+            assert!(!sleeper.is_over(&mut sleep));
+            clock.advance(SECOND - INSTANT);
+            assert!(!sleeper.is_over(&mut sleep) && sleeper.woken() == 0);
+            clock.advance(INSTANT + beyond);
+            assert_eq!(sleeper.woken(), 1);
+            assert!(sleeper.is_over(&mut sleep));
+            clock.advance(SECOND);
+            assert_eq!(sleeper.woken(), 1, "nobody is woken twice");
+        }
+    }
+
+    #[test]
+    fn a_sleep_counts_from_when_it_was_asked_for() {
+        let (env, clock) = Env::seeded(0);
+        let (mut short, mut long) = (env.sleep(SECOND), env.sleep(2 * SECOND));
+        clock.advance(SECOND);
+        let sleeper = sleeper(&clock);
+        assert!(sleeper.is_over(&mut short) && !sleeper.is_over(&mut long));
+        clock.advance(SECOND);
+        assert!(sleeper.is_over(&mut long));
+    }
+
+    #[test]
+    fn a_sleep_of_zero_is_over_at_once() {
+        let (env, clock) = Env::seeded(0);
+        let sleeper = sleeper(&clock);
+        let asked_of_clock = clock.sleep(Duration::ZERO);
+        for mut sleep in [env.sleep(Duration::ZERO), asked_of_clock, Env::system().sleep(Duration::ZERO)] {
+            assert!(sleeper.is_over(&mut sleep));
+        }
+        assert_eq!((sleeper.woken(), clock.next_deadline()), (0, None));
+        assert!(!sleeper.is_over(&mut env.sleep(INSTANT)), "and no other is");
+    }
+
+    #[test]
+    fn a_jump_of_the_day_wakes_nobody() {
+        let (env, clock) = Env::seeded(0);
+        let (sleeper, mut sleep) = (sleeper(&clock), env.sleep(SECOND));
+        assert!(!sleeper.is_over(&mut sleep));
+        for now in [env.now().plus(3600 * SECOND), Timestamp(0), Timestamp(u64::MAX)] {
+            clock.jump_to(now);
+            assert!(!sleeper.is_over(&mut sleep) && sleeper.woken() == 0);
+            assert_eq!(clock.next_deadline(), Some(SECOND));
+        }
+    }
+
+    #[test]
+    fn a_dropped_sleep_leaves_nothing_behind() {
+        let (env, clock) = Env::seeded(0);
+        let sleeper = sleeper(&clock);
+        let mut sleeps = [2, 1, 1, 3].map(|seconds| env.sleep(seconds * SECOND));
+        assert!(sleeps.iter_mut().all(|sleep| !sleeper.is_over(sleep)));
+        let [two, one, other, three] = sleeps;
+        drop((one, two));
+        assert_eq!(clock.next_deadline(), Some(SECOND), "another sleeps until then as well");
+        drop(other);
+        assert_eq!(clock.next_deadline(), Some(3 * SECOND));
+        drop(three);
+        assert_eq!(clock.next_deadline(), None);
+        assert_eq!(Arc::strong_count(&sleeper), 1, "no waker is kept");
+        clock.advance(5 * SECOND);
+        assert_eq!(sleeper.woken(), 0);
+        drop(env.sleep(SECOND));
+        assert_eq!(Arc::strong_count(&clock.0), 1);
+    }
+
+    #[test]
+    fn a_driver_moves_the_clock_from_deadline_to_deadline() {
+        let (env, clock) = Env::seeded(0);
+        let sleeper = sleeper(&clock);
+        let asked = [300, 100, 200, 100].map(|number| number * SECOND + number * INSTANT);
+        let mut sleeps = asked.map(|duration| env.sleep(duration));
+        assert_eq!(clock.next_deadline(), None, "nobody waits yet");
+        assert!(sleeps.iter_mut().all(|sleep| !sleeper.is_over(sleep)));
+        let mut stops = Vec::new();
+        while let Some(deadline) = clock.next_deadline() {
+            clock.advance(deadline - env.monotonic());
+            assert_eq!(env.monotonic(), deadline);
+            stops.push((deadline.as_secs(), sleeper.woken()));
+        }
+        assert_eq!(stops, [(100, 2), (200, 3), (300, 4)]);
+        assert!(sleeps.iter_mut().all(|sleep| sleeper.is_over(sleep)));
+    }
+
+    #[test]
+    fn a_sleep_may_be_longer_than_any_time_that_passes() {
+        let (env, clock) = Env::seeded(0);
+        clock.advance(SECOND);
+        let (sleeper, mut sleep) = (sleeper(&clock), env.sleep(Duration::MAX));
+        clock.advance(u32::MAX * SECOND);
+        assert!(!sleeper.is_over(&mut sleep));
+        assert_eq!(clock.next_deadline(), Some(Duration::MAX));
+    }
+
+    #[test]
+    fn sleepers_are_woken_in_the_order_of_their_deadlines() {
+        struct Listed(u64, Arc<Mutex<Vec<u64>>>);
+        impl Wake for Listed {
+            fn wake(self: Arc<Self>) {
+                self.1.lock().push(self.0);
+            }
+        }
+        let (env, clock) = Env::seeded(0);
+        let woken = Arc::new(Mutex::new(Vec::new()));
+        let sleeps: Vec<Sleep> = [5, 1, 4, 2, 3]
+            .map(|number| {
+                let (mut sleep, waker) = (env.sleep(number as u32 * SECOND), Arc::new(Listed(number, woken.clone())));
+                assert!(sleep.as_mut().poll(&mut Context::from_waker(&waker.into())).is_pending());
+                sleep
+            })
+            .into();
+        clock.advance(4 * SECOND);
+        assert_eq!(*woken.lock(), [1, 2, 3, 4]);
+        drop(sleeps);
+    }
+
+    #[test]
+    fn a_sleep_wakes_whoever_polled_it_last() {
+        let (env, clock) = Env::seeded(0);
+        let (first, second, mut sleep) = (sleeper(&clock), sleeper(&clock), env.sleep(SECOND));
+        assert!(!first.is_over(&mut sleep) && !second.is_over(&mut sleep));
+        assert_eq!(Arc::strong_count(&first), 1);
+        clock.advance(SECOND);
+        assert_eq!((first.woken(), second.woken()), (0, 1));
+    }
+
+    /// A waker that goes may be the last to hold a task, and the task holds a sleep of its own.
+    #[test]
+    fn a_waker_may_take_another_sleep_with_it() {
+        struct Task {
+            _own: Mutex<Sleep>,
+        }
+        impl Wake for Task {
+            fn wake(self: Arc<Self>) {}
+        }
+        let (env, clock) = Env::seeded(0);
+        let sleeping = || {
+            let mut own = env.sleep(3 * SECOND);
+            assert!(!sleeper(&clock).is_over(&mut own));
+            let mut sleep = env.sleep(SECOND);
+            let task = Waker::from(Arc::new(Task { _own: Mutex::new(own) }));
+            assert!(sleep.as_mut().poll(&mut Context::from_waker(&task)).is_pending());
+            sleep
+        };
+        drop(sleeping());
+        let mut replaced = sleeping();
+        assert!(!sleeper(&clock).is_over(&mut replaced));
+        let _woken = sleeping();
+        clock.advance(SECOND);
+        assert_eq!(clock.next_deadline(), None, "each took its other sleep with it");
+    }
+
+    #[tokio::test]
+    async fn the_machines_clock_sleeps_as_long_as_it_is_told() {
+        let env = Env::system();
+        let before = env.monotonic();
+        tokio::spawn(env.sleep(Duration::from_millis(20))).await.unwrap();
+        assert!(env.monotonic() - before >= Duration::from_millis(20));
     }
 }

@@ -52,7 +52,7 @@ pub use backend::{Changes, Damage, Order, Stats};
 pub use commit::{
     Actual, Change, Check, Commit, CommitId, Committed, Decided, FailedCheck, Outcome, Receipt, Refusal, Version, Write,
 };
-pub use env::{Clock, Env, Random, Timestamp, VirtualClock};
+pub use env::{Clock, Env, Random, Sleep, Timestamp, VirtualClock};
 pub use error::{ErrorKind, Result, StoreError};
 pub use file::FileOptions;
 #[cfg(feature = "testing")]

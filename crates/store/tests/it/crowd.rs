@@ -51,6 +51,8 @@ pub async fn crowd(seed: u64, commits: u64, sabotage: Option<Sabotage>) -> Resul
         // What is being written while this reads is no damage.
         while sabotage.is_none() && !task.is_finished() {
             verify(&store).await?;
+            // The clock of this store is virtual; its threads are real.
+            #[allow(clippy::disallowed_methods)]
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         entries.extend(task.await.map_err(|error| error.to_string())??);

@@ -116,6 +116,7 @@ async fn while_a_restore_is_under_way_views_and_commits_wait_for_it_and_nothing_
     });
     let before = store.stats().await.unwrap().generation;
     // This thread goes on: otherwise nobody would end the wait.
+    #[allow(clippy::disallowed_methods)]
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert!(!viewing.is_finished() && !committing.is_finished());
     go_on.send(()).unwrap();
