@@ -62,7 +62,3 @@ pub use limits::Limits;
 pub use space::{History, Space, SpaceSpec};
 pub use view::{Item, View};
 pub use watch::Watch;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;

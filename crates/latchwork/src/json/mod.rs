@@ -1,19 +1,18 @@
 //! JSON as Latchwork stores, compares and orders it.
 
 mod error;
-#[allow(dead_code)]
 mod key;
-#[allow(dead_code)]
-pub(crate) mod merge;
-#[allow(dead_code)]
-pub(crate) mod order;
-#[allow(dead_code)]
-pub(crate) mod path;
-#[allow(dead_code)]
-pub(crate) mod write;
+mod merge;
+mod order;
+mod path;
+mod write;
 
 #[cfg(test)]
 mod arbitrary;
 
 pub use error::JsonError;
+pub(crate) use merge::merge;
+pub(crate) use order::{compare, encode, encode_string_prefix, equal, same_kind, skip};
+pub(crate) use path::find_in;
 pub use path::{Path, PathError};
+pub(crate) use write::{check, to_value};

@@ -1,0 +1,35 @@
+//! The suite `entities`: the speed of entities as ratios to what the store below does in the same run. Run it by
+//! `cargo xtask bench entities`; docs/BENCHMARKS.md holds the figures and says what each of them means.
+
+// Benchmarks measure the machine's own time.
+#![allow(clippy::disallowed_methods)]
+
+#[path = "../../../store/benches/store/floor.rs"]
+#[allow(dead_code)]
+mod floor;
+#[path = "../../../store/benches/store/load.rs"]
+#[allow(dead_code)]
+mod load;
+#[path = "../../../store/benches/store/report.rs"]
+#[allow(dead_code)]
+mod report;
+
+mod find;
+mod write;
+
+use report::Report;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let json = arguments.iter().any(|argument| argument == "--json");
+    let quick = arguments.iter().any(|argument| argument == "--quick");
+    let wanted: Vec<&str> = arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect();
+    let report = Report::new(json, quick, wanted);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime can be started");
+    write::updates(&runtime, &report);
+    write::hot(&runtime, &report);
+    find::finds(&runtime, &report);
+    write::transactions(&runtime, &report);
+    report.finish();
+}

@@ -1,0 +1,167 @@
+//! Building indexes over entities that are there already, and clearing away those that are no longer wanted; both in
+//! small commits beside everybody else's. What a process leaves half done, the next declaration of the type finishes.
+
+use std::sync::Arc;
+
+use crate::entity::declare::{Declaration, TypeSpec};
+use crate::entity::document::Record;
+use crate::entity::index::{self, Index, IndexState};
+use crate::entity::{Entities, EntityError, EntityId, Result};
+use crate::store::{Check, Commit, Order, Rev, View};
+
+/// How many entities one commit puts into an index, or takes out of it.
+const BATCH: usize = 200;
+
+impl Entities {
+    /// Declares indexes and unique values of a type. What is declared already stays; what is new is built over the
+    /// entities that there are, while others go on, and is used from then on. If they hold a value twice that is to be
+    /// unique, this fails, names two of them, and leaves no trace.
+    pub async fn declare(&self, spec: TypeSpec) -> Result<()> {
+        let asked = spec.checked()?;
+        loop {
+            let (rev, declaration) = self.declaration(&spec.name).await?;
+            let mut wanted = (*declaration).clone();
+            wanted.add_missing(&spec.name, &asked)?;
+            if wanted == *declaration || self.redeclare(&spec.name, rev, &wanted).await? {
+                break;
+            }
+        }
+        self.settle(&spec.name).await?;
+        // What somebody else was building has failed for them, and for whoever asked for it beside them.
+        let (_, declaration) = self.declaration(&spec.name).await?;
+        match asked.iter().find(|(fields, unique)| declaration.find(fields, *unique).is_none()) {
+            Some(_) => Err(EntityError::Declaration {
+                entity_type: spec.name,
+                reason: "an index was dropped while it was being built".into(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes back what was declared of a type: those indexes and unique values that are named and exist.
+    pub async fn undeclare(&self, spec: TypeSpec) -> Result<()> {
+        let named = spec.checked()?;
+        loop {
+            let (rev, declaration) = self.declaration(&spec.name).await?;
+            let dropped = named.iter().filter_map(|(fields, unique)| declaration.find(fields, *unique));
+            let wanted = dropped
+                .fold((*declaration).clone(), |wanted, index| wanted.with_state(index.number, IndexState::Dropping));
+            if wanted == *declaration || self.redeclare(&spec.name, rev, &wanted).await? {
+                break;
+            }
+        }
+        self.settle(&spec.name).await
+    }
+
+    async fn declaration(&self, entity_type: &str) -> Result<(Option<Rev>, Arc<Declaration>)> {
+        Ok(match self.refresh(entity_type).await? {
+            Some((rev, declaration)) => (Some(rev), declaration),
+            None => (None, Arc::default()),
+        })
+    }
+
+    fn declaration_check(&self, entity_type: &str, rev: Option<Rev>) -> Check {
+        let key = self.type_key(entity_type);
+        rev.map_or_else(|| Check::Absent(key.clone()), |rev| Check::AtRev(key.clone(), rev))
+    }
+
+    /// Replaces the declaration, if it is at the rev it was read at.
+    async fn redeclare(&self, entity_type: &str, rev: Option<Rev>, wanted: &Declaration) -> Result<bool> {
+        let commit = Commit::new()
+            .check(self.declaration_check(entity_type, rev))
+            .put(&self.type_key(entity_type), wanted.encode());
+        Ok(self.store().commit(commit).await?.is_applied())
+    }
+
+    /// Finishes whatever is half done.
+    async fn settle(&self, entity_type: &str) -> Result<()> {
+        loop {
+            let (rev, declaration) = self.declaration(entity_type).await?;
+            let index = declaration.indexes.iter().find(|index| index.state != IndexState::Ready);
+            let Some(index) = index else { return Ok(()) };
+            let built = match index.state {
+                IndexState::Dropping => {
+                    self.clear(entity_type, rev, index).await?;
+                    self.redeclare(entity_type, rev, &declaration.without(index.number)).await?;
+                    continue;
+                }
+                _ => self.build(entity_type, rev, index).await,
+            };
+            let state = if built.is_ok() { IndexState::Ready } else { IndexState::Dropping };
+            match built {
+                // Somebody else has gone on with it.
+                Ok(false) => continue,
+                // The store failed, not the index.
+                Err(EntityError::Store(error)) => return Err(error.into()),
+                _ => {}
+            }
+            let declared = self.redeclare(entity_type, rev, &declaration.with_state(index.number, state)).await?;
+            if let (Err(error), true) = (built, declared) {
+                Box::pin(self.settle(entity_type)).await?;
+                return Err(error);
+            }
+        }
+    }
+
+    /// Puts every entity of the type into an index. Tells whether the declaration stayed the same meanwhile.
+    async fn build(&self, entity_type: &str, rev: Option<Rev>, index: &Index) -> Result<bool> {
+        let list = index::prefix(entity_type, 0);
+        let mut rest = self.index_prefix(&list);
+        let mut batch = BATCH;
+        loop {
+            let view = self.store().view().await?;
+            let found = view.scan(&rest, Order::Ascending, batch).await?;
+            let Some((last, _)) = found.last() else { return Ok(true) };
+            let mut commit = Commit::new().check(self.declaration_check(entity_type, rev));
+            for (_, item) in &found {
+                let id = EntityId::from_stored(&item.value)?;
+                commit = self.enter(&view, commit, index, &id).await?;
+            }
+            match self.store().commit(commit).await?.applied() {
+                Ok(_) => (rest, batch) = (rest.after(last), BATCH),
+                // The first check is that on the declaration.
+                Err(refusal) if refusal.failed.iter().any(|failed| failed.index == 0) => return Ok(false),
+                // An entity was written meanwhile. Those that are written all the time get in by their writers.
+                Err(_) => batch = (batch / 2).max(1),
+            }
+        }
+    }
+
+    /// Adds an entity's entry to a commit, unless it is there.
+    async fn enter(&self, view: &View, commit: Commit, index: &Index, id: &EntityId) -> Result<Commit> {
+        let key = self.key(id);
+        let damaged = || EntityError::corrupt(format!("entity {id:?}"));
+        let item = view.get(&key).await?.ok_or_else(damaged)?;
+        let record = Record::decode(&item.value).ok_or_else(damaged)?;
+        let entry = index.entry(id, &record, self.store().limits().key_bytes)?;
+        let entry_key = self.index_key(&entry.key);
+        match view.get(&entry_key).await? {
+            Some(owner) if owner.value == id.as_bytes() => Ok(commit),
+            Some(owner) => {
+                let (entity_type, fields) = (record.entity_type.to_string(), index.names());
+                let owner = EntityId::from_stored(&owner.value)?;
+                Err(EntityError::UniqueViolation { id: id.clone(), entity_type, fields, owner })
+            }
+            None => {
+                let commit = commit.at_rev(&key, item.rev).absent(&entry_key);
+                Ok(commit.put(&entry_key, id.as_bytes().to_vec()))
+            }
+        }
+    }
+
+    /// Takes every entry out of an index that nobody keeps any more.
+    async fn clear(&self, entity_type: &str, rev: Option<Rev>, index: &Index) -> Result<()> {
+        let range = self.index_prefix(&index::prefix(entity_type, index.number));
+        loop {
+            let found = self.store().view().await?.scan(&range, Order::Ascending, BATCH).await?;
+            if found.is_empty() {
+                return Ok(());
+            }
+            let check = Commit::new().check(self.declaration_check(entity_type, rev));
+            let commit = found.iter().fold(check, |commit, (key, _)| commit.delete(key));
+            if !self.store().commit(commit).await?.is_applied() {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Types and what is declared of them: indexes and unique values. A declaration is a record of the store, and every
+//! write of an entity checks that the declaration it went by is still the one that holds. So an index misses nothing,
+//! whoever declares it and whenever; and a view of the past reads the declaration of its own time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+
+use crate::entity::filter::Field;
+use crate::entity::index::{Index, IndexState};
+use crate::entity::op::check_type_name;
+use crate::entity::{EntityError, Result};
+use crate::store::{Bytes, Item, Rev};
+
+/// What is to be declared of a type.
+///
+/// ```
+/// # use latchwork::entity::TypeSpec;
+/// let person = TypeSpec::new("person")
+///     .unique(["data.email"])
+///     .unique(["data.country", "data.tax_number"])
+///     .index(["data.city", "data.age"]);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "a type is declared by Entities::declare"]
+pub struct TypeSpec {
+    pub(crate) name: String,
+    pub(crate) indexes: Vec<IndexSpec>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct IndexSpec {
+    pub(crate) fields: Vec<String>,
+    pub(crate) unique: bool,
+}
+
+/// The most indexes of a type, and the most fields of an index.
+const INDEXES: usize = 64;
+const FIELDS: usize = 8;
+
+impl TypeSpec {
+    /// A type without indexes.
+    pub fn new(name: impl Into<String>) -> TypeSpec {
+        TypeSpec { name: name.into(), indexes: Vec::new() }
+    }
+
+    /// No two entities of the type may have the same values in all of these fields. One that lacks any of them, or has
+    /// null there, is free.
+    pub fn unique(self, fields: impl IntoIterator<Item = impl Into<String>>) -> TypeSpec {
+        self.with(fields, true)
+    }
+
+    /// Finds by these fields, in this order, need not look at every entity of the type.
+    pub fn index(self, fields: impl IntoIterator<Item = impl Into<String>>) -> TypeSpec {
+        self.with(fields, false)
+    }
+
+    fn with(mut self, fields: impl IntoIterator<Item = impl Into<String>>, unique: bool) -> TypeSpec {
+        self.indexes.push(IndexSpec { fields: fields.into_iter().map(Into::into).collect(), unique });
+        self
+    }
+
+    /// The fields of each index, if the spec is well made.
+    pub(crate) fn checked(&self) -> Result<Vec<(Vec<Field>, bool)>> {
+        check_type_name(&self.name)?;
+        let refuse =
+            |reason: &str| Err(EntityError::Declaration { entity_type: self.name.clone(), reason: reason.into() });
+        let mut checked: Vec<(Vec<Field>, bool)> = Vec::new();
+        for index in &self.indexes {
+            match index.fields.len() {
+                0 => return refuse("an index needs a field"),
+                1..=FIELDS => {}
+                _ => return refuse("an index has at most 8 fields"),
+            }
+            let fields = index.fields.iter().map(|field| Field::parse(field)).collect::<Result<Vec<_>, _>>()?;
+            if (1..fields.len()).any(|at| fields[..at].contains(&fields[at])) {
+                return refuse("an index names a field twice");
+            }
+            if !checked.contains(&(fields.clone(), index.unique)) {
+                checked.push((fields, index.unique));
+            }
+        }
+        Ok(checked)
+    }
+}
+
+/// What holds of a type.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Declaration {
+    /// The number of the last index that was declared.
+    last: u16,
+    pub(crate) indexes: Vec<Index>,
+}
+
+/// How a declaration is written, behind a byte of version.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    last: u16,
+    indexes: Vec<StoredIndex>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredIndex {
+    number: u16,
+    unique: bool,
+    state: IndexState,
+    fields: Vec<String>,
+}
+
+const DECLARATION_VERSION: u8 = 1;
+
+impl Declaration {
+    pub(crate) fn encode(&self) -> Bytes {
+        let stored = |index: &Index| StoredIndex {
+            number: index.number,
+            unique: index.unique,
+            state: index.state,
+            fields: index.fields.iter().map(ToString::to_string).collect(),
+        };
+        let stored = Stored { last: self.last, indexes: self.indexes.iter().map(stored).collect() };
+        let out = vec![DECLARATION_VERSION];
+        postcard::to_extend(&stored, out).expect("a declaration can be written to memory").into()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Declaration> {
+        let (&DECLARATION_VERSION, rest) = bytes.split_first()? else { return None };
+        let stored: Stored = postcard::from_bytes(rest).ok()?;
+        let index = |stored: StoredIndex| {
+            let fields = stored.fields.iter().map(|field| Field::parse(field).ok()).collect::<Option<Vec<_>>>()?;
+            Some(Index { number: stored.number, fields, unique: stored.unique, state: stored.state })
+        };
+        let indexes = stored.indexes.into_iter().map(index).collect::<Option<Vec<_>>>()?;
+        Some(Declaration { last: stored.last, indexes })
+    }
+
+    pub(crate) fn find(&self, fields: &[Field], unique: bool) -> Option<&Index> {
+        self.indexes.iter().find(|index| index.is_kept() && index.fields == fields && index.unique == unique)
+    }
+
+    pub(crate) fn by_number(&self, number: u16) -> Option<&Index> {
+        self.indexes.iter().find(|index| index.number == number)
+    }
+
+    /// Indexes that writers keep.
+    pub(crate) fn kept(&self) -> impl Iterator<Item = &Index> {
+        self.indexes.iter().filter(|index| index.is_kept())
+    }
+
+    /// Indexes that finds can rely on.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = &Index> {
+        self.indexes.iter().filter(|index| index.state == IndexState::Ready)
+    }
+
+    /// Adds what is asked for and missing, to be built.
+    pub(crate) fn add_missing(&mut self, entity_type: &str, asked: &[(Vec<Field>, bool)]) -> Result<()> {
+        for (fields, unique) in asked {
+            if self.find(fields, *unique).is_some() {
+                continue;
+            }
+            let refuse = |reason: String| Err(EntityError::Declaration { entity_type: entity_type.into(), reason });
+            if self.indexes.len() >= INDEXES {
+                return refuse(format!("a type has at most {INDEXES} indexes"));
+            }
+            let Some(number) = self.last.checked_add(1) else {
+                return refuse("it has been given all the numbers for indexes that there are".into());
+            };
+            self.last = number;
+            let (fields, unique) = (fields.clone(), *unique);
+            self.indexes.push(Index { number, fields, unique, state: IndexState::Building });
+        }
+        Ok(())
+    }
+
+    /// The declaration with one index in another state.
+    pub(crate) fn with_state(&self, number: u16, state: IndexState) -> Declaration {
+        let mut changed = self.clone();
+        for index in changed.indexes.iter_mut().filter(|index| index.number == number) {
+            index.state = state;
+        }
+        changed
+    }
+
+    /// The declaration without an index.
+    pub(crate) fn without(&self, number: u16) -> Declaration {
+        let mut changed = self.clone();
+        changed.indexes.retain(|index| index.number != number);
+        changed
+    }
+}
+
+/// A declaration with the rev it was read at; `None` of a type that was never declared.
+pub(crate) type Declared = Option<(Rev, Arc<Declaration>)>;
+
+/// Declarations used lately. What is remembered may be old: writers check it, readers compare the rev.
+#[derive(Default)]
+pub(crate) struct Declarations {
+    known: RwLock<HashMap<Arc<str>, Declared>>,
+}
+
+impl Declarations {
+    /// What was last known of a type.
+    pub(crate) fn known(&self, entity_type: &str) -> Option<Declared> {
+        self.known.read().get(entity_type).cloned()
+    }
+
+    /// The declaration that an item of the store holds.
+    pub(crate) fn read(&self, entity_type: &str, item: Option<Item>) -> Result<Declared> {
+        let Some(item) = item else { return Ok(None) };
+        if let Some(Some((rev, known))) = self.known.read().get(entity_type)
+            && *rev == item.rev
+        {
+            return Ok(Some((*rev, known.clone())));
+        }
+        let damaged = || EntityError::corrupt(format!("the declaration of type {entity_type:?}"));
+        let declaration = Declaration::decode(&item.value).ok_or_else(damaged)?;
+        Ok(Some((item.rev, Arc::new(declaration))))
+    }
+
+    pub(crate) fn remember(&self, entity_type: &str, declared: Declared) {
+        self.known.write().insert(entity_type.into(), declared);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_declaration_comes_back_as_it_was_stored() {
+        let asked = TypeSpec::new("t").unique(["data.a\\.b", "metadata.c"]).index(["data"]).checked().unwrap();
+        let mut declaration = Declaration::default();
+        declaration.add_missing("t", &asked).unwrap();
+        declaration.add_missing("t", &asked).unwrap();
+        assert_eq!(declaration.indexes.len(), 2);
+        for state in [IndexState::Building, IndexState::Ready, IndexState::Dropping] {
+            let declaration = declaration.with_state(2, state);
+            assert_eq!(Declaration::decode(&declaration.encode()), Some(declaration));
+        }
+        assert_eq!(Declaration::decode(&[9]), None);
+    }
+}

@@ -1,0 +1,300 @@
+//! An entity as callers see it, and the record it is stored as.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::entity::{EntityError, Result};
+use crate::store::{Bytes, Generation, Item, Rev, Timestamp, Uuid};
+
+/// The longest id, in bytes.
+pub const ID_BYTES: usize = 512;
+
+/// Names an entity: any text of 1 to 512 bytes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EntityId(Arc<str>);
+
+impl EntityId {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn validate(&self) -> Result<()> {
+        match self.0.len() {
+            1..=ID_BYTES => Ok(()),
+            length => Err(EntityError::Id { length, limit: ID_BYTES }),
+        }
+    }
+
+    /// The id that a stored index entry or key holds.
+    pub(crate) fn from_stored(bytes: &[u8]) -> Result<EntityId> {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Ok(text.into()),
+            Err(_) => Err(EntityError::corrupt(format!("the id {}", bytes.escape_ascii()))),
+        }
+    }
+}
+
+impl Deref for EntityId {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<[u8]> for EntityId {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl From<&str> for EntityId {
+    fn from(text: &str) -> EntityId {
+        EntityId(text.into())
+    }
+}
+
+impl From<String> for EntityId {
+    fn from(text: String) -> EntityId {
+        EntityId(text.into())
+    }
+}
+
+impl From<Uuid> for EntityId {
+    fn from(uuid: Uuid) -> EntityId {
+        uuid.to_string().into()
+    }
+}
+
+impl From<&EntityId> for EntityId {
+    fn from(id: &EntityId) -> EntityId {
+        id.clone()
+    }
+}
+
+impl From<&String> for EntityId {
+    fn from(id: &String) -> EntityId {
+        id.as_str().into()
+    }
+}
+
+impl PartialEq<str> for EntityId {
+    fn eq(&self, other: &str) -> bool {
+        &*self.0 == other
+    }
+}
+
+impl PartialEq<&str> for EntityId {
+    fn eq(&self, other: &&str) -> bool {
+        &*self.0 == *other
+    }
+}
+
+impl fmt::Display for EntityId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for EntityId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// When something was committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Moment {
+    /// In the store's order.
+    pub generation: Generation,
+    /// By the store's clock.
+    pub time: Timestamp,
+}
+
+/// A versioned document.
+///
+/// As JSON it has `id`, `type`, `data`, `metadata`, `_rev`, `created` and `changed`. Without a `_rev` it reads as
+/// rev 1.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "EntityJson", into = "EntityJson")]
+pub struct Entity {
+    /// Its name, among all entities of the store.
+    pub id: EntityId,
+    /// What kind of thing it is.
+    pub entity_type: Arc<str>,
+    /// What it says.
+    pub data: Value,
+    /// What is said of it.
+    pub metadata: Map<String, Value>,
+    /// How often it was written. It starts at 1, rises with every change and never comes back, also not after the
+    /// entity was removed and added again.
+    pub rev: Rev,
+    /// When it was added.
+    pub created: Moment,
+    /// When it was last changed.
+    pub changed: Moment,
+}
+
+impl Entity {
+    /// The data as a value of one's own type.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T> {
+        T::deserialize(&self.data)
+            .map_err(|error| EntityError::Mismatch { id: self.id.clone(), message: error.to_string() })
+    }
+
+    pub(crate) fn decode(id: EntityId, item: &Item) -> Result<Entity> {
+        let record = Record::decode(&item.value).ok_or_else(|| EntityError::corrupt(format!("entity {id:?}")))?;
+        Ok(record.into_entity(id, item.rev, Moment { generation: item.generation, time: item.time }))
+    }
+}
+
+/// The JSON form of an entity.
+#[derive(Serialize, Deserialize)]
+struct EntityJson {
+    id: EntityId,
+    #[serde(rename = "type")]
+    entity_type: Arc<str>,
+    data: Value,
+    #[serde(default)]
+    metadata: Map<String, Value>,
+    #[serde(rename = "_rev", default = "first_rev")]
+    rev: u64,
+    #[serde(default)]
+    created: MomentJson,
+    #[serde(default)]
+    changed: MomentJson,
+}
+
+fn first_rev() -> u64 {
+    1
+}
+
+#[derive(Serialize, Deserialize, Default)]
+struct MomentJson {
+    generation: u64,
+    time_us: u64,
+}
+
+impl From<Moment> for MomentJson {
+    fn from(moment: Moment) -> MomentJson {
+        MomentJson { generation: moment.generation.0, time_us: moment.time.0 }
+    }
+}
+
+impl From<MomentJson> for Moment {
+    fn from(json: MomentJson) -> Moment {
+        Moment { generation: Generation(json.generation), time: Timestamp(json.time_us) }
+    }
+}
+
+impl From<EntityJson> for Entity {
+    fn from(json: EntityJson) -> Entity {
+        let EntityJson { id, entity_type, data, metadata, rev, created, changed } = json;
+        let (created, changed) = (created.into(), changed.into());
+        Entity { id, entity_type, data, metadata, rev: Rev(rev), created, changed }
+    }
+}
+
+impl From<Entity> for EntityJson {
+    fn from(entity: Entity) -> EntityJson {
+        let Entity { id, entity_type, data, metadata, rev, created, changed } = entity;
+        EntityJson { id, entity_type, data, metadata, rev: rev.0, created: created.into(), changed: changed.into() }
+    }
+}
+
+/// An entity without what the store itself knows of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Record {
+    pub(crate) entity_type: Arc<str>,
+    /// `None` for the record that the entity was added as: its own commit is the one.
+    pub(crate) created: Option<Moment>,
+    pub(crate) data: Value,
+    pub(crate) metadata: Map<String, Value>,
+}
+
+/// How a record is written, behind a byte of version.
+#[derive(Serialize, Deserialize)]
+struct Stored<'a> {
+    created: Option<(u64, u64)>,
+    entity_type: &'a str,
+    /// JSON text.
+    data: &'a [u8],
+    /// JSON text of an object, or nothing for an empty one.
+    metadata: &'a [u8],
+}
+
+const RECORD_VERSION: u8 = 1;
+
+impl Record {
+    pub(crate) fn encode(&self) -> Bytes {
+        let json = "JSON values with string keys can be written";
+        let data = serde_json::to_vec(&self.data).expect(json);
+        let metadata =
+            if self.metadata.is_empty() { Vec::new() } else { serde_json::to_vec(&self.metadata).expect(json) };
+        let created = self.created.map(|moment| (moment.generation.0, moment.time.0));
+        let stored = Stored { created, entity_type: &self.entity_type, data: &data, metadata: &metadata };
+        let mut out = Vec::with_capacity(data.len() + metadata.len() + self.entity_type.len() + 32);
+        out.push(RECORD_VERSION);
+        postcard::to_extend(&stored, out).expect("a record can be written to memory").into()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Record> {
+        let (&RECORD_VERSION, rest) = bytes.split_first()? else { return None };
+        let stored: Stored<'_> = postcard::from_bytes(rest).ok()?;
+        let created = stored
+            .created
+            .map(|(generation, time)| Moment { generation: Generation(generation), time: Timestamp(time) });
+        let metadata = if stored.metadata.is_empty() { Map::new() } else { parse(stored.metadata)? };
+        Some(Record { entity_type: stored.entity_type.into(), created, data: parse(stored.data)?, metadata })
+    }
+
+    pub(crate) fn into_entity(self, id: EntityId, rev: Rev, changed: Moment) -> Entity {
+        let Record { entity_type, created, data, metadata } = self;
+        Entity { id, entity_type, data, metadata, rev, created: created.unwrap_or(changed), changed }
+    }
+}
+
+/// Reads JSON of any depth: what was stored was checked before.
+fn parse<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    reader.disable_recursion_limit();
+    let value = T::deserialize(&mut reader).ok()?;
+    reader.end().ok()?;
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_record_comes_back_as_it_was_stored() {
+        let deep = (0..127).fold(json!(1), |inner, _| json!([inner]));
+        for data in [json!(null), json!({"a": [1, 2.5, "x"], "b": -0.0}), json!(u64::MAX), json!(5e-324), deep] {
+            for created in [None, Some(Moment { generation: Generation(3), time: Timestamp(9) })] {
+                for metadata in [Map::new(), Map::from_iter([("k".to_string(), json!({"n": null}))])] {
+                    let record = Record { entity_type: "t".into(), created, data: data.clone(), metadata };
+                    assert_eq!(Record::decode(&record.encode()), Some(record));
+                }
+            }
+        }
+        assert_eq!(Record::decode(&[9, 0]), None);
+    }
+
+    #[test]
+    fn an_entity_written_without_a_rev_reads_as_rev_1() {
+        let entity: Entity = serde_json::from_value(json!({"id": "a", "type": "t", "data": 1})).unwrap();
+        assert_eq!((entity.rev, entity.metadata.len()), (Rev(1), 0));
+        let written = serde_json::to_value(Entity { rev: Rev(7), ..entity.clone() }).unwrap();
+        assert_eq!(written["_rev"], json!(7));
+        assert_eq!(serde_json::from_value::<Entity>(written).unwrap(), Entity { rev: Rev(7), ..entity });
+    }
+}

@@ -1,0 +1,128 @@
+//! Filters as JSON: `{"data.email": "x@y.com", "data.age": {"at_least": 18}, "or": [{…}, {…}]}`. An object holds if all
+//! of its parts do. The value of a path is an object of operators, or anything else to be equal to.
+
+use serde_json::Value;
+
+use super::{Comparison, DEPTH, Field, FilterError, FilterProblem, Node, between, ordered};
+use crate::json;
+
+/// Every operator, as messages list them.
+pub(super) const OPERATORS: [&str; 16] = [
+    "equals",
+    "not",
+    "greater",
+    "at_least",
+    "less",
+    "at_most",
+    "between",
+    "one_of",
+    "contains",
+    "has_all",
+    "exists",
+    "starts_with",
+    "ends_with",
+    "and",
+    "or",
+    "not (of a filter)",
+];
+
+pub(super) fn filter(json: &Value) -> Result<Node, FilterError> {
+    json::check(json).map_err(|error| FilterError::new("the filter", FilterProblem::Value(error)))?;
+    node(json, "", DEPTH)
+}
+
+fn below(at: &str, step: &str) -> String {
+    if at.is_empty() { step.into() } else { format!("{at}.{step}") }
+}
+
+fn wrong(at: &str, operator: &'static str, wanted: &'static str) -> FilterError {
+    let at = if at.is_empty() { "the filter" } else { at };
+    FilterError::new(at, FilterProblem::Operand { operator, wanted })
+}
+
+fn node(json: &Value, at: &str, depth: usize) -> Result<Node, FilterError> {
+    let Value::Object(parts) = json else { return Err(wrong(at, "a filter", "an object")) };
+    let Some(depth) = depth.checked_sub(1) else {
+        return Err(FilterError::new(at, FilterProblem::TooDeep { limit: DEPTH }));
+    };
+    let mut all = Vec::new();
+    for (name, part) in parts {
+        let at = below(at, name);
+        match name.as_str() {
+            "and" => all.push(Node::All(list(part, &at, "and", depth)?)),
+            "or" => all.push(Node::Any(list(part, &at, "or", depth)?)),
+            "not" => all.push(Node::Not(Box::new(node(part, &at, depth)?))),
+            path => {
+                let field = Field::parse(path).map_err(|error| FilterError::new(at.as_str(), error.problem))?;
+                comparisons(&field, part, &at, &mut all)?;
+            }
+        }
+    }
+    Ok(if all.len() == 1 { all.remove(0) } else { Node::All(all) })
+}
+
+fn list(json: &Value, at: &str, operator: &'static str, depth: usize) -> Result<Vec<Node>, FilterError> {
+    let Value::Array(parts) = json else { return Err(wrong(at, operator, "a list of filters")) };
+    parts.iter().enumerate().map(|(index, part)| node(part, &format!("{at}[{index}]"), depth)).collect()
+}
+
+fn comparisons(field: &Field, json: &Value, at: &str, all: &mut Vec<Node>) -> Result<(), FilterError> {
+    let Value::Object(operators) = json else {
+        all.push(Node::Is(field.clone(), Comparison::Equals(json.clone())));
+        return Ok(());
+    };
+    if operators.is_empty() {
+        return Err(wrong(at, "a path", "a value, or an object of operators; to find an empty object say equals"));
+    }
+    for (name, operand) in operators {
+        let is = |comparison| Node::Is(field.clone(), comparison);
+        let refuse = |problem| FilterError::new(below(at, name), problem);
+        let made = match name.as_str() {
+            "not" => Node::Not(Box::new(is(Comparison::Equals(operand.clone())))),
+            "exists" => match operand {
+                Value::Bool(true) => is(Comparison::Exists),
+                Value::Bool(false) => Node::Not(Box::new(is(Comparison::Exists))),
+                _ => return Err(wrong(&below(at, name), "exists", "true or false")),
+            },
+            name => is(comparison(name, operand).map_err(refuse)?),
+        };
+        all.push(made);
+    }
+    Ok(())
+}
+
+fn comparison(name: &str, operand: &Value) -> Result<Comparison, FilterProblem> {
+    let value = operand.clone();
+    Ok(match name {
+        "equals" => Comparison::Equals(value),
+        "greater" => Comparison::Greater(ordered("greater", value)?),
+        "at_least" => Comparison::AtLeast(ordered("at_least", value)?),
+        "less" => Comparison::Less(ordered("less", value)?),
+        "at_most" => Comparison::AtMost(ordered("at_most", value)?),
+        "between" => match value {
+            Value::Array(ends) => match <[Value; 2]>::try_from(ends) {
+                Ok([low, high]) => between(low, high)?,
+                Err(_) => return Err(FilterProblem::Operand { operator: "between", wanted: "[low, high]" }),
+            },
+            _ => return Err(FilterProblem::Operand { operator: "between", wanted: "[low, high]" }),
+        },
+        "one_of" => match value {
+            Value::Array(values) => Comparison::OneOf(values),
+            _ => return Err(FilterProblem::Operand { operator: "one_of", wanted: "a list of values" }),
+        },
+        "contains" => Comparison::Contains(value),
+        "has_all" => match value {
+            Value::Array(values) => Comparison::HasAll(values),
+            _ => return Err(FilterProblem::Operand { operator: "has_all", wanted: "a list of values" }),
+        },
+        "starts_with" => match value {
+            Value::String(prefix) => Comparison::StartsWith(prefix),
+            _ => return Err(FilterProblem::Operand { operator: "starts_with", wanted: "a string" }),
+        },
+        "ends_with" => match value {
+            Value::String(suffix) => Comparison::EndsWith(suffix),
+            _ => return Err(FilterProblem::Operand { operator: "ends_with", wanted: "a string" }),
+        },
+        name => return Err(FilterProblem::UnknownOperator { name: name.into() }),
+    })
+}

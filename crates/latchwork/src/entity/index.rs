@@ -1,0 +1,97 @@
+//! Where an entity stands in indexes: the keys of its entries. Each entry's value is the entity's id.
+//!
+//! A key is the type's name, a zero byte, the index's number and then the encoded values of its fields and the id. What
+//! must be unique has no id in its key, so that there can be only one. Index 0 is the list of all entities of a type.
+
+use serde::{Deserialize, Serialize};
+
+use crate::entity::document::Record;
+use crate::entity::filter::Field;
+use crate::entity::{EntityError, EntityId, Result};
+use crate::json;
+
+/// An index as it is declared and kept.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Index {
+    /// Its number within the type; never given out twice.
+    pub(crate) number: u16,
+    pub(crate) fields: Vec<Field>,
+    pub(crate) unique: bool,
+    pub(crate) state: IndexState,
+}
+
+/// How far an index is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum IndexState {
+    /// Writers keep it, but not all entities that were there before are in it.
+    Building,
+    /// It has an entry for every entity of its type.
+    Ready,
+    /// Nobody keeps it any more; its entries are being cleared away.
+    Dropping,
+}
+
+/// An entity's entry in an index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) key: Vec<u8>,
+    /// The number of the index.
+    pub(crate) index: u16,
+    /// Whether the key is one that only one entity may have.
+    pub(crate) unique: bool,
+}
+
+/// The start of every key of an index.
+pub(crate) fn prefix(entity_type: &str, number: u16) -> Vec<u8> {
+    let mut key = Vec::with_capacity(entity_type.len() + 64);
+    key.extend_from_slice(entity_type.as_bytes());
+    key.push(0);
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// The type and the number of the index that a key belongs to.
+pub(crate) fn read_prefix(key: &[u8]) -> Option<(&str, u16)> {
+    let end = key.iter().position(|byte| *byte == 0)?;
+    let number = key.get(end + 1..end + 3)?;
+    Some((std::str::from_utf8(&key[..end]).ok()?, u16::from_be_bytes([number[0], number[1]])))
+}
+
+/// The entry in the list of all entities of a type.
+pub(crate) fn listed(entity_type: &str, id: &EntityId) -> Vec<u8> {
+    let mut key = prefix(entity_type, 0);
+    key.extend_from_slice(id.as_bytes());
+    key
+}
+
+impl Index {
+    /// The fields as messages name them.
+    pub(crate) fn names(&self) -> String {
+        let names: Vec<String> = self.fields.iter().map(ToString::to_string).collect();
+        names.join(" and ")
+    }
+
+    /// Whether writers keep it.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.state != IndexState::Dropping
+    }
+
+    pub(crate) fn entry(&self, id: &EntityId, record: &Record, key_bytes: usize) -> Result<Entry> {
+        let mut key = prefix(&record.entity_type, self.number);
+        // As in SQL, what is not there or null is like nothing else.
+        let mut unique = self.unique;
+        for field in &self.fields {
+            let value = field.find(&record.data, &record.metadata);
+            unique &= value.is_some_and(|value| !value.is_null());
+            json::encode(&mut key, value);
+        }
+        if !unique {
+            key.extend_from_slice(id.as_bytes());
+        }
+        if key.len() > key_bytes {
+            let (fields, length) = (self.names(), key.len());
+            return Err(EntityError::IndexedTooLong { id: id.clone(), fields, length, limit: key_bytes });
+        }
+        Ok(Entry { key, index: self.number, unique })
+    }
+}

@@ -1,0 +1,356 @@
+//! Versioned entities: JSON documents with an id, a type and a rev, changed under conditions, found by what they say,
+//! and readable as they were at any generation that is kept.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use latchwork::entity::{Add, Entities, Query, TypeSpec, field};
+//! use latchwork::store::Store;
+//! use latchwork::json;
+//!
+//! let entities = Entities::on(&Store::memory().await?).await?;
+//! entities.declare(TypeSpec::new("person").unique(["data.email"])).await?;
+//!
+//! let by_email = Query::of("person").filter(field("data.email").equals("ada@example.org"));
+//! let ada = Add::new("person").data(json!({"email": "ada@example.org", "visits": 0}));
+//! let first = entities.add_if_missing(&by_email, ada.clone()).await?;
+//! let again = entities.add_if_missing(&by_email, ada).await?;
+//! assert!(first.was_added() && !again.was_added() && first.id == again.id);
+//!
+//! // Read, change, write: tried again when somebody else was faster, at most five times.
+//! let before = entities.now().await?;
+//! entities.update_with(&first.id, 5, |ada| ada.data["visits"] = json!(1)).await?;
+//! assert_eq!(before.get(&first.id).await?.unwrap().data["visits"], 0);
+//! assert_eq!(entities.find(&by_email).await?.items[0].data["visits"], 1);
+//! # Ok(()) }
+//! ```
+
+mod build;
+mod declare;
+mod document;
+mod error;
+mod filter;
+mod index;
+mod lane;
+mod op;
+mod plan;
+mod prepare;
+mod query;
+mod run;
+mod transact;
+mod verify;
+mod view;
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::store::{Confirm, Generation, History, Key, Range, Rev, Space, SpaceSpec, Store, View};
+
+pub use declare::TypeSpec;
+pub use document::{Entity, EntityId, ID_BYTES, Moment};
+pub use error::{EntityError, Result};
+pub use filter::{FieldRef, Filter, FilterError, FilterProblem, field};
+pub use lane::{ChangeError, Draft};
+pub use op::{Add, Effect, FailedOp, Meta, OpReceipt, Receipt, Remove, Transaction, Update};
+pub use query::{Access, Cursor, Direction, Page, Plan, Query};
+pub use view::{AsOf, EntityView, Revision};
+
+use declare::{Declarations, Declared};
+use lane::{Lanes, backoff};
+use transact::{Checked, TRIES};
+
+/// The entities of a store. Handles are cheap to clone and share what they know.
+#[derive(Clone)]
+pub struct Entities {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: Store,
+    /// id → record
+    entities: Space,
+    /// type, index, values and id → id
+    index: Space,
+    /// type → declaration
+    types: Space,
+    declarations: Declarations,
+    lanes: Lanes,
+}
+
+impl Entities {
+    /// The entities in a data directory, which is created if it is missing.
+    pub async fn open(directory: impl AsRef<Path>) -> Result<Entities> {
+        Entities::on(&Store::open(directory).await?).await
+    }
+
+    /// The entities of a store. All that ever was stays readable, unless the store holds entities with another history.
+    pub async fn on(store: &Store) -> Result<Entities> {
+        let known = store.spaces().await?;
+        let history = known.iter().all(|space| space.name() != ENTITIES).then_some(History::Forever);
+        Entities::with(store, history).await
+    }
+
+    /// The entities of a store, with this history from now on: what it does not cover is forgotten.
+    pub async fn with_history(store: &Store, history: History) -> Result<Entities> {
+        Entities::with(store, Some(history)).await
+    }
+
+    async fn with(store: &Store, history: Option<History>) -> Result<Entities> {
+        let spec = |name| match history {
+            Some(history) => SpaceSpec::new(name).history(history),
+            None => SpaceSpec::new(name),
+        };
+        // The entities come last: whoever finds them finds the others, with the same history.
+        let types = store.space(spec(TYPES)).await?;
+        let index = store.space(spec(INDEX)).await?;
+        let entities = store.space(spec(ENTITIES)).await?;
+        let (declarations, lanes) = (Declarations::default(), Lanes::default());
+        let inner = Inner { store: store.clone(), entities, index, types, declarations, lanes };
+        Ok(Entities { inner: Arc::new(inner) })
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    /// Adds an entity. One that exists is refused, or with `if_absent` left as it is: the receipt tells.
+    pub async fn add(&self, add: Add) -> Result<OpReceipt> {
+        if let (Some(true), Some(id)) = (add.if_absent, add.id.clone()) {
+            id.validate()?;
+            if let Some(item) = self.inner.store.view().await?.get(&self.key(&id)).await? {
+                // What is wrong with it is told whether it is needed or not.
+                add.checked(0)?;
+                return Ok(OpReceipt { id, rev: item.rev, effect: Effect::Existing });
+            }
+        }
+        self.single(Transaction::new().add(add)).await
+    }
+
+    /// Adds entities, all or none of them. An item's own `if_absent` counts; without one, it must not exist.
+    pub async fn add_many(&self, items: impl IntoIterator<Item = Add>) -> Result<Receipt> {
+        self.transact(items.into_iter().fold(Transaction::new(), Transaction::add)).await
+    }
+
+    /// Adds those entities that do not exist, all or none of them. An item's own `if_absent` goes before.
+    pub async fn add_many_if_absent(&self, items: impl IntoIterator<Item = Add>) -> Result<Receipt> {
+        let flagged = |item: Add| {
+            let if_absent = item.if_absent.unwrap_or(true);
+            item.if_absent(if_absent)
+        };
+        self.add_many(items.into_iter().map(flagged)).await
+    }
+
+    /// The entity of this id, as it is now.
+    pub async fn get(&self, id: impl Into<EntityId>) -> Result<Option<Entity>> {
+        let id = id.into();
+        id.validate()?;
+        match self.inner.store.view().await?.get(&self.key(&id)).await? {
+            Some(item) => Entity::decode(id, &item).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Changes an entity and gives its new rev.
+    pub async fn update(&self, update: Update) -> Result<Rev> {
+        if update.if_rev.is_some() {
+            return Ok(self.single(Transaction::new().update(update)).await?.rev);
+        }
+        let update = update.checked()?;
+        let apply = |draft: &mut Draft| {
+            update.apply(&mut draft.data, &mut draft.metadata);
+            Ok::<(), Infallible>(())
+        };
+        match self.change(&update.id, TRIES, apply).await {
+            Ok((rev, ())) => Ok(rev),
+            Err(ChangeError::Entity(EntityError::RetriesSpent { tries, .. })) => Err(EntityError::Contended { tries }),
+            Err(ChangeError::Entity(error)) => Err(error),
+            Err(ChangeError::Refused(never)) => match never {},
+        }
+    }
+
+    /// Changes entities, all or none of them.
+    pub async fn update_many(&self, items: impl IntoIterator<Item = Update>) -> Result<Receipt> {
+        self.transact(items.into_iter().fold(Transaction::new(), Transaction::update)).await
+    }
+
+    /// Reads an entity, changes it and writes it, if nobody else has written it meanwhile; otherwise reads it again, at
+    /// most `retries` times more. `change` may run several times and must not do anything else.
+    pub async fn update_with(
+        &self,
+        id: impl Into<EntityId>,
+        retries: u32,
+        mut change: impl FnMut(&mut Draft),
+    ) -> Result<Rev> {
+        let change = |draft: &mut Draft| {
+            change(draft);
+            Ok::<(), Infallible>(())
+        };
+        match self.change(&id.into(), retries, change).await {
+            Ok((rev, ())) => Ok(rev),
+            Err(ChangeError::Entity(error)) => Err(error),
+            Err(ChangeError::Refused(never)) => match never {},
+        }
+    }
+
+    /// Like [`Entities::update_with`], with a change that gives something back, or refuses: then nothing is written.
+    pub async fn try_update_with<T, E>(
+        &self,
+        id: impl Into<EntityId>,
+        retries: u32,
+        change: impl FnMut(&mut Draft) -> Result<T, E>,
+    ) -> Result<(Rev, T), ChangeError<E>> {
+        self.change(&id.into(), retries, change).await
+    }
+
+    /// Removes an entity and gives the rev of its removal.
+    pub async fn remove(&self, remove: impl Into<Remove>) -> Result<Rev> {
+        Ok(self.single(Transaction::new().remove(remove)).await?.rev)
+    }
+
+    /// Makes all operations of a transaction in one commit, or none: then the error lists every check that failed.
+    pub async fn transact(&self, transaction: Transaction) -> Result<Receipt> {
+        for reads in &transaction.reads {
+            reads.validate(self.inner.store.limits().operations)?;
+        }
+        self.send(Checked::new(transaction, self.inner.store.env())?).await
+    }
+
+    async fn single(&self, transaction: Transaction) -> Result<OpReceipt> {
+        match self.transact(transaction).await {
+            Ok(mut receipt) => Ok(receipt.ops.remove(0)),
+            Err(EntityError::Rejected { mut failed }) => Err(failed.remove(0).error),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives the first entity that a query finds; if there is none, adds one. However many try at once, one adds it:
+    /// the add lands only if what the query went through has not changed. With an index for the query that is next to
+    /// nothing, and other writers do not disturb.
+    pub async fn add_if_missing(&self, query: &Query, add: Add) -> Result<OpReceipt> {
+        let query = query.clone().limit(1);
+        let wanted = add.clone().checked(0)?;
+        if !query.checked()?.matches(&wanted.into_record()) {
+            return Err(EntityError::AddDoesNotMatch);
+        }
+        for tries in 1..=TRIES {
+            let view = self.now().await?;
+            if let Some(found) = view.find(&query).await?.items.pop() {
+                return Ok(OpReceipt { id: found.id, rev: found.rev, effect: Effect::Existing });
+            }
+            match self.transact(Transaction::new().add(add.clone()).if_unchanged(&view)).await {
+                Ok(mut receipt) => return Ok(receipt.ops.remove(0)),
+                Err(EntityError::Rejected { mut failed }) => {
+                    // Whatever else is wrong may be so because of what has changed.
+                    if failed.iter().all(|failed| failed.op.is_some()) {
+                        return Err(failed.remove(0).error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+            drop(view);
+            if tries > 1 {
+                self.inner.store.env().sleep(backoff(tries, self.inner.store.env())).await;
+            }
+        }
+        Err(EntityError::Contended { tries: TRIES })
+    }
+
+    /// The entities that a query asks for, as they are now.
+    pub async fn find(&self, query: &Query) -> Result<Page> {
+        EntityView::passing(self.clone(), self.inner.store.view().await?).find(query).await
+    }
+
+    /// How a query would be answered now.
+    pub async fn explain(&self, query: &Query) -> Result<Plan> {
+        EntityView::passing(self.clone(), self.inner.store.view().await?).explain(query).await
+    }
+
+    /// Pins the present.
+    pub async fn now(&self) -> Result<EntityView> {
+        Ok(EntityView::new(self.clone(), self.inner.store.view().await?))
+    }
+
+    /// Pins the past: a generation, or what was committed up to a time.
+    pub async fn as_of(&self, when: impl Into<AsOf>) -> Result<EntityView> {
+        let view = match when.into() {
+            AsOf::Generation(generation) => self.inner.store.view_at(generation).await?,
+            AsOf::Time(time) => self.inner.store.view_at_time(time).await?,
+        };
+        Ok(EntityView::new(self.clone(), view))
+    }
+
+    /// Replaces everything in the store, not the entities alone, by a snapshot that [`EntityView::persist`] wrote. Revs
+    /// and generations go on above every one ever given out.
+    pub async fn restore(&self, snapshot: impl AsRef<Path>, confirm: Confirm) -> Result<Generation> {
+        Ok(self.inner.store.restore(snapshot, confirm).await?)
+    }
+
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.inner.lanes
+    }
+
+    pub(crate) fn key(&self, id: &EntityId) -> Key {
+        self.inner.entities.key(id.as_bytes())
+    }
+
+    /// The range of all records.
+    pub(crate) fn all(&self) -> Range {
+        self.inner.entities.all()
+    }
+
+    /// The range of one record.
+    pub(crate) fn only(&self, id: &EntityId) -> Range {
+        self.inner.entities.range(id.as_bytes()..=id.as_bytes())
+    }
+
+    pub(crate) fn index_key(&self, key: &[u8]) -> Key {
+        self.inner.index.key(key)
+    }
+
+    pub(crate) fn index_range(&self, start: &[u8], end: &[u8]) -> Range {
+        self.inner.index.range(start..end)
+    }
+
+    pub(crate) fn index_prefix(&self, prefix: &[u8]) -> Range {
+        self.inner.index.prefix(prefix)
+    }
+
+    pub(crate) fn type_key(&self, entity_type: &str) -> Key {
+        self.inner.types.key(entity_type)
+    }
+
+    /// What is declared of a type, as far as is known. Writers check it.
+    pub(crate) async fn declared(&self, entity_type: &str) -> Result<Declared> {
+        match self.inner.declarations.known(entity_type) {
+            Some(known) => Ok(known),
+            None => self.refresh(entity_type).await,
+        }
+    }
+
+    /// What is declared of a type.
+    pub(crate) async fn refresh(&self, entity_type: &str) -> Result<Declared> {
+        let view = self.inner.store.view().await?;
+        let declared = self.declared_at(&view, entity_type).await?;
+        self.inner.declarations.remember(entity_type, declared.clone());
+        Ok(declared)
+    }
+
+    /// What was declared of a type at a generation.
+    pub(crate) async fn declared_at(&self, view: &View, entity_type: &str) -> Result<Declared> {
+        let item = view.get(&self.type_key(entity_type)).await?;
+        self.inner.declarations.read(entity_type, item)
+    }
+}
+
+/// The names of the spaces.
+const ENTITIES: &str = "entities";
+const INDEX: &str = "entity.index";
+const TYPES: &str = "entity.types";
+
+impl std::fmt::Debug for Entities {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Entities").finish_non_exhaustive()
+    }
+}

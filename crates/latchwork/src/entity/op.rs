@@ -1,0 +1,432 @@
+//! What can be asked for: adds, updates, removes and checks, alone or as one transaction. Only a description; nothing
+//! here knows the store. What is wrong with a value is kept until the operation is sent, so that building needs no `?`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::entity::document::Record;
+use crate::entity::view::ReadSet;
+use crate::entity::{EntityError, EntityId, EntityView, Result};
+use crate::json::{self, JsonError};
+use crate::store::{Generation, Rev, Timestamp};
+
+/// A document that was given, or why it cannot be one.
+type Given = Result<Value, JsonError>;
+
+/// The longest name of a type, in bytes.
+const TYPE_BYTES: usize = 128;
+
+pub(crate) fn check_type_name(name: &str) -> Result<()> {
+    let refuse = |reason| Err(EntityError::TypeName { name: name.into(), reason });
+    match name.len() {
+        0 => refuse("it is empty"),
+        length if length > TYPE_BYTES => refuse("it is longer than 128 bytes"),
+        // It stands in front of other bytes in keys.
+        _ if name.contains('\0') => refuse("it has a NUL in it"),
+        _ => Ok(()),
+    }
+}
+
+/// Adds an entity.
+#[derive(Debug, Clone)]
+#[must_use = "an operation does nothing until it is sent"]
+pub struct Add {
+    pub(crate) entity_type: Arc<str>,
+    pub(crate) id: Option<EntityId>,
+    data: Given,
+    metadata: Given,
+    pub(crate) if_absent: Option<bool>,
+}
+
+impl Add {
+    /// Adds an entity of this type, under an id that is made for it: a UUIDv7.
+    pub fn new(entity_type: impl Into<Arc<str>>) -> Add {
+        let empty = || Ok(Value::Object(Map::new()));
+        Add { entity_type: entity_type.into(), id: None, data: Ok(Value::Null), metadata: empty(), if_absent: None }
+    }
+
+    /// Under this id.
+    pub fn id(mut self, id: impl Into<EntityId>) -> Add {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// With this data: anything that serde can write as JSON.
+    pub fn data(mut self, data: impl Serialize) -> Add {
+        self.data = json::to_value(&data);
+        self
+    }
+
+    /// With this metadata: a JSON object.
+    pub fn metadata(mut self, metadata: impl Serialize) -> Add {
+        self.metadata = json::to_value(&metadata);
+        self
+    }
+
+    /// Whether an entity that is there already is left as it is, and its id given back. Of one in a batch, this goes
+    /// before what the batch says. Without an id of one's own it means nothing.
+    pub fn if_absent(mut self, if_absent: bool) -> Add {
+        self.if_absent = Some(if_absent);
+        self
+    }
+
+    pub(crate) fn checked(self, op: usize) -> Result<CheckedAdd> {
+        check_type_name(&self.entity_type)?;
+        self.id.as_ref().map_or(Ok(()), EntityId::validate)?;
+        // An id that is yet to be made has no name.
+        let shown = self.id.as_ref().map_or(format!("(new, operation {op})"), |id| format!("{id:?}"));
+        let data = document(self.data, &shown, "data")?;
+        let metadata = object(document(self.metadata, &shown, "metadata")?, &shown)?;
+        let if_absent = self.if_absent.unwrap_or(false) && self.id.is_some();
+        Ok(CheckedAdd { entity_type: self.entity_type, id: self.id, data, metadata, if_absent })
+    }
+}
+
+fn document(given: Given, id: &str, part: &'static str) -> Result<Value> {
+    given.map_err(|cause| EntityError::Document { id: id.into(), part, cause })
+}
+
+pub(crate) fn object(value: Value, id: &str) -> Result<Map<String, Value>> {
+    let found = match value {
+        Value::Object(map) => return Ok(map),
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+    };
+    Err(EntityError::Metadata { id: id.into(), found })
+}
+
+/// Changes an entity.
+#[derive(Debug, Clone)]
+#[must_use = "an operation does nothing until it is sent"]
+pub struct Update {
+    pub(crate) id: EntityId,
+    data: Option<Given>,
+    metadata: Option<Given>,
+    replace_metadata: bool,
+    pub(crate) if_rev: Option<Rev>,
+}
+
+impl Update {
+    /// Changes the entity of this id. What is not given stays as it is.
+    pub fn new(id: impl Into<EntityId>) -> Update {
+        Update { id: id.into(), data: None, metadata: None, replace_metadata: false, if_rev: None }
+    }
+
+    /// Replaces the data.
+    pub fn data(mut self, data: impl Serialize) -> Update {
+        self.data = Some(json::to_value(&data));
+        self
+    }
+
+    /// Merges this into the metadata, as a JSON merge patch does (RFC 7396): objects are merged, `null` removes.
+    pub fn metadata(mut self, metadata: impl Serialize) -> Update {
+        (self.metadata, self.replace_metadata) = (Some(json::to_value(&metadata)), false);
+        self
+    }
+
+    /// Replaces the metadata.
+    pub fn replace_metadata(mut self, metadata: impl Serialize) -> Update {
+        (self.metadata, self.replace_metadata) = (Some(json::to_value(&metadata)), true);
+        self
+    }
+
+    /// Only if the entity is at this rev.
+    pub fn if_rev(mut self, rev: Rev) -> Update {
+        self.if_rev = Some(rev);
+        self
+    }
+
+    pub(crate) fn checked(self) -> Result<CheckedUpdate> {
+        self.id.validate()?;
+        let shown = format!("{:?}", self.id);
+        let data = self.data.map(|data| document(data, &shown, "data")).transpose()?;
+        let metadata = match self.metadata {
+            Some(given) => Some(object(document(given, &shown, "metadata")?, &shown)?),
+            None => None,
+        };
+        let Update { id, replace_metadata, if_rev, .. } = self;
+        Ok(CheckedUpdate { id, data, metadata, replace_metadata, if_rev })
+    }
+}
+
+/// Removes an entity.
+#[derive(Debug, Clone)]
+#[must_use = "an operation does nothing until it is sent"]
+pub struct Remove {
+    pub(crate) id: EntityId,
+    pub(crate) if_rev: Option<Rev>,
+}
+
+impl Remove {
+    /// Removes the entity of this id.
+    pub fn new(id: impl Into<EntityId>) -> Remove {
+        Remove { id: id.into(), if_rev: None }
+    }
+
+    /// Only if the entity is at this rev.
+    pub fn if_rev(mut self, rev: Rev) -> Remove {
+        self.if_rev = Some(rev);
+        self
+    }
+}
+
+impl<T: Into<EntityId>> From<T> for Remove {
+    fn from(id: T) -> Remove {
+        Remove::new(id)
+    }
+}
+
+/// Something that must hold of an entity that a transaction does not write.
+#[derive(Debug, Clone)]
+pub(crate) struct Require {
+    pub(crate) id: EntityId,
+    pub(crate) what: Required,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Required {
+    Exists,
+    AtRev(Rev),
+    Absent,
+}
+
+/// An operation of a transaction.
+#[derive(Debug, Clone)]
+pub(crate) enum Op {
+    Add(Add),
+    Update(Update),
+    Remove(Remove),
+    Require(Require),
+}
+
+/// Operations that land together or not at all.
+///
+/// ```
+/// # use latchwork::entity::{Add, Remove, Transaction, Update};
+/// # use latchwork::store::Rev;
+/// # use latchwork::json;
+/// let transfer = Transaction::new()
+///     .update(Update::new("alice").data(json!({"balance": 70})).if_rev(Rev(3)))
+///     .update(Update::new("bob").data(json!({"balance": 30})).if_rev(Rev(1)))
+///     .remove(Remove::new("offer-7"))
+///     .require_exists("bank")
+///     .author("carol")
+///     .reason("offer accepted");
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use = "a transaction does nothing until it is sent"]
+pub struct Transaction {
+    pub(crate) ops: Vec<Op>,
+    pub(crate) at_generation: Option<Generation>,
+    pub(crate) reads: Vec<ReadSet>,
+    pub(crate) meta: Meta,
+}
+
+impl Transaction {
+    /// A transaction of nothing.
+    pub fn new() -> Transaction {
+        Transaction::default()
+    }
+
+    fn op(mut self, op: Op) -> Transaction {
+        self.ops.push(op);
+        self
+    }
+
+    /// Adds an entity.
+    #[allow(clippy::should_implement_trait)] // An operation of its own, not a sum.
+    pub fn add(self, add: Add) -> Transaction {
+        self.op(Op::Add(add))
+    }
+
+    /// Changes an entity.
+    pub fn update(self, update: Update) -> Transaction {
+        self.op(Op::Update(update))
+    }
+
+    /// Removes an entity.
+    pub fn remove(self, remove: impl Into<Remove>) -> Transaction {
+        self.op(Op::Remove(remove.into()))
+    }
+
+    /// Lands only if the entity exists.
+    pub fn require_exists(self, id: impl Into<EntityId>) -> Transaction {
+        self.op(Op::Require(Require { id: id.into(), what: Required::Exists }))
+    }
+
+    /// Lands only if the entity is at this rev.
+    pub fn require_rev(self, id: impl Into<EntityId>, rev: Rev) -> Transaction {
+        self.op(Op::Require(Require { id: id.into(), what: Required::AtRev(rev) }))
+    }
+
+    /// Lands only if there is no such entity.
+    pub fn require_absent(self, id: impl Into<EntityId>) -> Transaction {
+        self.op(Op::Require(Require { id: id.into(), what: Required::Absent }))
+    }
+
+    /// Lands only if nothing at all was committed to the store after this generation.
+    pub fn if_at_generation(mut self, generation: Generation) -> Transaction {
+        self.at_generation = Some(generation);
+        self
+    }
+
+    /// Lands only if nothing has changed of what was read through the view so far: entities by their ids, and for
+    /// every find the part of the index or of the type that it went through.
+    pub fn if_unchanged(mut self, view: &EntityView) -> Transaction {
+        self.reads.push(view.read_set());
+        self
+    }
+
+    /// Who does this. Kept in history.
+    pub fn author(mut self, author: impl Into<String>) -> Transaction {
+        self.meta.author = Some(author.into());
+        self
+    }
+
+    /// Why. Kept in history.
+    pub fn reason(mut self, reason: impl Into<String>) -> Transaction {
+        self.meta.reason = Some(reason.into());
+        self
+    }
+}
+
+/// What history tells of a commit beside its changes.
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Meta {
+    /// Who did it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
+    /// Why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl Meta {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        if *self == Meta::default() {
+            return Vec::new();
+        }
+        serde_json::to_vec(self).expect("two strings can be written as JSON")
+    }
+
+    /// Commits of other layers may have bytes of their own beside them; those say nothing here.
+    pub(crate) fn decode(bytes: &[u8]) -> Meta {
+        serde_json::from_slice(bytes).unwrap_or_default()
+    }
+}
+
+/// What became of one operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// The entity was added.
+    Added,
+    /// It was there already, and was left as it is.
+    Existing,
+    /// It was changed.
+    Updated,
+    /// It was removed.
+    Removed,
+    /// It was as required. Nothing was written.
+    Checked,
+}
+
+/// One operation's part of a receipt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpReceipt {
+    /// The entity.
+    pub id: EntityId,
+    /// Its rev from this commit on; of one that is required to be absent, zero.
+    pub rev: Rev,
+    /// What was done to it.
+    pub effect: Effect,
+}
+
+impl OpReceipt {
+    /// Whether the entity was added by this very operation.
+    pub fn was_added(&self) -> bool {
+        self.effect == Effect::Added
+    }
+}
+
+/// The proof that a transaction landed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Receipt {
+    /// The generation it took; of one that wrote nothing, the generation at which its checks held.
+    pub generation: Generation,
+    /// When it was committed.
+    pub time: Timestamp,
+    /// What became of each operation, in their order.
+    pub ops: Vec<OpReceipt>,
+}
+
+/// A check of a transaction that did not hold.
+#[derive(Debug, Clone)]
+pub struct FailedOp {
+    /// The operation's place in the transaction; `None` for a check of the transaction as a whole.
+    pub op: Option<usize>,
+    /// What was found.
+    pub error: EntityError,
+}
+
+impl fmt::Display for FailedOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.op {
+            Some(op) => write!(f, "operation {op}: {}", self.error),
+            None => write!(f, "{}", self.error),
+        }
+    }
+}
+
+/// An add whose parts are known to be well.
+#[derive(Debug, Clone)]
+pub(crate) struct CheckedAdd {
+    pub(crate) entity_type: Arc<str>,
+    pub(crate) id: Option<EntityId>,
+    pub(crate) data: Value,
+    pub(crate) metadata: Map<String, Value>,
+    pub(crate) if_absent: bool,
+}
+
+impl CheckedAdd {
+    pub(crate) fn into_record(self) -> Record {
+        let CheckedAdd { entity_type, data, metadata, .. } = self;
+        Record { entity_type, created: None, data, metadata }
+    }
+}
+
+/// An update whose parts are known to be well.
+#[derive(Debug, Clone)]
+pub(crate) struct CheckedUpdate {
+    pub(crate) id: EntityId,
+    pub(crate) data: Option<Value>,
+    pub(crate) metadata: Option<Map<String, Value>>,
+    pub(crate) replace_metadata: bool,
+    pub(crate) if_rev: Option<Rev>,
+}
+
+impl CheckedUpdate {
+    /// The document after this update.
+    pub(crate) fn apply(&self, data: &mut Value, metadata: &mut Map<String, Value>) {
+        if let Some(new) = &self.data {
+            *data = new.clone();
+        }
+        match &self.metadata {
+            Some(new) if self.replace_metadata => *metadata = new.clone(),
+            Some(patch) => {
+                let mut merged = Value::Object(std::mem::take(metadata));
+                json::merge(&mut merged, &Value::Object(patch.clone()));
+                if let Value::Object(merged) = merged {
+                    *metadata = merged;
+                }
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Which index answers a query, and which part of it. Rules, not statistics: the index with the most fields bound to
+//! one value, then one whose next field is bounded, then one that has the order asked for.
+
+use crate::entity::declare::Declaration;
+use crate::entity::filter::{Comparison, Field};
+use crate::entity::index::{self, Index};
+use crate::entity::query::{Access, CheckedQuery, Direction, Plan, Position};
+use crate::json;
+use crate::store::Order;
+
+use serde_json::Value;
+
+/// More values than this in a list are not looked up one by one.
+const VALUES: usize = 100;
+
+/// What to read: ranges of keys of the index space, or all records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Path {
+    pub(crate) plan: Plan,
+    /// From start on and before end. Empty ones are left out.
+    pub(crate) ranges: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) order: Order,
+    /// What the index's keys start with before the values of the order.
+    prefix: Vec<u8>,
+    /// Which fields of the order the keys go on with.
+    following: Vec<usize>,
+}
+
+/// The first bytes that do not start with `prefix` and come after all that do.
+fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    unreachable!("a key starts with the name of a type, which is text")
+}
+
+/// What a comparison leaves of the encoded values of its field: ranges after the prefix. `None` if it does not bound.
+fn bounds(comparison: &Comparison, prefix: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
+    let with = |value: &Value| {
+        let mut key = prefix.to_vec();
+        json::encode(&mut key, Some(value));
+        key
+    };
+    // The first byte of a value says what kind it is. Booleans have one each, and little to gain from an index.
+    let kind = |value: &Value| match value {
+        Value::Bool(_) => None,
+        _ => Some(with(value)[..prefix.len() + 1].to_vec()),
+    };
+    Some(match comparison {
+        Comparison::Equals(value) => vec![(with(value), end_of(&with(value)))],
+        Comparison::Greater(value) => vec![(end_of(&with(value)), end_of(&kind(value)?))],
+        Comparison::AtLeast(value) => vec![(with(value), end_of(&kind(value)?))],
+        Comparison::Less(value) => vec![(kind(value)?, with(value))],
+        Comparison::AtMost(value) => vec![(kind(value)?, end_of(&with(value)))],
+        Comparison::Between(low, high) => {
+            kind(low)?;
+            vec![(with(low), end_of(&with(high)))]
+        }
+        Comparison::OneOf(values) if values.len() <= VALUES => {
+            let mut ranges: Vec<_> = values.iter().map(|value| (with(value), end_of(&with(value)))).collect();
+            ranges.sort();
+            ranges.dedup();
+            ranges
+        }
+        Comparison::StartsWith(start) => {
+            let mut key = prefix.to_vec();
+            json::encode_string_prefix(&mut key, start);
+            vec![(key.clone(), end_of(&key))]
+        }
+        Comparison::OneOf(_)
+        | Comparison::Contains(_)
+        | Comparison::HasAll(_)
+        | Comparison::Exists
+        | Comparison::EndsWith(_) => return None,
+    })
+}
+
+/// What lies in both.
+fn intersect(ours: &[(Vec<u8>, Vec<u8>)], others: &[(Vec<u8>, Vec<u8>)]) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut both = Vec::new();
+    for (start, end) in ours {
+        for (other_start, other_end) in others {
+            both.push((start.max(other_start).clone(), end.min(other_end).clone()));
+        }
+    }
+    both.retain(|(start, end)| start < end);
+    both
+}
+
+/// The best way to answer a query. `declaration` is what held at the generation that is read.
+pub(crate) fn choose(query: &CheckedQuery, declaration: Option<&Declaration>, key_bytes: usize) -> Path {
+    let Some(entity_type) = &query.entity_type else {
+        let plan = Plan { access: Access::ScanAll, sorts: !query.order.is_empty() };
+        let (ranges, prefix) = (Vec::new(), Vec::new());
+        return Path { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() };
+    };
+    let conjuncts = query.conjuncts();
+    let ways = declaration.into_iter().flat_map(Declaration::ready);
+    let ways = ways.filter_map(|index| way(query, entity_type, index, &conjuncts, key_bytes));
+    let best = ways.max_by_key(|(score, _)| *score).filter(|(score, _)| *score > (0, false, false));
+    best.map(|(_, path)| path).unwrap_or_else(|| {
+        let prefix = index::prefix(entity_type, 0);
+        let ranges = vec![(prefix.clone(), end_of(&prefix))];
+        let plan = Plan { access: Access::ScanType, sorts: !query.order.is_empty() };
+        Path { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() }
+    })
+}
+
+/// Fields bound to one value, whether the next is bounded, whether the order is served.
+type Score = (usize, bool, bool);
+
+fn way(
+    query: &CheckedQuery,
+    entity_type: &str,
+    index: &Index,
+    conjuncts: &[(&Field, &Comparison)],
+    key_bytes: usize,
+) -> Option<(Score, Path)> {
+    let mut prefix = index::prefix(entity_type, index.number);
+    let mut equal = 0;
+    for field in &index.fields {
+        let value = conjuncts.iter().find_map(|(of, comparison)| match comparison {
+            Comparison::Equals(value) if *of == field => Some(value),
+            _ => None,
+        });
+        let Some(value) = value else { break };
+        json::encode(&mut prefix, Some(value));
+        equal += 1;
+    }
+    let mut ranges = vec![(prefix.clone(), end_of(&prefix))];
+    let mut bounded = false;
+    if let Some(next) = index.fields.get(equal) {
+        for (_, comparison) in conjuncts.iter().filter(|(of, _)| *of == next) {
+            if let Some(bounds) = bounds(comparison, &prefix) {
+                ranges = intersect(&ranges, &bounds);
+                bounded = true;
+            }
+        }
+    }
+    // Longer keys than the store takes are nowhere in the index, nor can they be asked for.
+    if prefix.len() > key_bytes || ranges.iter().any(|(start, end)| start.len().max(end.len()) > key_bytes) {
+        return None;
+    }
+    let (following, direction) = served_order(query, index, equal)
+        .filter(|_| ranges.len() <= 1)
+        .map_or((None, Direction::Ascending), |(following, direction)| (Some(following), direction));
+    let serves = following.is_some();
+    let order = if direction == Direction::Descending { Order::Descending } else { Order::Ascending };
+    let fields = index.fields.iter().map(ToString::to_string).collect();
+    let plan = Plan { access: Access::Index { fields, equal, bounded }, sorts: !serves };
+    let path = Path { plan, ranges, order, prefix, following: following.unwrap_or_default() };
+    let score = (equal, bounded, serves && !(query.order.is_empty() && equal == 0));
+    Some((score, path))
+}
+
+/// Whether reading the index gives the query's order: the fields after those bound to one value are those of the order,
+/// all of them, in one direction. Then also which fields of the order the keys hold.
+fn served_order(query: &CheckedQuery, index: &Index, equal: usize) -> Option<(Vec<usize>, Direction)> {
+    let bound = &index.fields[..equal];
+    // What is bound to one value orders nothing.
+    let order = query.order.iter().enumerate().filter(|(_, (field, _))| !bound.contains(field));
+    let order: Vec<(usize, &Field, Direction)> = order.map(|(at, (field, way))| (at, field, *way)).collect();
+    let direction = query.id_direction();
+    let same = order.iter().map(|(_, field, _)| *field).eq(&index.fields[equal..])
+        && order.iter().all(|(.., way)| *way == direction);
+    same.then(|| (order.iter().map(|(at, ..)| *at).collect(), direction))
+}
+
+impl Path {
+    /// The key behind which an entity at this position stands, if the order is served. A key that only one entity may
+    /// have is without its id and so just before this one: going backwards it is met again, and known by its position.
+    pub(crate) fn key_at(&self, position: &Position) -> Vec<u8> {
+        let mut key = self.prefix.clone();
+        self.following.iter().for_each(|at| key.extend_from_slice(&position.values[*at]));
+        key.extend_from_slice(position.id.as_bytes());
+        key
+    }
+}

@@ -1,0 +1,448 @@
+//! From operations to a commit: checks with what each of them means, and the writes of records and index entries.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::entity::declare::{Declaration, Declared};
+use crate::entity::document::{Moment, Record};
+use crate::entity::index::{self, Entry, IndexState, listed};
+use crate::entity::op::{CheckedAdd, Required};
+use crate::entity::transact::{Checked, CheckedOp};
+use crate::entity::{Effect, Entities, EntityError, EntityId, Result};
+use crate::store::{Check, Commit, Generation, Item, Key, Rev, View};
+
+/// A rev that no key ever has: a check for it fails and tells what there is.
+const NO_REV: Rev = Rev(0);
+
+/// What a check of the commit stands for.
+#[derive(Debug, Clone)]
+pub(crate) enum Meaning {
+    /// The caller's, on the store's generation.
+    Generation,
+    /// The caller's, on something that it read.
+    Read { what: String, at: Generation },
+    /// An operation's: at this rev.
+    AtRev { op: usize },
+    /// An operation's: that there is such an entity.
+    Exists { op: usize },
+    /// An operation's: that there is none.
+    Absent { op: usize },
+    /// An operation's: that nobody has this value.
+    Unique { op: usize, fields: String },
+    /// An operation's, and known to fail: the same transaction gives the value to another.
+    UniqueWithin { op: usize, fields: String, owner: EntityId },
+    /// That what was read to prepare the commit still holds. Nobody asked for it: it is tried again.
+    Fresh,
+    /// That the declaration of a type is the one known.
+    Declared(Arc<str>),
+}
+
+/// A commit on its way, with what is needed to understand its answer.
+pub(crate) struct Prepared {
+    pub(crate) commit: Commit,
+    pub(crate) meanings: Vec<Meaning>,
+    pub(crate) ops: Vec<PreparedOp>,
+    /// Whether some check is known to fail; then nothing is written, only asked.
+    pub(crate) doomed: bool,
+}
+
+pub(crate) struct PreparedOp {
+    pub(crate) id: EntityId,
+    /// For a unique violation to name.
+    pub(crate) entity_type: Option<Arc<str>>,
+    pub(crate) effect: Effect,
+    pub(crate) rev: RevOf,
+}
+
+/// Where the rev of a receipt comes from.
+#[derive(Clone, Copy)]
+pub(crate) enum RevOf {
+    /// Nothing is written.
+    Known(Rev),
+    /// A write of the commit, by its place.
+    Write(usize),
+    /// An earlier operation, by its place.
+    Op(usize),
+}
+
+/// One entity's change.
+pub(crate) struct Change {
+    pub(crate) op: usize,
+    pub(crate) id: EntityId,
+    pub(crate) before: Option<Record>,
+    pub(crate) after: Option<Record>,
+}
+
+/// Builds the commit: checks with their meanings, and writes.
+struct Preparing<'a> {
+    entities: &'a Entities,
+    view: Option<&'a View>,
+    commit: Commit,
+    meanings: Vec<Meaning>,
+    doomed: bool,
+    changes: Vec<Change>,
+}
+
+impl Preparing<'_> {
+    fn check(&mut self, check: Check, meaning: Meaning) {
+        self.commit = std::mem::take(&mut self.commit).check(check);
+        self.meanings.push(meaning);
+    }
+
+    fn doomed(&mut self, key: &Key, meaning: Meaning) {
+        self.check(Check::AtRev(key.clone(), NO_REV), meaning);
+        self.doomed = true;
+    }
+
+    /// The check that an operation on an existing entity makes.
+    fn existing(&mut self, op: usize, key: &Key, if_rev: Option<Rev>, found: Option<Rev>) -> bool {
+        match (if_rev, found) {
+            (_, None) => self.doomed(key, Meaning::Exists { op }),
+            (Some(rev), Some(found)) => {
+                self.check(Check::AtRev(key.clone(), rev), Meaning::AtRev { op });
+                self.doomed |= rev != found;
+                return rev == found;
+            }
+            (None, Some(found)) => {
+                self.check(Check::AtRev(key.clone(), found), Meaning::Fresh);
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Entities {
+    pub(crate) async fn prepare(&self, view: &View, transaction: &Checked) -> Result<Prepared> {
+        let mut preparing = Preparing {
+            entities: self,
+            view: Some(view),
+            commit: Commit::new().meta(transaction.meta.encode()),
+            meanings: Vec::new(),
+            doomed: false,
+            changes: Vec::new(),
+        };
+        if let Some(generation) = transaction.at_generation {
+            preparing.check(Check::AtGeneration(generation), Meaning::Generation);
+        }
+        for reads in &transaction.reads {
+            for (check, what) in reads.checks(self) {
+                preparing.check(check, Meaning::Read { what, at: reads.generation });
+            }
+        }
+        let mut ops = Vec::with_capacity(transaction.ops.len());
+        let mut added: BTreeMap<&EntityId, usize> = BTreeMap::new();
+        for (index, op) in transaction.ops.iter().enumerate() {
+            let first = match op {
+                CheckedOp::Add(id, _) => *added.entry(id).or_insert(index),
+                _ => index,
+            };
+            ops.push(preparing.op(index, op, first).await?);
+        }
+        preparing.finish(ops).await
+    }
+
+    /// One change of one entity, known to be at a rev, as a commit of its own.
+    pub(crate) async fn prepare_change(&self, change: Change, rev: Rev) -> Result<Prepared> {
+        let mut preparing = Preparing {
+            entities: self,
+            view: None,
+            commit: Commit::new(),
+            meanings: Vec::new(),
+            doomed: false,
+            changes: Vec::new(),
+        };
+        let key = self.key(&change.id);
+        preparing.check(Check::AtRev(key, rev), Meaning::Fresh);
+        let entity_type = change.after.as_ref().map(|record| record.entity_type.clone());
+        let op = PreparedOp { id: change.id.clone(), entity_type, effect: Effect::Updated, rev: RevOf::Write(0) };
+        preparing.changes.push(change);
+        preparing.finish(vec![op]).await
+    }
+}
+
+impl Preparing<'_> {
+    /// Makes an operation's checks and notes its change.
+    async fn op(&mut self, index: usize, op: &CheckedOp, first: usize) -> Result<PreparedOp> {
+        let (id, key) = (op.id().clone(), self.entities.key(op.id()));
+        let view = self.view.expect("operations are prepared with a view");
+        let item = view.get(&key).await?;
+        let found = item.as_ref().map(|item| item.rev);
+        let mut done =
+            PreparedOp { id: id.clone(), entity_type: None, effect: Effect::Checked, rev: RevOf::Known(NO_REV) };
+        // The record before, of an operation that goes on from it.
+        let before = |item: Option<Item>| -> Result<Option<(Record, Moment)>> {
+            let Some(item) = item else { return Ok(None) };
+            let record = Record::decode(&item.value).ok_or_else(|| EntityError::corrupt(format!("entity {id:?}")))?;
+            Ok(Some((record, Moment { generation: item.generation, time: item.time })))
+        };
+        match op {
+            CheckedOp::Add(_, add) => {
+                done.entity_type = Some(add.entity_type.clone());
+                if first < index {
+                    (done.effect, done.rev) = (Effect::Existing, RevOf::Op(first));
+                } else {
+                    self.add(index, &key, add, found, &mut done);
+                }
+            }
+            CheckedOp::Update(update) => {
+                done.effect = Effect::Updated;
+                if self.existing(index, &key, update.if_rev, found)
+                    && let Some((record, changed)) = before(item)?
+                {
+                    let mut after = Record { created: Some(record.created.unwrap_or(changed)), ..record.clone() };
+                    update.apply(&mut after.data, &mut after.metadata);
+                    done.entity_type = Some(record.entity_type.clone());
+                    self.changes.push(Change { op: index, id: id.clone(), before: Some(record), after: Some(after) });
+                }
+            }
+            CheckedOp::Remove(remove) => {
+                done.effect = Effect::Removed;
+                if self.existing(index, &key, remove.if_rev, found)
+                    && let Some((record, _)) = before(item)?
+                {
+                    self.changes.push(Change { op: index, id: id.clone(), before: Some(record), after: None });
+                }
+            }
+            CheckedOp::Require(require) => {
+                done.rev = RevOf::Known(found.unwrap_or(NO_REV));
+                match require.what {
+                    Required::Absent => self.check(Check::Absent(key), Meaning::Absent { op: index }),
+                    Required::AtRev(rev) => drop(self.existing(index, &key, Some(rev), found)),
+                    Required::Exists => drop(self.existing(index, &key, None, found)),
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn add(&mut self, op: usize, key: &Key, add: &CheckedAdd, found: Option<Rev>, done: &mut PreparedOp) {
+        match found {
+            Some(rev) if add.if_absent => {
+                self.check(Check::AtRev(key.clone(), rev), Meaning::Fresh);
+                (done.effect, done.rev) = (Effect::Existing, RevOf::Known(rev));
+            }
+            Some(_) => {
+                self.check(Check::Absent(key.clone()), Meaning::Absent { op });
+                self.doomed = true;
+            }
+            None => {
+                let meaning = if add.if_absent { Meaning::Fresh } else { Meaning::Absent { op } };
+                self.check(Check::Absent(key.clone()), meaning);
+                done.effect = Effect::Added;
+                let after = add.clone().into_record();
+                self.changes.push(Change { op, id: done.id.clone(), before: None, after: Some(after) });
+            }
+        }
+    }
+}
+
+/// An entry that a transaction makes.
+struct Taken {
+    op: usize,
+    id: EntityId,
+    guard: Guard,
+}
+
+/// What an entry needs to be safe to make.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Guard {
+    /// The rev of the entity, which is checked anyway.
+    Entity,
+    /// That nobody has it; otherwise the value is not unique.
+    Unique,
+    /// That nobody has it; otherwise somebody was faster.
+    Fresh,
+}
+
+/// What an index that is being built makes of a change. Two entities may have the same value then, though it is to be
+/// unique, and only one of them the entry; and an entity that was there before may have none.
+#[derive(Default)]
+struct Building {
+    /// Entries that belong to another entity: not to be given up.
+    foreign: Vec<Vec<u8>>,
+    /// Entries to be made although the values stay as they are.
+    missing: Vec<(Entry, Guard)>,
+}
+
+/// The index entries of all changes of a transaction, taken together: what one entity gives up another may take.
+#[derive(Default)]
+struct Moves {
+    freed: BTreeSet<Vec<u8>>,
+    taken: BTreeMap<Vec<u8>, Taken>,
+    /// Values that two entities of the transaction take: the later operation, the entry and the owner.
+    twice: Vec<(usize, Entry, EntityId)>,
+}
+
+impl Moves {
+    fn add(&mut self, change: &Change, old: Vec<Entry>, new: Vec<Entry>, building: Building) {
+        let kept = |entry: &Entry, others: &[Entry]| others.iter().any(|other| other.key == entry.key);
+        let given_up = old.iter().filter(|entry| !kept(entry, &new) && !building.foreign.contains(&entry.key));
+        self.freed.extend(given_up.map(|entry| entry.key.clone()));
+        for (entry, guard) in building.missing {
+            self.take(change, entry, guard);
+        }
+        for entry in new.into_iter().filter(|entry| !kept(entry, &old)) {
+            let guard = if entry.unique { Guard::Unique } else { Guard::Entity };
+            self.take(change, entry, guard);
+        }
+    }
+
+    fn take(&mut self, change: &Change, entry: Entry, guard: Guard) {
+        match self.taken.get(&entry.key) {
+            Some(first) => self.twice.push((change.op, entry, first.id.clone())),
+            None => drop(self.taken.insert(entry.key, Taken { op: change.op, id: change.id.clone(), guard })),
+        }
+    }
+}
+
+/// The entries of a record in every index that is kept.
+fn entries(declaration: &Declaration, id: &EntityId, record: Option<&Record>, key_bytes: usize) -> Result<Vec<Entry>> {
+    let Some(record) = record else { return Ok(Vec::new()) };
+    declaration.kept().map(|index| index.entry(id, record, key_bytes)).collect()
+}
+
+impl Preparing<'_> {
+    /// Makes the writes of all changes, and the checks that these need.
+    async fn finish(mut self, mut ops: Vec<PreparedOp>) -> Result<Prepared> {
+        let changes = std::mem::take(&mut self.changes);
+        let declared = self.declared(&changes).await?;
+        let key_bytes = self.entities.store().limits().key_bytes;
+        let mut moves = Moves::default();
+        for change in &changes {
+            let (id, record) = (&change.id, change.after.as_ref().or(change.before.as_ref()));
+            let Some(entity_type) = record.map(|record| &record.entity_type) else { continue };
+            let list = Entry { key: listed(entity_type, id), index: 0, unique: false };
+            let (mut old, mut new, mut building) = (Vec::new(), Vec::new(), Building::default());
+            if let Some(Some((_, declaration))) = declared.get(entity_type) {
+                old = entries(declaration, id, change.before.as_ref(), key_bytes)?;
+                new = entries(declaration, id, change.after.as_ref(), key_bytes)?;
+                building = self.building(declaration, id, &old, &new).await?;
+            }
+            match (&change.before, &change.after) {
+                (None, Some(_)) => new.push(list),
+                (Some(_), None) => old.push(list),
+                _ => {}
+            }
+            moves.add(change, old, new, building);
+        }
+        self.unique_checks(&mut moves, &declared, &ops);
+        if !self.doomed {
+            self.write(changes, moves, &mut ops)?;
+        }
+        Ok(Prepared { commit: self.commit, meanings: self.meanings, ops, doomed: self.doomed })
+    }
+
+    /// The declarations of all types that are written, with checks that they hold.
+    async fn declared(&mut self, changes: &[Change]) -> Result<BTreeMap<Arc<str>, Declared>> {
+        let mut declared = BTreeMap::new();
+        for change in changes {
+            // An entity keeps its type.
+            let Some(record) = change.after.as_ref().or(change.before.as_ref()) else { continue };
+            let entity_type = &record.entity_type;
+            if declared.contains_key(entity_type) {
+                continue;
+            }
+            let known = self.entities.declared(entity_type).await?;
+            let key = self.entities.type_key(entity_type);
+            let check = match &known {
+                Some((rev, _)) => Check::AtRev(key, *rev),
+                None => Check::Absent(key),
+            };
+            self.check(check, Meaning::Declared(entity_type.clone()));
+            declared.insert(entity_type.clone(), known);
+        }
+        Ok(declared)
+    }
+
+    async fn building(
+        &mut self,
+        declaration: &Declaration,
+        id: &EntityId,
+        old: &[Entry],
+        new: &[Entry],
+    ) -> Result<Building> {
+        let mut building = Building::default();
+        for entry in old {
+            if declaration.by_number(entry.index).is_none_or(|index| index.state != IndexState::Building) {
+                continue;
+            }
+            let stays = new.contains(entry);
+            if !entry.unique {
+                building.missing.extend(stays.then(|| (entry.clone(), Guard::Entity)));
+                continue;
+            }
+            let key = self.entities.index_key(&entry.key);
+            match self.entities.store().view().await?.get(&key).await? {
+                Some(item) => {
+                    self.check(Check::AtRev(key, item.rev), Meaning::Fresh);
+                    if item.value != id.as_bytes() {
+                        building.foreign.push(entry.key.clone());
+                    }
+                }
+                None if stays => building.missing.push((entry.clone(), Guard::Fresh)),
+                None => {
+                    self.check(Check::Absent(key), Meaning::Fresh);
+                    building.foreign.push(entry.key.clone());
+                }
+            }
+        }
+        Ok(building)
+    }
+
+    fn unique_checks(&mut self, moves: &mut Moves, declared: &BTreeMap<Arc<str>, Declared>, ops: &[PreparedOp]) {
+        let fields = |op: usize, number: u16| {
+            let declared = ops[op].entity_type.as_ref().and_then(|entity_type| declared.get(entity_type));
+            let index = declared.and_then(|known| known.as_ref()?.1.by_number(number).cloned());
+            index.map(|index| index.names()).unwrap_or_default()
+        };
+        for (op, entry, owner) in std::mem::take(&mut moves.twice) {
+            let key = self.entities.index_key(&entry.key);
+            self.doomed(&key, Meaning::UniqueWithin { op, fields: fields(op, entry.index), owner });
+        }
+        for (key, taken) in &moves.taken {
+            // What is freed by the same transaction is guarded by the rev of the entity that frees it.
+            if moves.freed.contains(key) {
+                continue;
+            }
+            let meaning = match taken.guard {
+                Guard::Entity => continue,
+                Guard::Fresh => Meaning::Fresh,
+                Guard::Unique => {
+                    let number = index::read_prefix(key).map_or(0, |(_, number)| number);
+                    Meaning::Unique { op: taken.op, fields: fields(taken.op, number) }
+                }
+            };
+            self.check(Check::Absent(self.entities.index_key(key)), meaning);
+        }
+    }
+
+    fn write(&mut self, changes: Vec<Change>, mut moves: Moves, ops: &mut [PreparedOp]) -> Result<()> {
+        let limit = self.entities.store().limits().value_bytes;
+        let mut commit = std::mem::take(&mut self.commit);
+        for change in changes {
+            ops[change.op].rev = RevOf::Write(commit.writes().len());
+            let key = self.entities.key(&change.id);
+            commit = match change.after {
+                Some(record) => {
+                    let value = record.encode();
+                    if value.len() > limit {
+                        let (id, length) = (change.id, value.len());
+                        return Err(EntityError::DocumentTooLarge { id, length, limit });
+                    }
+                    commit.put(&key, value)
+                }
+                None => commit.delete(&key),
+            };
+        }
+        for (key, taken) in moves.taken {
+            moves.freed.remove(&key);
+            commit = commit.put(&self.entities.index_key(&key), taken.id.as_bytes().to_vec());
+        }
+        for key in moves.freed {
+            commit = commit.delete(&self.entities.index_key(&key));
+        }
+        self.commit = commit;
+        Ok(())
+    }
+}

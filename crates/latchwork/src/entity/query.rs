@@ -1,0 +1,355 @@
+//! A find: what is asked for, how it will be answered, and where the next page starts. Pure; `run.rs` does the reading.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::entity::document::Record;
+use crate::entity::filter::{Comparison, Field, Filter, FilterError, Node};
+use crate::entity::op::check_type_name;
+use crate::entity::{Entity, EntityError, EntityId, Result};
+use crate::json;
+
+/// How many results a page has if the query does not say.
+const LIMIT: usize = 1000;
+
+/// What to find.
+///
+/// ```
+/// use latchwork::entity::{Direction, Query, field};
+///
+/// let query = Query::of("person")
+///     .filter(field("data.city").equals("Paris"))
+///     .order_by("data.age", Direction::Descending)
+///     .limit(10);
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a query does nothing until it is given to find"]
+pub struct Query {
+    entity_type: Option<Arc<str>>,
+    filter: Filter,
+    order: Vec<(Result<Field, FilterError>, Direction)>,
+    limit: usize,
+    after: Option<Cursor>,
+}
+
+/// Which end of an order comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Direction {
+    /// The smallest first. What has no such field comes before everything, then null, booleans, numbers, strings,
+    /// arrays and objects.
+    #[default]
+    Ascending,
+    /// The largest first.
+    Descending,
+}
+
+/// Entities that were found.
+#[derive(Debug, Clone)]
+pub struct Page {
+    /// The entities, in the order asked for.
+    pub items: Vec<Entity>,
+    /// Where the next page starts, if there is one.
+    pub next: Option<Cursor>,
+    /// How they were found.
+    pub plan: Plan,
+    /// How many entities were looked at.
+    pub examined: usize,
+}
+
+/// The place in the results of one query after which they go on. Any text form of it is the same one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Cursor(String);
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = std::convert::Infallible;
+
+    /// Takes any text; what is wrong with it is told by the find it is used for.
+    fn from_str(text: &str) -> std::result::Result<Cursor, Self::Err> {
+        Ok(Cursor(text.into()))
+    }
+}
+
+/// How a find is answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// What is gone through.
+    pub access: Access,
+    /// Whether all matches have to be gathered and put in order before the first is known.
+    pub sorts: bool,
+}
+
+/// What a find goes through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Access {
+    /// A part of a declared index.
+    Index {
+        /// The index's fields.
+        fields: Vec<String>,
+        /// How many of them are bound to one value.
+        equal: usize,
+        /// Whether the next one is bound to a range or a list of values.
+        bounded: bool,
+    },
+    /// Every entity of the type: no declared index helps.
+    ScanType,
+    /// Every entity there is: the query names no type.
+    ScanAll,
+}
+
+impl Plan {
+    /// Whether no index helps, so that every entity of the type, or of all types, is looked at.
+    pub fn scans(&self) -> bool {
+        !matches!(self.access, Access::Index { .. })
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.access {
+            Access::Index { fields, equal, bounded } => {
+                write!(f, "index on {}: {equal} equal", fields.join(", "))?;
+                if *bounded {
+                    f.write_str(", 1 bounded")?;
+                }
+            }
+            Access::ScanType => f.write_str("scan of the type")?,
+            Access::ScanAll => f.write_str("scan of everything")?,
+        }
+        if self.sorts { f.write_str(", then sort") } else { Ok(()) }
+    }
+}
+
+impl Query {
+    /// Entities of this type.
+    pub fn of(entity_type: impl Into<Arc<str>>) -> Query {
+        Query { entity_type: Some(entity_type.into()), ..Query::all() }
+    }
+
+    /// Entities of every type. Indexes belong to a type, so this looks at all there is.
+    pub fn all() -> Query {
+        Query { entity_type: None, filter: Filter::all(), order: Vec::new(), limit: LIMIT, after: None }
+    }
+
+    /// Those that this holds of. A second filter is added to the first. Takes a [`Filter`] or its JSON.
+    pub fn filter(mut self, filter: impl Into<Filter>) -> Query {
+        self.filter = std::mem::replace(&mut self.filter, Filter::all()).and(filter.into());
+        self
+    }
+
+    /// In the order of this field; what is equal there by the next one that is given, and in the end by id.
+    pub fn order_by(mut self, path: &str, direction: Direction) -> Query {
+        self.order.push((Field::parse(path), direction));
+        self
+    }
+
+    /// At most so many at once; 1,000 unless this is said.
+    pub fn limit(mut self, limit: usize) -> Query {
+        self.limit = limit;
+        self
+    }
+
+    /// From where a page of the same query ended.
+    pub fn after(mut self, cursor: Cursor) -> Query {
+        self.after = Some(cursor);
+        self
+    }
+
+    pub(crate) fn checked(&self) -> Result<CheckedQuery> {
+        if let Some(entity_type) = &self.entity_type {
+            check_type_name(entity_type)?;
+        }
+        if self.limit == 0 {
+            return Err(EntityError::Limit);
+        }
+        let filter = self.filter.clone().checked()?;
+        let order = self.order.iter().map(|(field, direction)| Ok((field.clone()?, *direction)));
+        let order = order.collect::<Result<Vec<_>, FilterError>>()?;
+        let mut query = CheckedQuery {
+            entity_type: self.entity_type.clone(),
+            filter,
+            order,
+            limit: self.limit,
+            fingerprint: 0,
+            after: None,
+        };
+        query.fingerprint = query.compute_fingerprint();
+        query.after = self.after.as_ref().map(|cursor| query.read_cursor(cursor)).transpose()?;
+        Ok(query)
+    }
+}
+
+/// A query that is well made.
+pub(crate) struct CheckedQuery {
+    pub(crate) entity_type: Option<Arc<str>>,
+    pub(crate) filter: Node,
+    pub(crate) order: Vec<(Field, Direction)>,
+    pub(crate) limit: usize,
+    fingerprint: u64,
+    pub(crate) after: Option<Position>,
+}
+
+/// A place in an order: what the entity there has in the fields of the order, and its id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Position {
+    /// Encoded, one for each field of the order.
+    pub(crate) values: Vec<Vec<u8>>,
+    pub(crate) id: EntityId,
+}
+
+const CURSOR_VERSION: u8 = 1;
+
+impl CheckedQuery {
+    pub(crate) fn matches(&self, record: &Record) -> bool {
+        self.entity_type.as_ref().is_none_or(|entity_type| *entity_type == record.entity_type)
+            && self.filter.holds(&record.data, &record.metadata)
+    }
+
+    /// Ids break ties, in the direction of the last field, so that an index can be read backwards.
+    pub(crate) fn id_direction(&self) -> Direction {
+        self.order.last().map_or(Direction::Ascending, |(_, direction)| *direction)
+    }
+
+    pub(crate) fn position(&self, id: &EntityId, record: &Record) -> Position {
+        let encoded = |field: &Field| {
+            let mut out = Vec::new();
+            json::encode(&mut out, field.find(&record.data, &record.metadata));
+            out
+        };
+        Position { values: self.order.iter().map(|(field, _)| encoded(field)).collect(), id: id.clone() }
+    }
+
+    /// Bytes that sort as the query asks.
+    pub(crate) fn sort_key(&self, position: &Position) -> Vec<u8> {
+        let mut key = Vec::new();
+        let directions = self.order.iter().map(|(_, direction)| *direction);
+        for (value, direction) in position.values.iter().zip(directions) {
+            push_directed(&mut key, value, direction);
+        }
+        let mut id = Vec::new();
+        json::encode(&mut id, Some(&Value::String(position.id.as_str().into())));
+        push_directed(&mut key, &id, self.id_direction());
+        key
+    }
+
+    pub(crate) fn cursor(&self, position: &Position) -> Cursor {
+        let mut bytes = vec![CURSOR_VERSION];
+        bytes.extend_from_slice(&self.fingerprint.to_be_bytes());
+        position.values.iter().for_each(|value| bytes.extend_from_slice(value));
+        bytes.extend_from_slice(position.id.as_bytes());
+        Cursor(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    fn read_cursor(&self, cursor: &Cursor) -> Result<Position> {
+        let refuse = |reason| EntityError::Cursor { reason };
+        let garbled = || refuse("it is not one that a find gave out");
+        let bytes = unhex(&cursor.0).ok_or_else(garbled)?;
+        let (version, rest) = bytes.split_first().ok_or_else(garbled)?;
+        if *version != CURSOR_VERSION || rest.len() < 8 {
+            return Err(garbled());
+        }
+        let (fingerprint, mut rest) = rest.split_at(8);
+        if fingerprint != self.fingerprint.to_be_bytes() {
+            return Err(refuse("it belongs to another query; a cursor goes on with the same type, filter and order"));
+        }
+        let mut values = Vec::with_capacity(self.order.len());
+        for _ in &self.order {
+            let length = json::skip(rest).ok_or_else(garbled)?;
+            values.push(rest[..length].to_vec());
+            rest = &rest[length..];
+        }
+        let id: EntityId = std::str::from_utf8(rest).map_err(|_| garbled())?.into();
+        id.validate().map_err(|_| garbled())?;
+        Ok(Position { values, id })
+    }
+
+    /// Tells one query from another: type, filter and order.
+    fn compute_fingerprint(&self) -> u64 {
+        let mut out = Vec::new();
+        let text = |out: &mut Vec<u8>, text: &str| json::encode(out, Some(&Value::String(text.into())));
+        json::encode(&mut out, self.entity_type.as_ref().map(|name| Value::String(name.to_string())).as_ref());
+        for (field, direction) in &self.order {
+            text(&mut out, &field.to_string());
+            out.push(u8::from(*direction == Direction::Descending));
+        }
+        out.push(0xff);
+        fingerprint_node(&self.filter, &mut out);
+        xxhash_rust::xxh3::xxh3_64(&out)
+    }
+
+    /// What must hold of every match, as far as it is a comparison of one field.
+    pub(crate) fn conjuncts(&self) -> Vec<(&Field, &Comparison)> {
+        let mut found = Vec::new();
+        let mut rest = vec![&self.filter];
+        while let Some(node) = rest.pop() {
+            match node {
+                Node::Is(field, comparison) => found.push((field, comparison)),
+                Node::All(nodes) => rest.extend(nodes),
+                Node::Any(_) | Node::Not(_) => {}
+            }
+        }
+        found
+    }
+}
+
+fn push_directed(key: &mut Vec<u8>, bytes: &[u8], direction: Direction) {
+    match direction {
+        Direction::Ascending => key.extend_from_slice(bytes),
+        // No encoded value is the start of another, so turning the bits turns the order.
+        Direction::Descending => key.extend(bytes.iter().map(|byte| !byte)),
+    }
+}
+
+fn fingerprint_node(node: &Node, out: &mut Vec<u8>) {
+    let mut list = |tag: u8, nodes: &[Node]| {
+        out.push(tag);
+        out.extend_from_slice(&(nodes.len() as u64).to_be_bytes());
+        nodes.iter().for_each(|node| fingerprint_node(node, out));
+    };
+    match node {
+        Node::All(nodes) => list(1, nodes),
+        Node::Any(nodes) => list(2, nodes),
+        Node::Not(node) => list(3, std::slice::from_ref(node)),
+        Node::Is(field, comparison) => {
+            out.push(4);
+            json::encode(out, Some(&Value::String(field.to_string())));
+            let mut with = |tag: u8, values: &[&Value]| {
+                out.push(tag);
+                out.extend_from_slice(&(values.len() as u64).to_be_bytes());
+                values.iter().for_each(|value| json::encode(out, Some(value)));
+            };
+            match comparison {
+                Comparison::Equals(value) => with(1, &[value]),
+                Comparison::Greater(value) => with(2, &[value]),
+                Comparison::AtLeast(value) => with(3, &[value]),
+                Comparison::Less(value) => with(4, &[value]),
+                Comparison::AtMost(value) => with(5, &[value]),
+                Comparison::Between(low, high) => with(6, &[low, high]),
+                Comparison::OneOf(values) => with(7, &values.iter().collect::<Vec<_>>()),
+                Comparison::Contains(value) => with(8, &[value]),
+                Comparison::Exists => with(9, &[]),
+                Comparison::StartsWith(prefix) => with(10, &[&Value::String(prefix.clone())]),
+                Comparison::EndsWith(suffix) => with(11, &[&Value::String(suffix.clone())]),
+                Comparison::HasAll(values) => with(12, &values.iter().collect::<Vec<_>>()),
+            }
+        }
+    }
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes();
+    if !digits.len().is_multiple_of(2) {
+        return None;
+    }
+    let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
+    digits.chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
+}

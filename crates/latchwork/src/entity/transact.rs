@@ -1,0 +1,190 @@
+//! A transaction becomes one commit. What each operation requires is a check of that commit, also where it is known
+//! that it will fail: so the store's refusal lists all that is wrong, as of one generation, and nothing else can.
+
+use std::collections::BTreeMap;
+
+use crate::entity::op::{CheckedAdd, CheckedUpdate, Meta, Op, Remove, Require};
+use crate::entity::prepare::{Meaning, Prepared, PreparedOp, RevOf};
+use crate::entity::view::ReadSet;
+use crate::entity::{Entities, EntityError, EntityId, FailedOp, OpReceipt, Receipt, Result, Transaction};
+use crate::store::{Actual, Check, Commit, Env, FailedCheck, Generation, Outcome, Receipt as Committed, Refusal};
+
+/// How often a transaction is tried that others outran where it asked for no check. Each time one of them got through.
+pub(crate) const TRIES: u32 = 1000;
+
+/// A transaction whose parts are known to be well. Ids are made once, however often it is tried.
+pub(crate) struct Checked {
+    pub(crate) ops: Vec<CheckedOp>,
+    pub(crate) at_generation: Option<Generation>,
+    pub(crate) reads: Vec<ReadSet>,
+    pub(crate) meta: Meta,
+}
+
+pub(crate) enum CheckedOp {
+    Add(EntityId, CheckedAdd),
+    Update(CheckedUpdate),
+    Remove(Remove),
+    Require(Require),
+}
+
+impl CheckedOp {
+    pub(crate) fn id(&self) -> &EntityId {
+        match self {
+            CheckedOp::Add(id, _) => id,
+            CheckedOp::Update(update) => &update.id,
+            CheckedOp::Remove(remove) => &remove.id,
+            CheckedOp::Require(require) => &require.id,
+        }
+    }
+
+    fn adds_if_absent(&self) -> bool {
+        matches!(self, CheckedOp::Add(_, add) if add.if_absent)
+    }
+}
+
+impl Checked {
+    pub(crate) fn new(transaction: Transaction, env: &Env) -> Result<Checked> {
+        let Transaction { ops, at_generation, reads, meta } = transaction;
+        let mut written: BTreeMap<EntityId, usize> = BTreeMap::new();
+        let mut checked = Vec::with_capacity(ops.len());
+        for (index, op) in ops.into_iter().enumerate() {
+            let op = match op {
+                Op::Add(add) => {
+                    let add = add.checked(index)?;
+                    CheckedOp::Add(add.id.clone().unwrap_or_else(|| env.uuid().into()), add)
+                }
+                Op::Update(update) => CheckedOp::Update(update.checked()?),
+                Op::Remove(remove) => {
+                    remove.id.validate()?;
+                    CheckedOp::Remove(remove)
+                }
+                Op::Require(require) => {
+                    require.id.validate()?;
+                    CheckedOp::Require(require)
+                }
+            };
+            if !matches!(op, CheckedOp::Require(_)) {
+                match written.get(op.id()) {
+                    // What is added only if it is absent is not, after an add.
+                    Some(&first) if op.adds_if_absent() && matches!(checked[first], CheckedOp::Add(..)) => {}
+                    Some(&first) => {
+                        return Err(EntityError::WrittenTwice { id: op.id().clone(), first, second: index });
+                    }
+                    None => drop(written.insert(op.id().clone(), index)),
+                }
+            }
+            checked.push(op);
+        }
+        Ok(Checked { ops: checked, at_generation, reads, meta })
+    }
+}
+
+impl Entities {
+    /// Sends a transaction until it has landed or been rejected for a reason that its caller asked to be told.
+    pub(crate) async fn send(&self, transaction: Checked) -> Result<Receipt> {
+        for _ in 0..TRIES {
+            let view = self.store().view().await?;
+            let prepared = self.prepare(&view, &transaction).await?;
+            drop(view);
+            let Prepared { commit, meanings, ops, doomed } = prepared;
+            match self.store().commit(commit).await? {
+                // What stood in the way has gone meanwhile.
+                Outcome::Applied(_) if doomed => {}
+                Outcome::Applied(receipt) => return Ok(answer(ops, receipt)),
+                Outcome::Refused(refusal) => {
+                    let failed = self.failures(refusal, &meanings, &ops).await?;
+                    if !failed.is_empty() {
+                        return Err(EntityError::Rejected { failed });
+                    }
+                }
+            }
+        }
+        Err(EntityError::Contended { tries: TRIES })
+    }
+
+    /// What a refusal means to the caller: nothing if only what nobody asked for has failed.
+    async fn failures(&self, refusal: Refusal, meanings: &[Meaning], ops: &[PreparedOp]) -> Result<Vec<FailedOp>> {
+        let mut failed = Vec::with_capacity(refusal.failed.len());
+        for check in refusal.failed {
+            match self.failure(&check, &meanings[check.index], ops).await? {
+                Some(failure) => failed.push(failure),
+                None => return Ok(Vec::new()),
+            }
+        }
+        failed.sort_by_key(|failed| failed.op);
+        Ok(failed)
+    }
+
+    async fn failure(&self, check: &FailedCheck, meaning: &Meaning, ops: &[PreparedOp]) -> Result<Option<FailedOp>> {
+        let at = |op: usize, error: EntityError| Ok(Some(FailedOp { op: Some(op), error }));
+        let id = |op: usize| ops[op].id.clone();
+        match (meaning, &check.check, &check.actual) {
+            (Meaning::Generation, Check::AtGeneration(expected), Actual::AtGeneration(actual)) => {
+                let error = EntityError::GenerationConflict { expected: *expected, actual: *actual };
+                Ok(Some(FailedOp { op: None, error }))
+            }
+            (Meaning::Read { what, at }, ..) => {
+                let error = EntityError::ReadChanged { what: what.clone(), read_at: *at };
+                Ok(Some(FailedOp { op: None, error }))
+            }
+            (Meaning::AtRev { op }, Check::AtRev(_, expected), Actual::AtRev(actual)) => {
+                at(*op, EntityError::RevisionConflict { id: id(*op), expected: *expected, actual: *actual })
+            }
+            (Meaning::AtRev { op } | Meaning::Exists { op }, _, Actual::Absent) => {
+                at(*op, EntityError::NotFound { id: id(*op) })
+            }
+            (Meaning::Absent { op }, _, Actual::AtRev(rev)) => {
+                at(*op, EntityError::AlreadyExists { id: id(*op), rev: *rev })
+            }
+            (Meaning::UniqueWithin { op, fields, owner }, ..) => {
+                at(*op, violation(&ops[*op], fields.clone(), owner.clone()))
+            }
+            (Meaning::Unique { op, fields }, Check::Absent(key), _) => {
+                let owner = self.store().view().await?.get(key).await?;
+                let Some(owner) = owner else { return Ok(None) };
+                at(*op, violation(&ops[*op], fields.clone(), EntityId::from_stored(&owner.value)?))
+            }
+            (Meaning::Declared(entity_type), ..) => {
+                self.refresh(entity_type).await?;
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Why a change was refused; `None` if it was outrun.
+    pub(crate) async fn explain_change(&self, refusal: Refusal, prepared: &Understood) -> Result<Option<EntityError>> {
+        let failed = self.failures(refusal, &prepared.meanings, &prepared.ops).await?;
+        Ok(failed.into_iter().next().map(|failed| failed.error))
+    }
+}
+
+/// What is left of a prepared commit when it is on its way.
+pub(crate) struct Understood {
+    meanings: Vec<Meaning>,
+    ops: Vec<PreparedOp>,
+}
+
+impl Prepared {
+    pub(crate) fn split(self) -> (Commit, Understood) {
+        (self.commit, Understood { meanings: self.meanings, ops: self.ops })
+    }
+}
+
+fn violation(op: &PreparedOp, fields: String, owner: EntityId) -> EntityError {
+    let entity_type = op.entity_type.as_deref().unwrap_or_default().to_string();
+    EntityError::UniqueViolation { id: op.id.clone(), entity_type, fields, owner }
+}
+
+fn answer(ops: Vec<PreparedOp>, committed: Committed) -> Receipt {
+    let mut receipts: Vec<OpReceipt> = Vec::with_capacity(ops.len());
+    for PreparedOp { id, effect, rev, .. } in ops {
+        let rev = match rev {
+            RevOf::Known(rev) => rev,
+            RevOf::Write(write) => committed.revs.get(write).copied().flatten().unwrap_or_default(),
+            RevOf::Op(op) => receipts[op].rev,
+        };
+        receipts.push(OpReceipt { id, rev, effect });
+    }
+    Receipt { generation: committed.generation, time: committed.time, ops: receipts }
+}

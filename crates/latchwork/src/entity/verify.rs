@@ -1,0 +1,100 @@
+//! Holds every index entry against the entities, and every entity against its entries.
+
+use crate::entity::document::Record;
+use crate::entity::index::{self, IndexState};
+use crate::entity::{Entities, EntityError, EntityId, Result};
+use crate::store::{Damage, Key, Order, Range, View};
+
+const BATCH: usize = 1000;
+
+impl Entities {
+    /// Reads all entities and all index entries at one generation and tells where they do not agree. Whether the bytes
+    /// themselves are well is for [`crate::store::Store::verify`] to say.
+    pub async fn verify(&self) -> Result<Vec<Damage>> {
+        let view = self.store().view().await?;
+        let mut damage = Vec::new();
+        self.verify_entities(&view, &mut damage).await?;
+        self.verify_index(&view, &mut damage).await?;
+        Ok(damage)
+    }
+
+    async fn verify_entities(&self, view: &View, damage: &mut Vec<Damage>) -> Result<()> {
+        let mut rest = self.all();
+        while let Some((items, next)) = batch(view, &rest).await? {
+            rest = next;
+            for (key, item) in items {
+                let id = EntityId::from_stored(key.bytes())?;
+                let Some(record) = Record::decode(&item.value) else {
+                    let (place, detail) = (format!("entity {id:?}"), "it cannot be read".into());
+                    damage.push(Damage { place, detail });
+                    continue;
+                };
+                for (number, key) in self.expected(view, &id, &record).await? {
+                    let found = view.get(&self.index_key(&key)).await?;
+                    if found.is_none_or(|found| found.value != id.as_bytes()) {
+                        let (place, detail) = (format!("index {number} of {:?}", record.entity_type), "it lacks");
+                        damage.push(Damage { place, detail: format!("{detail} entity {id:?}") });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn verify_index(&self, view: &View, damage: &mut Vec<Damage>) -> Result<()> {
+        let mut rest = self.index_prefix(&[]);
+        while let Some((items, next)) = batch(view, &rest).await? {
+            rest = next;
+            for (key, item) in items {
+                let id = EntityId::from_stored(&item.value)?;
+                if !self.belongs(view, &key, &id).await? {
+                    let place = format!("the index entry {}", key.bytes().escape_ascii());
+                    damage.push(Damage { place, detail: format!("entity {id:?} does not have it") });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an entity has an entry, or may have it for as long as an index is on its way.
+    async fn belongs(&self, view: &View, key: &Key, id: &EntityId) -> Result<bool> {
+        let Some((entity_type, number)) = index::read_prefix(key.bytes()) else { return Ok(false) };
+        if let Some((_, declaration)) = self.declared_at(view, entity_type).await?
+            && declaration.by_number(number).is_some_and(|index| index.state == IndexState::Dropping)
+        {
+            return Ok(true);
+        }
+        let Some(item) = view.get(&self.key(id)).await? else { return Ok(false) };
+        let Some(record) = Record::decode(&item.value) else { return Ok(false) };
+        let mut known = self.entries(view, id, &record, |state| state != IndexState::Dropping).await?;
+        known.push((0, index::listed(&record.entity_type, id)));
+        Ok(known.iter().any(|(_, known)| known == key.bytes()))
+    }
+
+    /// The entries that an entity must have.
+    async fn expected(&self, view: &View, id: &EntityId, record: &Record) -> Result<Vec<(u16, Vec<u8>)>> {
+        let mut expected = self.entries(view, id, record, |state| state == IndexState::Ready).await?;
+        expected.push((0, index::listed(&record.entity_type, id)));
+        Ok(expected)
+    }
+
+    async fn entries(
+        &self,
+        view: &View,
+        id: &EntityId,
+        record: &Record,
+        wanted: fn(IndexState) -> bool,
+    ) -> Result<Vec<(u16, Vec<u8>)>> {
+        let Some((_, declaration)) = self.declared_at(view, &record.entity_type).await? else { return Ok(Vec::new()) };
+        let indexes = declaration.indexes.iter().filter(|index| wanted(index.state));
+        let entry = |index: &index::Index| Ok((index.number, index.entry(id, record, usize::MAX)?.key));
+        indexes.map(entry).collect::<Result<_, EntityError>>()
+    }
+}
+
+/// The next items of a range, and what is left of it.
+async fn batch(view: &View, range: &Range) -> Result<Option<(Vec<(Key, crate::store::Item)>, Range)>> {
+    let items = view.scan(range, Order::Ascending, BATCH).await?;
+    let next = items.last().map(|(key, _)| range.after(key));
+    Ok(next.map(|next| (items, next)))
+}

@@ -1,0 +1,249 @@
+//! Entities at one generation: reading them, finding them, and what became of them before. A view remembers what was
+//! read through it, so that a commit can be made to depend on just that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::entity::document::Moment;
+use crate::entity::op::Meta;
+use crate::entity::{Entities, Entity, EntityError, EntityId, Result};
+use crate::store::{Check, Generation, Item, Range, Rev, StoreError, Timestamp, Version, View};
+
+/// The point to which [`Entities::as_of`] goes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AsOf {
+    /// The store as that generation left it.
+    Generation(Generation),
+    /// The store as it was at that time: everything that was committed up to it.
+    Time(Timestamp),
+}
+
+impl From<Generation> for AsOf {
+    fn from(generation: Generation) -> AsOf {
+        AsOf::Generation(generation)
+    }
+}
+
+impl From<Timestamp> for AsOf {
+    fn from(time: Timestamp) -> AsOf {
+        AsOf::Time(time)
+    }
+}
+
+/// Entities at one generation, until it is released or dropped. Writers go on; nothing seen through a view changes.
+pub struct EntityView {
+    entities: Entities,
+    generation: Generation,
+    view: RwLock<Option<Arc<View>>>,
+    /// `None` if nobody can ask for it.
+    reads: Option<Mutex<ReadSet>>,
+}
+
+/// A version in an entity's history.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Revision {
+    /// The rev.
+    pub rev: Rev,
+    /// When it was committed.
+    pub committed: Moment,
+    /// The entity from then on; `None` if it was removed.
+    pub entity: Option<Entity>,
+    /// Who did it, and why, if that was said.
+    pub meta: Meta,
+}
+
+impl EntityView {
+    pub(crate) fn new(entities: Entities, view: View) -> EntityView {
+        let generation = view.generation();
+        let reads = Some(Mutex::new(ReadSet { generation, ..ReadSet::default() }));
+        EntityView { entities, generation, view: RwLock::new(Some(Arc::new(view))), reads }
+    }
+
+    /// For one read: it remembers nothing.
+    pub(crate) fn passing(entities: Entities, view: View) -> EntityView {
+        EntityView { reads: None, ..EntityView::new(entities, view) }
+    }
+
+    /// The generation that this is a view of.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Lets go of the generation, so that the store may forget it. Dropping the view does the same.
+    pub fn release(&self) {
+        self.view.write().take();
+    }
+
+    pub(crate) fn pinned(&self) -> Result<Arc<View>> {
+        self.view.read().clone().ok_or(EntityError::Released { generation: self.generation })
+    }
+
+    pub(crate) fn entities(&self) -> &Entities {
+        &self.entities
+    }
+
+    /// The entity of this id.
+    pub async fn get(&self, id: impl Into<EntityId>) -> Result<Option<Entity>> {
+        let id = id.into();
+        let view = self.pinned()?;
+        match self.read(&view, &id).await? {
+            Some(item) => Entity::decode(id, &item).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The record of an id. Remembers that it was read.
+    pub(crate) async fn read(&self, view: &View, id: &EntityId) -> Result<Option<Item>> {
+        id.validate()?;
+        let item = view.get(&self.entities.key(id)).await?;
+        self.remember_entity(id, item.as_ref().map(|item| item.rev));
+        Ok(item)
+    }
+
+    /// Remembers a range that a find went through, and what to call it.
+    pub(crate) fn remember(&self, range: Range, what: impl FnOnce() -> String) {
+        if let Some(reads) = &self.reads {
+            reads.lock().range(range, what);
+        }
+    }
+
+    pub(crate) fn remember_entity(&self, id: &EntityId, rev: Option<Rev>) {
+        if let Some(reads) = &self.reads {
+            reads.lock().entity(id, rev);
+        }
+    }
+
+    pub(crate) fn read_set(&self) -> ReadSet {
+        self.reads.as_ref().map(|reads| reads.lock().clone()).unwrap_or_default()
+    }
+
+    /// The versions of an entity that are still kept, up to this view, newest first, at most `limit` of them. Removals
+    /// are versions, too.
+    pub async fn history(&self, id: impl Into<EntityId>, limit: usize) -> Result<Vec<Revision>> {
+        let id = id.into();
+        let view = self.pinned()?;
+        self.read(&view, &id).await?;
+        let key = self.entities.key(&id);
+        let mut revisions = Vec::new();
+        for version in view.history(&key, limit).await? {
+            let Version { rev, generation, time, value } = version;
+            let entity = match value {
+                Some(value) => Some(Entity::decode(id.clone(), &Item { rev, generation, time, value })?),
+                None => None,
+            };
+            let meta = self.meta(&view, &id, generation).await?;
+            revisions.push(Revision { rev, committed: Moment { generation, time }, entity, meta });
+        }
+        Ok(revisions)
+    }
+
+    /// What was said of the commit that wrote a version. Of one from before the history that is kept, nothing is known.
+    async fn meta(&self, view: &View, id: &EntityId, generation: Generation) -> Result<Meta> {
+        let range = self.entities.only(id);
+        let before = Generation(generation.0.saturating_sub(1));
+        match view.changes_since(&range, before, 1).await {
+            Ok(changes) => {
+                let commit = changes.commits.first().filter(|commit| commit.generation == generation);
+                Ok(commit.map(|commit| Meta::decode(&commit.meta)).unwrap_or_default())
+            }
+            Err(StoreError::HistoryDropped { .. }) => Ok(Meta::default()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The ids of all entities that were added, changed or removed after `older` and up to this view, in order.
+    pub async fn since(&self, older: &EntityView) -> Result<Vec<EntityId>> {
+        older.pinned()?;
+        self.since_generation(older.generation).await
+    }
+
+    /// The ids of all entities that were added, changed or removed after a generation and up to this view, in order.
+    pub async fn since_generation(&self, older: Generation) -> Result<Vec<EntityId>> {
+        let view = self.pinned()?;
+        if older > self.generation {
+            return Err(EntityError::NotOlder { older, newer: self.generation });
+        }
+        let mut touched = BTreeSet::new();
+        let mut through = older;
+        while through < self.generation {
+            let changes = view.changes_since(&self.entities.all(), through, 1000).await?;
+            for change in changes.commits.iter().flat_map(|commit| &commit.changes) {
+                if !touched.contains(change.key.bytes()) {
+                    touched.insert(change.key.bytes().to_vec());
+                }
+            }
+            through = changes.through;
+        }
+        touched.iter().map(|id| EntityId::from_stored(id)).collect()
+    }
+
+    /// Writes the store as this view sees it, all of it, as a data directory of its own: into an empty or missing
+    /// directory, while the store goes on.
+    pub async fn persist(&self, directory: impl AsRef<Path>) -> Result<()> {
+        Ok(self.pinned()?.persist(directory).await?)
+    }
+}
+
+impl fmt::Debug for EntityView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EntityView").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+/// What was read through a view.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ReadSet {
+    pub(crate) generation: Generation,
+    /// With the rev that was found.
+    entities: BTreeMap<EntityId, Option<Rev>>,
+    ranges: Vec<(Range, String)>,
+    /// Reads that were too many to remember.
+    forgotten: usize,
+}
+
+/// The most reads that are remembered: more could not be checked by one commit anyway.
+const REMEMBERED: usize = 10_000;
+
+impl ReadSet {
+    fn has_room(&mut self) -> bool {
+        let room = self.entities.len() + self.ranges.len() < REMEMBERED;
+        self.forgotten += usize::from(!room);
+        room
+    }
+
+    fn entity(&mut self, id: &EntityId, rev: Option<Rev>) {
+        if !self.entities.contains_key(id) && self.has_room() {
+            self.entities.insert(id.clone(), rev);
+        }
+    }
+
+    fn range(&mut self, range: Range, what: impl FnOnce() -> String) {
+        if !self.ranges.iter().any(|(known, _)| *known == range) && self.has_room() {
+            self.ranges.push((range, what()));
+        }
+    }
+
+    /// Fails if not everything that was read can be checked by a commit of so many operations.
+    pub(crate) fn validate(&self, limit: usize) -> Result<()> {
+        let reads = self.entities.len() + self.ranges.len() + self.forgotten;
+        let limit = limit.min(REMEMBERED);
+        if self.forgotten > 0 || reads > limit { Err(EntityError::ReadSetTooLarge { reads, limit }) } else { Ok(()) }
+    }
+
+    /// The checks that everything is as it was read, each with a name for what it checks. A single entity is checked by
+    /// its rev, which is cheaper than a look at all commits since.
+    pub(crate) fn checks(&self, entities: &Entities) -> impl Iterator<Item = (Check, String)> {
+        let entities = self.entities.iter().map(|(id, rev)| {
+            let key = entities.key(id);
+            let check = rev.map_or_else(|| Check::Absent(key.clone()), |rev| Check::AtRev(key.clone(), rev));
+            (check, format!("entity {id:?}"))
+        });
+        let ranges = self.ranges.iter();
+        entities.chain(ranges.map(|(range, what)| (Check::Unchanged(range.clone(), self.generation), what.clone())))
+    }
+}

@@ -1,0 +1,7 @@
+//! Entities, on every backend.
+
+mod conformance;
+mod crash;
+mod examples;
+mod model;
+mod queries;

@@ -1,0 +1,5 @@
+//! Tests of the library's public API, one binary; a folder a noun.
+
+#![allow(missing_docs)]
+
+mod entity;
