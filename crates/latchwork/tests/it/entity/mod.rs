@@ -1,5 +1,6 @@
 //! Entities, on every backend.
 
+mod bugs;
 mod conformance;
 mod crash;
 mod examples;

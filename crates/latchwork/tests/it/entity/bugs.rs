@@ -1,0 +1,141 @@
+//! What is not yet as it is promised, each as small as it gets. A test here loses its mark when it is mended.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use latchwork::entity::{Add, Entities, EntityError, Query, Transaction, TypeSpec, Update, field};
+use latchwork::store::backend::MemoryBackend;
+use latchwork::store::disk::sim::SimDisk;
+use latchwork::store::{Confirm, Env, Limits, Rev, Store, VirtualClock};
+use serde_json::json;
+
+/// Entities in memory, on virtual time, whose snapshots go to a simulated disk.
+async fn entities(limits: Limits) -> (Entities, Arc<VirtualClock>) {
+    let (env, clock) = Env::seeded(1);
+    let (backend, disk) = (Arc::new(MemoryBackend::new(env.clone())), Arc::new(SimDisk::new()));
+    let store = Store::with_backend(backend, env, limits, disk).await.unwrap();
+    (Entities::on(&store).await.unwrap(), clock)
+}
+
+fn person(id: &str, email: &str) -> Add {
+    Add::new("person").id(id).data(json!({ "email": email }))
+}
+
+#[tokio::test]
+#[ignore = "bug: the store's WrittenTwice comes through, and the index stays half built"]
+async fn declaring_what_two_entities_of_one_batch_break_names_them_and_leaves_no_trace() {
+    let (entities, _) = entities(Limits::default()).await;
+    entities.add_many([person("a", "x"), person("b", "x")]).await.unwrap();
+    let declared = entities.declare(TypeSpec::new("person").unique(["data.email"])).await;
+    assert!(
+        matches!(&declared, Err(EntityError::UniqueViolation { id, owner, .. }) if id == "b" && owner == "a"),
+        "{declared:?}"
+    );
+    let query = Query::of("person").filter(field("data.email").equals("x"));
+    assert!(entities.explain(&query).await.unwrap().scans());
+    // Without a trace, a third one may have the value as well.
+    entities.add(person("c", "x")).await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "bug: the read set has the ranges of an index that nobody keeps any more, and not its declaration"]
+async fn what_was_found_by_an_index_counts_as_changed_when_the_index_is_taken_back_and_a_match_is_added() {
+    let (entities, _) = entities(Limits::default()).await;
+    entities.declare(TypeSpec::new("person").index(["data.email"])).await.unwrap();
+    let view = entities.now().await.unwrap();
+    let query = Query::of("person").filter(field("data.email").equals("x"));
+    assert_eq!(view.find(&query).await.unwrap().items.len(), 0);
+    entities.undeclare(TypeSpec::new("person").index(["data.email"])).await.unwrap();
+    entities.add(person("a", "x")).await.unwrap();
+    // As `add_if_missing` does it: now there would be two.
+    let added = entities.transact(Transaction::new().add(person("b", "x")).if_unchanged(&view)).await;
+    assert!(matches!(added, Err(EntityError::Rejected { .. })), "{added:?}");
+}
+
+#[tokio::test]
+#[ignore = "bug: one that was never changed takes the restore for its creation"]
+async fn an_entity_that_comes_back_by_a_restore_was_created_when_it_was_added() {
+    let (entities, _) = entities(Limits::default()).await;
+    entities.add(person("a", "x")).await.unwrap();
+    let created = entities.get("a").await.unwrap().unwrap().created;
+    entities.now().await.unwrap().persist("/snapshot").await.unwrap();
+    entities.update(Update::new("a").data(json!({"email": "y"}))).await.unwrap();
+    entities.restore("/snapshot", Confirm::ReplaceEverything).await.unwrap();
+    let restored = entities.get("a").await.unwrap().unwrap();
+    assert_eq!((&restored.data, restored.rev), (&json!({"email": "x"}), Rev(3)));
+    assert_eq!(restored.created, created);
+}
+
+#[tokio::test]
+#[ignore = "bug: the second of a transaction is told the first one, which owns nothing"]
+async fn a_violation_names_the_one_that_owns_the_value_also_to_the_second_of_a_transaction() {
+    let (entities, _) = entities(Limits::default()).await;
+    entities.declare(TypeSpec::new("person").unique(["data.email"])).await.unwrap();
+    entities.add(person("owner", "x")).await.unwrap();
+    let failed = match entities.add_many([person("a", "x"), person("b", "x")]).await {
+        Err(EntityError::Rejected { failed }) => failed,
+        other => panic!("{other:?}"),
+    };
+    let owners = failed.iter().map(|failed| match &failed.error {
+        EntityError::UniqueViolation { owner, .. } => owner.to_string(),
+        other => panic!("{other}"),
+    });
+    assert_eq!(owners.collect::<Vec<_>>(), ["owner", "owner"]);
+}
+
+#[tokio::test]
+#[ignore = "bug (of the store): a restore is found by its time only while it is the last commit"]
+async fn a_time_between_a_restore_and_the_next_commit_means_the_restore() {
+    let (entities, clock) = entities(Limits::default()).await;
+    entities.now().await.unwrap().persist("/snapshot").await.unwrap();
+    let restored = entities.restore("/snapshot", Confirm::ReplaceEverything).await.unwrap();
+    clock.advance(Duration::from_secs(1));
+    let between = entities.store().env().now();
+    assert_eq!(entities.as_of(between).await.unwrap().generation(), restored);
+    clock.advance(Duration::from_secs(1));
+    entities.add(person("a", "x")).await.unwrap();
+    assert_eq!(entities.as_of(between).await.unwrap().generation(), restored);
+}
+
+#[tokio::test]
+#[ignore = "bug: batches have one size, whatever a commit may hold; the index stays half built for good"]
+async fn an_index_is_built_by_commits_that_the_store_takes() {
+    let mut limits = Limits::default();
+    limits.operations = 100;
+    let (entities, _) = entities(limits).await;
+    for number in 0..60 {
+        entities.add(person(&format!("{number}"), &format!("{number}"))).await.unwrap();
+    }
+    let spec = TypeSpec::new("person").index(["data.email"]);
+    entities.declare(spec.clone()).await.unwrap();
+    entities.undeclare(spec).await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "bug: what a lane has left is shown to a change though others have written since"]
+async fn a_change_that_refuses_has_seen_what_was_acknowledged_before_it_began() {
+    let home = tempfile::tempdir().unwrap();
+    let entities = Entities::open(home.path()).await.unwrap();
+    entities.add(Add::new("account").id("a").data(json!(0))).await.unwrap();
+    // Somebody who is slow to fetch the answer holds the lane.
+    let slow = entities.clone();
+    let mut slow = Box::pin(async move { slow.update_with("a", 5, |draft| draft.data = json!(1)).await });
+    let decided = entities.get("a").await.unwrap().unwrap().rev;
+    while entities.get("a").await.unwrap().unwrap().rev == decided {
+        assert!(slow.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "the answer comes later");
+        tokio::task::yield_now().await;
+    }
+    entities.update(Update::new("a").data(json!(100)).if_rev(Rev(2))).await.unwrap();
+    let paid = entities.try_update_with("a", 5, |draft| match draft.data.as_i64() {
+        Some(balance) if balance >= 50 => {
+            draft.data = json!(balance - 50);
+            Ok(())
+        }
+        balance => Err(balance),
+    });
+    let paid = paid.await;
+    assert!(paid.is_ok(), "100 were there, and {paid:?}");
+    slow.await.unwrap();
+}
