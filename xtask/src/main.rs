@@ -78,7 +78,12 @@ fn work(task: Task) -> Result<()> {
         Task::Bench { suite, json, quick, only } => bench(&suite, json, quick, only),
         Task::Crash { images, kill, seed } => crash(images, kill, seed),
         Task::Model { cases, histories } => {
-            campaign(&[("model::", "LATCHWORK_CASES", cases), ("histories::", "LATCHWORK_HISTORIES", histories)])
+            let parts = [
+                (STORE, "model::", "LATCHWORK_CASES", cases),
+                (STORE, "histories::", "LATCHWORK_HISTORIES", histories),
+                (LIBRARY, "::model::", "LATCHWORK_CASES", cases),
+            ];
+            campaign(&parts, None)
         }
         Task::Tidy => tidy::check(&root()),
         Task::Deny => deny(),
@@ -171,28 +176,29 @@ fn crash(images: Option<u64>, kill: Option<u64>, seed: Option<u64>) -> Result<()
     if let Some(seed) = seed {
         println!("── seed {seed}");
     }
-    let parts = [
-        images.map(|images| ("power_loss::", "LATCHWORK_IMAGES", images)),
-        kill.map(|kills| ("kill::", "LATCHWORK_KILLS", kills)),
-    ];
-    let parts: Vec<_> = parts.into_iter().flatten().collect();
-    campaign_with(&parts, seed)
+    let images = images.into_iter().flat_map(|images| {
+        [(STORE, "power_loss::", "LATCHWORK_IMAGES", images), (LIBRARY, "::crash::", "LATCHWORK_IMAGES", images)]
+    });
+    let kills = kill.into_iter().flat_map(|kills| {
+        [(STORE, "kill::", "LATCHWORK_KILLS", kills), (LIBRARY, "::kill::", "LATCHWORK_KILLS", kills)]
+    });
+    campaign(&images.chain(kills).collect::<Vec<_>>(), seed)
 }
 
-fn campaign(parts: &[(&str, &str, u64)]) -> Result<()> {
-    campaign_with(parts, None)
-}
+/// The packages that have campaigns.
+const STORE: &str = "latchwork-store";
+const LIBRARY: &str = "latchwork";
 
-/// Runs tests of the store with a larger number in the environment.
-fn campaign_with(parts: &[(&str, &str, u64)], seed: Option<u64>) -> Result<()> {
-    for (filter, variable, count) in parts {
-        let test = ["test", "--release", "--package", "latchwork-store", "--test", "it", filter, "--", "--nocapture"];
+/// Runs tests of packages with a larger number in the environment.
+fn campaign(parts: &[(&str, &str, &str, u64)], seed: Option<u64>) -> Result<()> {
+    for (package, filter, variable, count) in parts {
+        let test = ["test", "--release", "--package", package, "--test", "it", filter, "--", "--nocapture"];
         let mut command = cargo(&test);
         command.env(variable, count.to_string());
         if let Some(seed) = seed {
             command.env("LATCHWORK_SEED", seed.to_string());
         }
-        run(&format!("{filter} {count}"), command)?;
+        run(&format!("{package} {filter} {count}"), command)?;
     }
     Ok(())
 }
