@@ -73,12 +73,12 @@ pub async fn run(entities: &Entities, workers: u32, times: u32) -> Result<()> {
                     Some(rev) => {
                         held += 1;
                         // … the work that must not be done by two at once …
-                        tokio::time::sleep(Duration::from_millis(1)).await;
+                        entities.store().env().sleep(Duration::from_millis(1)).await;
                         release(&entities, rev).await?;
                     }
                     None => {
                         refused += 1;
-                        tokio::time::sleep(Duration::from_millis(1)).await;
+                        entities.store().env().sleep(Duration::from_millis(1)).await;
                     }
                 }
             }

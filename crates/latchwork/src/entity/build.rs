@@ -1,13 +1,14 @@
 //! Building indexes over entities that are there already, and clearing away those that are no longer wanted; both in
 //! small commits beside everybody else's. What a process leaves half done, the next declaration of the type finishes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::entity::declare::{Declaration, TypeSpec};
 use crate::entity::document::Record;
 use crate::entity::index::{self, Index, IndexState};
 use crate::entity::{Entities, EntityError, EntityId, Result};
-use crate::store::{Check, Commit, Order, Rev, View};
+use crate::store::{Check, Commit, Order, Outcome, Rev, StoreError, View};
 
 /// How many entities one commit puts into an index, or takes out of it.
 const BATCH: usize = 200;
@@ -112,56 +113,88 @@ impl Entities {
             let view = self.store().view().await?;
             let found = view.scan(&rest, Order::Ascending, batch).await?;
             let Some((last, _)) = found.last() else { return Ok(true) };
-            let mut commit = Commit::new().check(self.declaration_check(entity_type, rev));
+            let mut entering = Entering::new(Commit::new().check(self.declaration_check(entity_type, rev)));
             for (_, item) in &found {
                 let id = EntityId::from_stored(&item.value)?;
-                commit = self.enter(&view, commit, index, &id).await?;
+                self.enter(&view, &mut entering, index, &id).await?;
             }
-            match self.store().commit(commit).await?.applied() {
-                Ok(_) => (rest, batch) = (rest.after(last), BATCH),
+            match self.store().commit(entering.commit).await {
+                Ok(Outcome::Applied(_)) => (rest, batch) = (rest.after(last), BATCH),
                 // The first check is that on the declaration.
-                Err(refusal) if refusal.failed.iter().any(|failed| failed.index == 0) => return Ok(false),
+                Ok(Outcome::Refused(refusal)) if refusal.failed.iter().any(|failed| failed.index == 0) => {
+                    return Ok(false);
+                }
                 // An entity was written meanwhile. Those that are written all the time get in by their writers.
-                Err(_) => batch = (batch / 2).max(1),
+                Ok(Outcome::Refused(_)) => batch = (batch / 2).max(1),
+                Err(error) => batch = smaller(batch, error)?,
             }
         }
     }
 
     /// Adds an entity's entry to a commit, unless it is there.
-    async fn enter(&self, view: &View, commit: Commit, index: &Index, id: &EntityId) -> Result<Commit> {
+    async fn enter(&self, view: &View, entering: &mut Entering, index: &Index, id: &EntityId) -> Result<()> {
         let key = self.key(id);
         let damaged = || EntityError::corrupt(format!("entity {id:?}"));
         let item = view.get(&key).await?.ok_or_else(damaged)?;
         let record = Record::decode(&item.value).ok_or_else(damaged)?;
         let entry = index.entry(id, &record, self.store().limits().key_bytes)?;
         let entry_key = self.index_key(&entry.key);
-        match view.get(&entry_key).await? {
-            Some(owner) if owner.value == id.as_bytes() => Ok(commit),
+        let owner = match view.get(&entry_key).await? {
+            Some(owner) => Some(EntityId::from_stored(&owner.value)?),
+            None => entering.owners.get(&entry.key).cloned(),
+        };
+        match owner {
+            Some(owner) if owner == *id => {}
             Some(owner) => {
                 let (entity_type, fields) = (record.entity_type.to_string(), index.names());
-                let owner = EntityId::from_stored(&owner.value)?;
-                Err(EntityError::UniqueViolation { id: id.clone(), entity_type, fields, owner })
+                return Err(EntityError::UniqueViolation { id: id.clone(), entity_type, fields, owner });
             }
             None => {
-                let commit = commit.at_rev(&key, item.rev).absent(&entry_key);
-                Ok(commit.put(&entry_key, id.as_bytes().to_vec()))
+                let commit = std::mem::take(&mut entering.commit).at_rev(&key, item.rev).absent(&entry_key);
+                entering.commit = commit.put(&entry_key, id.as_bytes().to_vec());
+                entering.owners.insert(entry.key, id.clone());
             }
         }
+        Ok(())
     }
 
     /// Takes every entry out of an index that nobody keeps any more.
     async fn clear(&self, entity_type: &str, rev: Option<Rev>, index: &Index) -> Result<()> {
         let range = self.index_prefix(&index::prefix(entity_type, index.number));
+        let mut batch = BATCH;
         loop {
-            let found = self.store().view().await?.scan(&range, Order::Ascending, BATCH).await?;
+            let found = self.store().view().await?.scan(&range, Order::Ascending, batch).await?;
             if found.is_empty() {
                 return Ok(());
             }
             let check = Commit::new().check(self.declaration_check(entity_type, rev));
             let commit = found.iter().fold(check, |commit, (key, _)| commit.delete(key));
-            if !self.store().commit(commit).await?.is_applied() {
-                return Ok(());
+            match self.store().commit(commit).await {
+                Ok(outcome) if outcome.is_applied() => {}
+                Ok(_) => return Ok(()),
+                Err(error) => batch = smaller(batch, error)?,
             }
         }
+    }
+}
+
+/// Entries on their way into an index.
+struct Entering {
+    commit: Commit,
+    /// Whose they are.
+    owners: BTreeMap<Vec<u8>, EntityId>,
+}
+
+impl Entering {
+    fn new(commit: Commit) -> Entering {
+        Entering { commit, owners: BTreeMap::new() }
+    }
+}
+
+/// Half of a batch that was more than a commit takes.
+fn smaller(batch: usize, error: StoreError) -> Result<usize> {
+    match error {
+        StoreError::TooManyOperations { .. } | StoreError::CommitTooLarge { .. } if batch > 1 => Ok(batch / 2),
+        error => Err(error.into()),
     }
 }

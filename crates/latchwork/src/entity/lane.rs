@@ -16,7 +16,7 @@ use crate::entity::op::object;
 use crate::entity::prepare::Change;
 use crate::entity::{Entities, EntityError, EntityId, Result};
 use crate::json;
-use crate::store::{Decided, Env, Outcome, Rev};
+use crate::store::{Commit, Decided, Env, Outcome, Rev};
 
 /// An entity while it is being changed.
 #[derive(Debug, Clone, PartialEq)]
@@ -98,13 +98,23 @@ impl Entities {
             loop {
                 tries += 1;
                 // What was left stays there if this one gives up before it has decided anything.
-                let (rev, record) = match &*left {
-                    Some(left) => left.clone(),
-                    None => self.newest(id).await?,
+                let ((rev, record), is_durable) = match &*left {
+                    Some(left) => (left.clone(), false),
+                    None => (self.newest(id).await?, true),
                 };
                 let mut draft = Draft::of(id, rev, &record);
-                let value = change(&mut draft).map_err(ChangeError::Refused)?;
-                let after = draft.into_record(&record)?;
+                let changed = change(&mut draft).map_err(ChangeError::Refused);
+                let changed = changed.and_then(|value| Ok((value, draft.into_record(&record)?)));
+                let (value, after) = match changed {
+                    Ok(changed) => changed,
+                    Err(refused) if is_durable || self.is_at(id, rev).await? => return Err(refused),
+                    // What it refused is not how things are.
+                    Err(_) => {
+                        *left = None;
+                        tries -= 1;
+                        continue;
+                    }
+                };
                 let next = (rev.next(), after.clone());
                 let change = Change { op: 0, id: id.clone(), before: Some(record), after: Some(after) };
                 let prepared = self.prepare_change(change, rev).await?;
@@ -146,6 +156,11 @@ impl Entities {
             drop(left);
             self.store().env().sleep(backoff(tries, self.store().env())).await;
         }
+    }
+
+    /// Whether the entity is at a rev; answered when that is durable.
+    async fn is_at(&self, id: &EntityId, rev: Rev) -> Result<bool> {
+        Ok(self.store().commit(Commit::new().at_rev(&self.key(id), rev)).await?.is_applied())
     }
 
     /// The entity as everybody can read it.

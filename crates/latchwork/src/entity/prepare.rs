@@ -30,7 +30,7 @@ pub(crate) enum Meaning {
     /// An operation's: that nobody has this value.
     Unique { op: usize, fields: String },
     /// An operation's, and known to fail: the same transaction gives the value to another.
-    UniqueWithin { op: usize, fields: String, owner: EntityId },
+    UniqueWithin { op: usize, fields: String, owner: EntityId, freed: bool },
     /// That what was read to prepare the commit still holds. Nobody asked for it: it is tried again.
     Fresh,
     /// That the declaration of a type is the one known.
@@ -398,7 +398,8 @@ impl Preparing<'_> {
         };
         for (op, entry, owner) in std::mem::take(&mut moves.twice) {
             let key = self.entities.index_key(&entry.key);
-            self.doomed(&key, Meaning::UniqueWithin { op, fields: fields(op, entry.index), owner });
+            let freed = moves.freed.contains(&entry.key);
+            self.doomed(&key, Meaning::UniqueWithin { op, fields: fields(op, entry.index), owner, freed });
         }
         for (key, taken) in &moves.taken {
             // What is freed by the same transaction is guarded by the rev of the entity that frees it.

@@ -37,7 +37,11 @@ impl EntityView {
             Some(entity_type) => entities.declared_at(view, entity_type).await?,
             None => None,
         };
-        Ok(plan::choose(query, declared.as_ref().map(|(_, declaration)| &**declaration), key_bytes))
+        let path = plan::choose(query, declared.as_ref().map(|(_, declaration)| &**declaration), key_bytes);
+        if let (Some(entity_type), Some((rev, _)), false) = (&query.entity_type, &declared, path.plan.scans()) {
+            self.remember_type(entity_type, *rev);
+        }
+        Ok(path)
     }
 }
 

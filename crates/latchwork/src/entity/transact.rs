@@ -136,8 +136,11 @@ impl Entities {
             (Meaning::Absent { op }, _, Actual::AtRev(rev)) => {
                 at(*op, EntityError::AlreadyExists { id: id(*op), rev: *rev })
             }
-            (Meaning::UniqueWithin { op, fields, owner }, ..) => {
-                at(*op, violation(&ops[*op], fields.clone(), owner.clone()))
+            (Meaning::UniqueWithin { op, fields, owner, freed }, Check::AtRev(key, _), _) => {
+                // Who has it goes before who is about to get it, unless it is given up here.
+                let has = if *freed { None } else { self.store().view().await?.get(key).await? };
+                let owner = has.map_or(Ok(owner.clone()), |has| EntityId::from_stored(&has.value))?;
+                at(*op, violation(&ops[*op], fields.clone(), owner))
             }
             (Meaning::Unique { op, fields }, Check::Absent(key), _) => {
                 let owner = self.store().view().await?.get(key).await?;

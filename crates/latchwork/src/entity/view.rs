@@ -112,6 +112,13 @@ impl EntityView {
         }
     }
 
+    /// Remembers that an index of a type was relied on.
+    pub(crate) fn remember_type(&self, entity_type: &Arc<str>, declared: Rev) {
+        if let Some(reads) = &self.reads {
+            reads.lock().types.insert(entity_type.clone(), declared);
+        }
+    }
+
     pub(crate) fn remember_entity(&self, id: &EntityId, rev: Option<Rev>) {
         if let Some(reads) = &self.reads {
             reads.lock().entity(id, rev);
@@ -202,6 +209,9 @@ pub(crate) struct ReadSet {
     /// With the rev that was found.
     entities: BTreeMap<EntityId, Option<Rev>>,
     ranges: Vec<(Range, String)>,
+    /// Types of which an index was relied on, with the rev of the declaration: an index that is taken back says nothing
+    /// of what comes later.
+    types: BTreeMap<Arc<str>, Rev>,
     /// Reads that were too many to remember.
     forgotten: usize,
 }
@@ -230,7 +240,7 @@ impl ReadSet {
 
     /// Fails if not everything that was read can be checked by a commit of so many operations.
     pub(crate) fn validate(&self, limit: usize) -> Result<()> {
-        let reads = self.entities.len() + self.ranges.len() + self.forgotten;
+        let reads = self.entities.len() + self.ranges.len() + self.types.len() + self.forgotten;
         let limit = limit.min(REMEMBERED);
         if self.forgotten > 0 || reads > limit { Err(EntityError::ReadSetTooLarge { reads, limit }) } else { Ok(()) }
     }
@@ -238,12 +248,17 @@ impl ReadSet {
     /// The checks that everything is as it was read, each with a name for what it checks. A single entity is checked by
     /// its rev, which is cheaper than a look at all commits since.
     pub(crate) fn checks(&self, entities: &Entities) -> impl Iterator<Item = (Check, String)> {
+        let types = self.types.iter().map(|(entity_type, rev)| {
+            let check = Check::AtRev(entities.type_key(entity_type), *rev);
+            (check, format!("the declaration of type {entity_type:?}"))
+        });
         let entities = self.entities.iter().map(|(id, rev)| {
             let key = entities.key(id);
             let check = rev.map_or_else(|| Check::Absent(key.clone()), |rev| Check::AtRev(key.clone(), rev));
             (check, format!("entity {id:?}"))
         });
         let ranges = self.ranges.iter();
-        entities.chain(ranges.map(|(range, what)| (Check::Unchanged(range.clone(), self.generation), what.clone())))
+        let ranges = ranges.map(|(range, what)| (Check::Unchanged(range.clone(), self.generation), what.clone()));
+        entities.chain(ranges).chain(types)
     }
 }

@@ -1,8 +1,8 @@
 //! Entities, on every backend.
 
-mod bugs;
 mod conformance;
 mod crash;
 mod examples;
 mod model;
+mod once_wrong;
 mod queries;

@@ -181,7 +181,7 @@ async fn a_killed_process_loses_nothing_and_doubles_nothing() {
     }
     // A lock that was held when its holder died is free when its time is up.
     let entities = open(&directory).await;
-    tokio::time::sleep(TTL * 2).await;
+    latchwork::store::Env::system().sleep(TTL * 2).await;
     let rev = lock_document::try_acquire(&entities, "the next one", TTL).await.unwrap();
     assert!(rev.is_some_and(|rev| rev.0 > said.lock));
     println!("{} shared, {} addresses", said.shared, said.emails.len());
