@@ -53,6 +53,18 @@ pub(crate) struct Lanes {
 /// What the last one in the lane has left: the entity as it will be, if its commit is decided and nothing else came.
 type Lane = tokio::sync::Mutex<Option<(Rev, Record)>>;
 
+/// The right to go next in a lane.
+type Turn<'a> = tokio::sync::MutexGuard<'a, Option<(Rev, Record)>>;
+
+/// What became of one try.
+enum Attempt<'a, T> {
+    Landed(Rev, T),
+    /// Somebody else was faster.
+    Outrun(Turn<'a>),
+    /// It refused what is no longer so.
+    Stale(Turn<'a>),
+}
+
 /// A place in a lane; the lane goes away with its last one.
 struct Place<'a> {
     lanes: &'a Lanes,
@@ -93,68 +105,80 @@ impl Entities {
         id.validate()?;
         let place = self.lanes().enter(id);
         let mut tries = 0;
+        let mut turn = place.lane.lock().await;
         loop {
-            let mut left = place.lane.lock().await;
-            loop {
-                tries += 1;
-                // What was left stays there if this one gives up before it has decided anything.
-                let ((rev, record), is_durable) = match &*left {
-                    Some(left) => (left.clone(), false),
-                    None => (self.newest(id).await?, true),
-                };
-                let mut draft = Draft::of(id, rev, &record);
-                let changed = change(&mut draft).map_err(ChangeError::Refused);
-                let changed = changed.and_then(|value| Ok((value, draft.into_record(&record)?)));
-                let (value, after) = match changed {
-                    Ok(changed) => changed,
-                    Err(refused) if is_durable || self.is_at(id, rev).await? => return Err(refused),
-                    // What it refused is not how things are.
-                    Err(_) => {
-                        *left = None;
-                        tries -= 1;
-                        continue;
-                    }
-                };
-                let next = (rev.next(), after.clone());
-                let change = Change { op: 0, id: id.clone(), before: Some(record), after: Some(after) };
-                let prepared = self.prepare_change(change, rev).await?;
-                let (commit, understood) = prepared.split();
-                let decided = Decided::new();
-                let mut commit = Box::pin(self.store().commit(commit.tell(&decided)));
-                let outcome = match until_decided(&mut commit, &decided).await {
-                    Poll::Pending if decided.applies() == Some(true) => {
-                        *left = Some(next);
-                        drop(left);
-                        let outcome = commit.await.map_err(EntityError::from)?;
-                        // A backend that tells one thing and does another is no ground to go on from.
-                        let applied = outcome.applied().map_err(|_| EntityError::Contended { tries })?;
-                        return Ok((applied.revs[0].unwrap_or(rev.next()), value));
-                    }
-                    // Refused: when that is certain, the state it was decided on can be read.
-                    Poll::Pending => commit.await,
-                    Poll::Ready(outcome) => outcome,
-                };
-                *left = None;
-                match outcome.map_err(EntityError::from)? {
-                    Outcome::Applied(_) => {
-                        *left = Some(next);
-                        return Ok((rev.next(), value));
-                    }
-                    Outcome::Refused(refusal) => {
-                        if let Some(error) = self.explain_change(refusal, &understood).await? {
-                            return Err(error.into());
-                        }
-                    }
+            tries += 1;
+            turn = match self.attempt(id, turn, &mut change).await? {
+                Attempt::Landed(rev, value) => return Ok((rev, value)),
+                Attempt::Stale(turn) => {
+                    tries -= 1;
+                    turn
                 }
-                if tries > retries {
+                Attempt::Outrun(_) if tries > retries => {
                     return Err(EntityError::RetriesSpent { id: id.clone(), tries }.into());
                 }
-                if tries > 1 {
-                    break;
+                Attempt::Outrun(turn) if tries == 1 => turn,
+                Attempt::Outrun(turn) => {
+                    drop(turn);
+                    self.store().env().sleep(backoff(tries, self.store().env())).await;
+                    place.lane.lock().await
                 }
+            };
+        }
+    }
+
+    /// Changes the entity once, on what was left in the lane or on what can be read.
+    async fn attempt<'a, T, E>(
+        &self,
+        id: &EntityId,
+        mut turn: Turn<'a>,
+        change: &mut impl FnMut(&mut Draft) -> Result<T, E>,
+    ) -> Result<Attempt<'a, T>, ChangeError<E>> {
+        // What was left stays there if this one gives up before it has decided anything.
+        let ((rev, record), is_durable) = match &*turn {
+            Some(left) => (left.clone(), false),
+            None => (self.newest(id).await?, true),
+        };
+        let mut draft = Draft::of(id, rev, &record);
+        let changed = change(&mut draft).map_err(ChangeError::Refused);
+        let changed = changed.and_then(|value| Ok((value, draft.into_record(&record)?)));
+        let (value, after) = match changed {
+            Ok(changed) => changed,
+            Err(refused) if is_durable || self.is_at(id, rev).await? => return Err(refused),
+            // What it refused is not how things are.
+            Err(_) => {
+                *turn = None;
+                return Ok(Attempt::Stale(turn));
             }
-            drop(left);
-            self.store().env().sleep(backoff(tries, self.store().env())).await;
+        };
+        let next = (rev.next(), after.clone());
+        let change = Change { op: 0, id: id.clone(), before: Some(record), after: Some(after) };
+        let (commit, understood) = self.prepare_change(change, rev).await?.split();
+        let decided = Decided::new();
+        let mut commit = Box::pin(self.store().commit(commit.tell(&decided)));
+        let outcome = match until_decided(&mut commit, &decided).await {
+            Poll::Pending if decided.applies() == Some(true) => {
+                *turn = Some(next);
+                drop(turn);
+                let outcome = commit.await.map_err(EntityError::from)?;
+                // A backend that tells one thing and does another is no ground to go on from.
+                outcome.applied().map_err(|_| EntityError::Contended { tries: 1 })?;
+                return Ok(Attempt::Landed(rev.next(), value));
+            }
+            // Refused: when that is certain, the state it was decided on can be read.
+            Poll::Pending => commit.await,
+            Poll::Ready(outcome) => outcome,
+        };
+        *turn = None;
+        match outcome.map_err(EntityError::from)? {
+            Outcome::Applied(_) => {
+                *turn = Some(next);
+                Ok(Attempt::Landed(rev.next(), value))
+            }
+            Outcome::Refused(refusal) => match self.explain_change(refusal, &understood).await? {
+                Some(error) => Err(error.into()),
+                None => Ok(Attempt::Outrun(turn)),
+            },
         }
     }
 
