@@ -1,5 +1,7 @@
 //! Tests of the library's public API, one binary; a folder a noun.
 
-#![allow(missing_docs)]
+// A test ends where something unexpected happens, and nothing here is reached from outside.
+#![allow(missing_docs, clippy::unwrap_used, unreachable_pub)]
 
+mod backends;
 mod entity;
