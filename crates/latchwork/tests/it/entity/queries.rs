@@ -1,1 +1,42 @@
-//! To be filled.
+//! Finding: every operator, every plan, every order; the same results whichever way they are found.
+
+mod malformed;
+mod operators;
+mod order;
+mod paging;
+mod plans;
+mod random;
+mod reference;
+
+use latchwork::entity::{Add, Entities, Entity, EntityView, Page, Query};
+use serde_json::Value;
+
+fn ids(items: &[Entity]) -> Vec<String> {
+    items.iter().map(|entity| entity.id.to_string()).collect()
+}
+
+async fn found(entities: &Entities, query: &Query) -> Vec<String> {
+    ids(&entities.find(query).await.unwrap().items)
+}
+
+async fn fill<'a>(entities: &Entities, entity_type: &str, items: impl IntoIterator<Item = (&'a str, Value)>) {
+    for (id, data) in items {
+        entities.add(Add::new(entity_type).id(id).data(data)).await.unwrap();
+    }
+}
+
+/// All pages of a query, one after the other.
+async fn pages(view: &EntityView, query: &Query, limit: usize) -> Vec<Page> {
+    let mut pages = Vec::new();
+    let mut query = query.clone().limit(limit);
+    loop {
+        let page = view.find(&query).await.unwrap();
+        let next = page.next.clone();
+        pages.push(page);
+        match next {
+            // What a cursor says as text is the cursor.
+            Some(cursor) => query = query.after(cursor.to_string().parse().unwrap()),
+            None => return pages,
+        }
+    }
+}
