@@ -90,15 +90,29 @@ pub enum Check {
 pub enum Write {
     /// Sets the value.
     Put(Key, Bytes),
+    /// Sets the value, and in it, from this offset on, the commit's own generation and time: 16 bytes, big-endian.
+    /// Otherwise a value could not hold them, as they are given when the commit is decided.
+    PutStamped(Key, Bytes, usize),
     /// Removes the key; of a key that is not there, nothing.
     Delete(Key),
+}
+
+/// How many bytes a stamp takes.
+pub(crate) const STAMP_BYTES: usize = 16;
+
+/// The value with a stamp in it. Offsets are checked where commits come in.
+pub(crate) fn stamped(value: &Bytes, offset: usize, generation: Generation, time: Timestamp) -> Bytes {
+    let mut value = value.to_vec();
+    value[offset..offset + 8].copy_from_slice(&generation.0.to_be_bytes());
+    value[offset + 8..offset + STAMP_BYTES].copy_from_slice(&time.0.to_be_bytes());
+    value.into()
 }
 
 impl Write {
     /// The key that is written.
     pub fn key(&self) -> &Key {
         match self {
-            Write::Put(key, _) | Write::Delete(key) => key,
+            Write::Put(key, _) | Write::PutStamped(key, ..) | Write::Delete(key) => key,
         }
     }
 }
@@ -156,6 +170,11 @@ impl Commit {
     /// Sets a value.
     pub fn put(self, key: &Key, value: impl Into<Bytes>) -> Commit {
         self.write(Write::Put(key.clone(), value.into()))
+    }
+
+    /// Sets a value that holds, in the 16 bytes from `offset` on, the commit's own generation and time (big-endian).
+    pub fn put_stamped(self, key: &Key, value: impl Into<Bytes>, offset: usize) -> Commit {
+        self.write(Write::PutStamped(key.clone(), value.into(), offset))
     }
 
     /// Removes a key.

@@ -56,6 +56,9 @@ pub enum StoreError {
     /// A generation that no commit has taken.
     #[error("generation {asked} does not exist yet; the store is at {latest}")]
     FutureGeneration { asked: Generation, latest: Generation },
+    /// A stamp that does not lie within its value.
+    #[error("a stamp of 16 bytes at {offset} does not fit into the {length} bytes of key {key}")]
+    Stamp { key: Key, offset: usize, length: usize },
     /// Two different commits under one id.
     #[error("commit id {id} was used before for a commit with other contents")]
     CommitIdReused { id: crate::CommitId },
@@ -126,6 +129,7 @@ impl StoreError {
             | NotWatchable { .. }
             | FutureGeneration { .. }
             | CommitIdReused { .. }
+            | Stamp { .. }
             | Option { .. }
             | NewerFormat { .. }
             | NotAStore { .. }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use crate::backend::Rules;
 use crate::codec::{self, Reader, put_number, put_optional, put_string};
-use crate::commit::Head;
+use crate::commit::{Head, stamped};
 use crate::space::{RECEIPTS, SPACES};
 use crate::{
     Actual, Change, Check, Commit, CommitId, Committed, FailedCheck, Generation, Key, Range, Receipt, Refusal, Result,
@@ -55,6 +55,7 @@ pub fn evaluate(commit: Commit, present: &impl Present, now: Timestamp) -> Resul
         let head = present.head(write.key())?;
         let (key, value) = match write {
             Write::Put(key, value) => (key, Some(value)),
+            Write::PutStamped(key, value, offset) => (key, Some(stamped(&value, offset, latest.next(), now))),
             Write::Delete(key) if head.is_some_and(|head| head.live) => (key, None),
             Write::Delete(_) => {
                 revs.push(None);
@@ -210,9 +211,15 @@ fn fingerprint(commit: &Commit) -> u64 {
         }
     }
     for write in &commit.writes {
-        out.push(5);
+        let (kind, value, offset) = match write {
+            Write::Put(_, value) => (5, Some(value), None),
+            Write::PutStamped(_, value, offset) => (6, Some(value), Some(*offset)),
+            Write::Delete(_) => (5, None, None),
+        };
+        out.push(kind);
         put_string(&mut out, write.key().encoded());
-        put_optional(&mut out, if let Write::Put(_, value) = write { Some(value) } else { None });
+        put_optional(&mut out, value);
+        offset.into_iter().for_each(|offset| put_number(&mut out, offset as u64));
     }
     codec::checksum(0, &out)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::commit::STAMP_BYTES;
 use crate::key::SPACE_BYTES;
 use crate::{Check, Commit, Key, Result, StoreError, Write};
 
@@ -55,7 +56,12 @@ impl Limits {
         for write in &commit.writes {
             self.check_key(write.key())?;
             length += write.key().bytes().len();
-            if let Write::Put(key, value) = write {
+            if let Write::PutStamped(key, value, offset) = write
+                && offset.checked_add(STAMP_BYTES).is_none_or(|end| end > value.len())
+            {
+                return Err(StoreError::Stamp { key: key.clone(), offset: *offset, length: value.len() });
+            }
+            if let Write::Put(key, value) | Write::PutStamped(key, value, _) = write {
                 length += value.len();
                 if value.len() > self.value_bytes {
                     let (key, length) = (key.clone(), value.len());

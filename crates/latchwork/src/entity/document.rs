@@ -213,16 +213,15 @@ impl From<Entity> for EntityJson {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Record {
     pub(crate) entity_type: Arc<str>,
-    /// `None` for the record that the entity was added as: its own commit is the one.
-    pub(crate) created: Option<Moment>,
+    /// Of a record that is about to be added, zero: the store puts it in.
+    pub(crate) created: Moment,
     pub(crate) data: Value,
     pub(crate) metadata: Map<String, Value>,
 }
 
-/// How a record is written, behind a byte of version.
+/// How a record is written, behind a byte of version and when it was added.
 #[derive(Serialize, Deserialize)]
 struct Stored<'a> {
-    created: Option<(u64, u64)>,
     entity_type: &'a str,
     /// JSON text.
     data: &'a [u8],
@@ -233,31 +232,36 @@ struct Stored<'a> {
 const RECORD_VERSION: u8 = 1;
 
 impl Record {
+    /// Where an encoded record says when it was added: generation and time, 16 bytes.
+    pub(crate) const STAMP: usize = 1;
+
     pub(crate) fn encode(&self) -> Bytes {
         let json = "JSON values with string keys can be written";
         let data = serde_json::to_vec(&self.data).expect(json);
         let metadata =
             if self.metadata.is_empty() { Vec::new() } else { serde_json::to_vec(&self.metadata).expect(json) };
-        let created = self.created.map(|moment| (moment.generation.0, moment.time.0));
-        let stored = Stored { created, entity_type: &self.entity_type, data: &data, metadata: &metadata };
+        let stored = Stored { entity_type: &self.entity_type, data: &data, metadata: &metadata };
         let mut out = Vec::with_capacity(data.len() + metadata.len() + self.entity_type.len() + 32);
         out.push(RECORD_VERSION);
+        out.extend_from_slice(&self.created.generation.0.to_be_bytes());
+        out.extend_from_slice(&self.created.time.0.to_be_bytes());
         postcard::to_extend(&stored, out).expect("a record can be written to memory").into()
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Record> {
         let (&RECORD_VERSION, rest) = bytes.split_first()? else { return None };
+        let (generation, rest) = rest.split_first_chunk::<8>()?;
+        let (time, rest) = rest.split_first_chunk::<8>()?;
+        let (generation, time) = (u64::from_be_bytes(*generation), u64::from_be_bytes(*time));
+        let created = Moment { generation: Generation(generation), time: Timestamp(time) };
         let stored: Stored<'_> = postcard::from_bytes(rest).ok()?;
-        let created = stored
-            .created
-            .map(|(generation, time)| Moment { generation: Generation(generation), time: Timestamp(time) });
         let metadata = if stored.metadata.is_empty() { Map::new() } else { parse(stored.metadata)? };
         Some(Record { entity_type: stored.entity_type.into(), created, data: parse(stored.data)?, metadata })
     }
 
     pub(crate) fn into_entity(self, id: EntityId, rev: Rev, changed: Moment) -> Entity {
         let Record { entity_type, created, data, metadata } = self;
-        Entity { id, entity_type, data, metadata, rev, created: created.unwrap_or(changed), changed }
+        Entity { id, entity_type, data, metadata, rev, created, changed }
     }
 }
 
@@ -279,7 +283,7 @@ mod tests {
     fn a_record_comes_back_as_it_was_stored() {
         let deep = (0..127).fold(json!(1), |inner, _| json!([inner]));
         for data in [json!(null), json!({"a": [1, 2.5, "x"], "b": -0.0}), json!(u64::MAX), json!(5e-324), deep] {
-            for created in [None, Some(Moment { generation: Generation(3), time: Timestamp(9) })] {
+            for created in [Moment::default(), Moment { generation: Generation(3), time: Timestamp(u64::MAX) }] {
                 for metadata in [Map::new(), Map::from_iter([("k".to_string(), json!({"n": null}))])] {
                     let record = Record { entity_type: "t".into(), created, data: data.clone(), metadata };
                     assert_eq!(Record::decode(&record.encode()), Some(record));

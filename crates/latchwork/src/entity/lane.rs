@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
-use crate::entity::document::{Moment, Record};
+use crate::entity::document::Record;
 use crate::entity::op::object;
 use crate::entity::prepare::Change;
 use crate::entity::{Entities, EntityError, EntityId, Result};
@@ -61,7 +61,7 @@ enum Attempt<'a, T> {
     Landed(Rev, T),
     /// Somebody else was faster.
     Outrun(Turn<'a>),
-    /// It refused what is no longer so.
+    /// It went by what is no longer so, though nobody has written the entity since.
     Stale(Turn<'a>),
 }
 
@@ -175,10 +175,14 @@ impl Entities {
                 *turn = Some(next);
                 Ok(Attempt::Landed(rev.next(), value))
             }
-            Outcome::Refused(refusal) => match self.explain_change(refusal, &understood).await? {
-                Some(error) => Err(error.into()),
-                None => Ok(Attempt::Outrun(turn)),
-            },
+            Outcome::Refused(refusal) => {
+                let undeclared = understood.only_undeclared(&refusal);
+                match self.explain_change(refusal, &understood).await? {
+                    Some(error) => Err(error.into()),
+                    None if undeclared => Ok(Attempt::Stale(turn)),
+                    None => Ok(Attempt::Outrun(turn)),
+                }
+            }
         }
     }
 
@@ -191,10 +195,7 @@ impl Entities {
     async fn newest(&self, id: &EntityId) -> Result<(Rev, Record)> {
         let item = self.store().view().await?.get(&self.key(id)).await?;
         let item = item.ok_or_else(|| EntityError::NotFound { id: id.clone() })?;
-        let mut record = Record::decode(&item.value).ok_or_else(|| EntityError::corrupt(format!("entity {id:?}")))?;
-        // Whatever is written next is not the first record any more.
-        let changed = Moment { generation: item.generation, time: item.time };
-        record.created = Some(record.created.unwrap_or(changed));
+        let record = Record::decode(&item.value).ok_or_else(|| EntityError::corrupt(format!("entity {id:?}")))?;
         Ok((item.rev, record))
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::entity::document::Record;
+use crate::entity::document::{Moment, Record};
 use crate::entity::view::ReadSet;
 use crate::entity::{EntityError, EntityId, EntityView, Result};
 use crate::json::{self, JsonError};
@@ -397,7 +397,7 @@ pub(crate) struct CheckedAdd {
 impl CheckedAdd {
     pub(crate) fn into_record(self) -> Record {
         let CheckedAdd { entity_type, data, metadata, .. } = self;
-        Record { entity_type, created: None, data, metadata }
+        Record { entity_type, created: Moment::default(), data, metadata }
     }
 }
 

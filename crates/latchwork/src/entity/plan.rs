@@ -173,10 +173,13 @@ fn served_order(query: &CheckedQuery, index: &Index, equal: usize) -> Option<(Ve
 impl Path {
     /// The key behind which an entity at this position stands, if the order is served. A key that only one entity may
     /// have is without its id and so just before this one: going backwards it is met again, and known by its position.
-    pub(crate) fn key_at(&self, position: &Position) -> Vec<u8> {
+    pub(crate) fn key_at(&self, position: &Position, key_bytes: usize) -> Vec<u8> {
         let mut key = self.prefix.clone();
         self.following.iter().for_each(|at| key.extend_from_slice(&position.values[*at]));
-        key.extend_from_slice(position.id.as_bytes());
+        // With its id it would be longer than any key is: it is one of those without.
+        if key.len() + position.id.len() <= key_bytes {
+            key.extend_from_slice(position.id.as_bytes());
+        }
         key
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::entity::declare::{Declaration, Declared};
-use crate::entity::document::{Moment, Record};
+use crate::entity::document::Record;
 use crate::entity::index::{self, Entry, IndexState, listed};
 use crate::entity::op::{CheckedAdd, Required};
 use crate::entity::transact::{Checked, CheckedOp};
@@ -171,10 +171,10 @@ impl Preparing<'_> {
         let mut done =
             PreparedOp { id: id.clone(), entity_type: None, effect: Effect::Checked, rev: RevOf::Known(NO_REV) };
         // The record before, of an operation that goes on from it.
-        let before = |item: Option<Item>| -> Result<Option<(Record, Moment)>> {
+        let before = |item: Option<Item>| -> Result<Option<Record>> {
             let Some(item) = item else { return Ok(None) };
-            let record = Record::decode(&item.value).ok_or_else(|| EntityError::corrupt(format!("entity {id:?}")))?;
-            Ok(Some((record, Moment { generation: item.generation, time: item.time })))
+            let damaged = || EntityError::corrupt(format!("entity {id:?}"));
+            Record::decode(&item.value).ok_or_else(damaged).map(Some)
         };
         match op {
             CheckedOp::Add(_, add) => {
@@ -188,9 +188,9 @@ impl Preparing<'_> {
             CheckedOp::Update(update) => {
                 done.effect = Effect::Updated;
                 if self.existing(index, &key, update.if_rev, found)
-                    && let Some((record, changed)) = before(item)?
+                    && let Some(record) = before(item)?
                 {
-                    let mut after = Record { created: Some(record.created.unwrap_or(changed)), ..record.clone() };
+                    let mut after = record.clone();
                     update.apply(&mut after.data, &mut after.metadata);
                     done.entity_type = Some(record.entity_type.clone());
                     self.changes.push(Change { op: index, id: id.clone(), before: Some(record), after: Some(after) });
@@ -199,7 +199,7 @@ impl Preparing<'_> {
             CheckedOp::Remove(remove) => {
                 done.effect = Effect::Removed;
                 if self.existing(index, &key, remove.if_rev, found)
-                    && let Some((record, _)) = before(item)?
+                    && let Some(record) = before(item)?
                 {
                     self.changes.push(Change { op: index, id: id.clone(), before: Some(record), after: None });
                 }
@@ -431,7 +431,10 @@ impl Preparing<'_> {
                         let (id, length) = (change.id, value.len());
                         return Err(EntityError::DocumentTooLarge { id, length, limit });
                     }
-                    commit.put(&key, value)
+                    match change.before {
+                        Some(_) => commit.put(&key, value),
+                        None => commit.put_stamped(&key, value, Record::STAMP),
+                    }
                 }
                 None => commit.delete(&key),
             };

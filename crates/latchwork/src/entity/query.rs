@@ -146,7 +146,8 @@ impl Query {
         self
     }
 
-    /// In the order of this field; what is equal there by the next one that is given, and in the end by id.
+    /// In the order of this field; what is equal there by the next one that is given, and in the end by id, in the
+    /// direction of the last field.
     pub fn order_by(mut self, path: &str, direction: Direction) -> Query {
         self.order.push((Field::parse(path), direction));
         self

@@ -101,7 +101,8 @@ impl Run<'_> {
         let ranges = self.path.ranges.iter().map(|(start, end)| entities.index_range(start, end));
         let after = self.query.after.as_ref().filter(|_| !self.path.plan.sorts);
         let Some(position) = after else { return ranges.collect() };
-        let key = entities.index_key(&self.path.key_at(position));
+        let key_bytes = entities.store().limits().key_bytes;
+        let key = entities.index_key(&self.path.key_at(position, key_bytes));
         let rest = |range: Range| match self.path.order {
             Order::Ascending => range.after(&key),
             Order::Descending => range.before(&key),

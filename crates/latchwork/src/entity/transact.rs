@@ -145,7 +145,12 @@ impl Entities {
             (Meaning::Unique { op, fields }, Check::Absent(key), _) => {
                 let owner = self.store().view().await?.get(key).await?;
                 let Some(owner) = owner else { return Ok(None) };
-                at(*op, violation(&ops[*op], fields.clone(), EntityId::from_stored(&owner.value)?))
+                let owner = EntityId::from_stored(&owner.value)?;
+                // An entity does not violate itself: it was written by somebody else meanwhile.
+                if owner == ops[*op].id {
+                    return Ok(None);
+                }
+                at(*op, violation(&ops[*op], fields.clone(), owner))
             }
             (Meaning::Declared(entity_type), ..) => {
                 self.refresh(entity_type).await?;
@@ -166,6 +171,13 @@ impl Entities {
 pub(crate) struct Understood {
     meanings: Vec<Meaning>,
     ops: Vec<PreparedOp>,
+}
+
+impl Understood {
+    /// Whether nothing failed but that a declaration was not known.
+    pub(crate) fn only_undeclared(&self, refusal: &Refusal) -> bool {
+        refusal.failed.iter().all(|failed| matches!(self.meanings[failed.index], Meaning::Declared(_)))
+    }
 }
 
 impl Prepared {

@@ -171,6 +171,11 @@ impl Reference {
         for write in writes {
             let (key, value) = match write {
                 Write::Put(key, value) => (key, Some(value.clone())),
+                Write::PutStamped(key, value, offset) => {
+                    let stamp = [(now.0 + 1).to_be_bytes(), time.0.to_be_bytes()].concat();
+                    let (before, after) = (&value[..*offset], &value[offset + 16..]);
+                    (key, Some([before, &stamp, after].concat().into()))
+                }
                 Write::Delete(key) => (key, None),
             };
             if value.is_none() && self.live(key, now).is_none() {

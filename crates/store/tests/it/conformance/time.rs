@@ -25,7 +25,35 @@ on_every_backend!(
     a_restore_into_a_fresh_store_gives_its_own_time_to_all_but_receipts,
     time_does_not_go_back_with_a_snapshot,
     a_time_before_a_restore_is_no_longer_kept,
+    a_stamped_value_holds_the_generation_and_time_of_its_commit,
 );
+
+/// Also one that is sent again under its id, and one whose neighbours in the group take other generations.
+async fn a_stamped_value_holds_the_generation_and_time_of_its_commit(bench: Bench) {
+    let store = bench.open().await;
+    let space = space(&store, "a", History::Forever).await;
+    let key = space.key("k");
+    for offset in [0, 3, 8] {
+        bench.clock.advance(Duration::from_secs(1));
+        let commit = Commit::new().put_stamped(&key, vec![7; 24], offset).id(store.commit_id());
+        let (other, first) = tokio::join!(apply(&store, Commit::new().put(&space.key("o"), "x")), async {
+            store.commit(commit.clone()).await.unwrap().applied().unwrap()
+        });
+        assert_ne!(other.generation, first.generation);
+        let again = apply(&store, commit.clone()).await;
+        assert!(again.repeated && again.generation == first.generation);
+        let value = store.view().await.unwrap().get(&key).await.unwrap().unwrap().value;
+        let stamp = [first.generation.0.to_be_bytes(), first.time.0.to_be_bytes()].concat();
+        assert_eq!(value[offset..offset + 16], stamp);
+        assert_eq!(value.iter().filter(|byte| **byte == 7).count(), 8 + stamp.iter().filter(|b| **b == 7).count());
+    }
+    let before = store.generation().await.unwrap();
+    for (length, offset) in [(15, 0), (24, 9), (24, usize::MAX), (0, 0)] {
+        let commit = Commit::new().put_stamped(&key, vec![7; length], offset);
+        assert_fails!(store.commit(commit).await, StoreError::Stamp { .. });
+    }
+    assert_eq!(store.generation().await.unwrap(), before);
+}
 
 /// The times of commits by their generations.
 type Times = BTreeMap<Generation, Timestamp>;

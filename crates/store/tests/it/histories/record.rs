@@ -219,7 +219,7 @@ impl Task {
             match outcome {
                 Outcome::Applied(receipt) => {
                     for (write, rev) in commit.writes().iter().zip(&receipt.revs) {
-                        let put = matches!(write, latchwork_store::Write::Put(..));
+                        let put = !matches!(write, latchwork_store::Write::Delete(_));
                         self.known.insert(write.key().clone(), rev.filter(|_| put));
                     }
                 }

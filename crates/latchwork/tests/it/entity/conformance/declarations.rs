@@ -10,7 +10,6 @@ use crate::backends::{Bench, on_every_backend};
 on_every_backend!(
     a_declaration_covers_entities_that_are_there,
     a_declaration_over_duplicates_fails_and_leaves_no_trace,
-    #[ignore = "bug: two of the same value in one batch of the build write the same key twice, and it stays half built"]
     a_declaration_over_duplicates_close_to_each_other_fails_and_leaves_no_trace,
     a_declaration_that_fails_leaves_the_earlier_ones_alone,
     declaring_twice_changes_nothing,
@@ -18,7 +17,6 @@ on_every_backend!(
     what_is_undeclared_no_longer_holds,
     undeclaring_what_is_not_declared_changes_nothing,
     a_handle_that_knows_an_old_declaration_obeys_the_new_one,
-    #[ignore = "bug: a declaration that was not known counts as a lost race"]
     update_with_by_a_handle_that_knows_an_old_declaration_needs_no_retry,
     writers_go_on_while_an_index_is_built,
     duplicates_written_while_a_unique_index_is_built_are_found,

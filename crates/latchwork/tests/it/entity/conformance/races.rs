@@ -15,7 +15,6 @@ on_every_backend!(
     of_a_hundred_adds_of_one_id_one_wins,
     of_a_hundred_adds_if_absent_one_adds,
     of_a_hundred_takers_of_a_unique_value_one_wins,
-    #[ignore = "bug: who loses a race on an entity may also be told that the entity violates itself"]
     a_loser_is_not_told_that_an_entity_violates_itself,
     transfers_between_entities_keep_the_sum,
     add_if_missing_adds_exactly_one_while_unrelated_writers_run,

@@ -16,7 +16,6 @@ on_every_backend!(
     several_views_are_checked_together,
     more_reads_than_a_commit_can_check_are_refused,
     a_rejection_names_everything_that_has_changed,
-    #[ignore = "bug: the place of a cursor in a unique index is longer than a range to check may be"]
     if_unchanged_after_a_page_by_a_long_unique_value_can_be_checked,
 );
 

@@ -16,7 +16,6 @@ on_every_backend!(
     a_restore_brings_back_declarations_taken_back_since,
     a_restore_is_refused_while_a_view_is_open,
     a_snapshot_is_not_written_over_something,
-    #[ignore = "bug: an entity that was never updated reads as created by the restore"]
     a_restored_entity_was_created_when_it_was,
 );
 

@@ -23,8 +23,6 @@ pub(super) struct Version {
     pub(super) at: Moment,
     pub(super) doc: Option<Doc>,
     pub(super) created: Moment,
-    /// Whether it is as it was added.
-    untouched: bool,
     pub(super) author: Option<String>,
 }
 
@@ -358,7 +356,6 @@ impl Reference {
             at,
             doc,
             created: live.map_or(at, |last| last.created),
-            untouched: live.is_none(),
             author: author.map(String::from),
         };
         versions.push(version);
@@ -400,11 +397,6 @@ impl Reference {
             }
         }
         None
-    }
-
-    /// Whether a unique combination cannot be declared.
-    pub(super) fn is_doubled(&self, entity_type: &'static str, (fields, unique): &Fields) -> bool {
-        *unique && self.doubled(entity_type, fields).is_some()
     }
 
     /// A commit for the intention, one for every batch of entities, one to say that it is ready. Those that come after
@@ -487,11 +479,9 @@ impl Reference {
                 (old, new) => {
                     let doc = new.and_then(|new| new.doc.clone());
                     let revs = old.into_iter().chain(new).map(|version| version.rev);
-                    // One that was never changed has no other time of its creation than that of its commit.
-                    let created = new.filter(|new| !new.untouched).map_or(at, |new| new.created);
-                    let untouched = new.is_some_and(|new| new.untouched);
+                    let created = new.map_or(at, |new| new.created);
                     let rev = revs.max().unwrap_or(0) + 1;
-                    Version { rev, at, doc, created, untouched, author: None }
+                    Version { rev, at, doc, created, author: None }
                 }
             };
             self.entities.insert(id, vec![version]);

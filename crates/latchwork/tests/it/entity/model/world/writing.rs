@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::super::command;
 use super::super::filter::Asked;
 use super::super::reference::{Doc, Op, Reference};
-use super::{Compared, KNOWN_BUGS, Looked, World, revs, same, told};
+use super::{Compared, Looked, World, revs, same, told};
 
 /// Stands for an id that is made when the entity is added.
 const NEW: &str = "(new)";
@@ -171,7 +171,6 @@ impl World {
         let ops = self.ops(items, false);
         let at_generation = at_generation.map(|back| self.ago(i64::from(back)));
         let unchanged = unchanged.and_then(|view| self.number(view));
-        let unchanged = unchanged.filter(|view| !KNOWN_BUGS || !self.is_outdated(&self.views[*view]));
         let author = author.map(|author| format!("author {author}"));
         let mut transaction = Transaction::new();
         for (item, op) in items.iter().zip(&ops) {
@@ -277,13 +276,6 @@ impl World {
         }
         same("whether something that was read may have changed", reads.is_empty() || may, true)
             .map_err(|difference| format!("{difference}\n{reads:?}"))
-    }
-
-    /// Whether an index that a find may have gone through is declared otherwise by now.
-    fn is_outdated(&self, looked: &Looked) -> bool {
-        let types = looked.finds.iter().filter_map(|(asked, ..)| asked.entity_type);
-        let redeclared = types.filter_map(|of| self.reference.redeclared.get(of)).max();
-        redeclared.is_some_and(|redeclared| *redeclared > looked.view.generation().0)
     }
 
     /// Whether what was read through a view must count as changed, and whether it may: a find reads the entities it
