@@ -68,8 +68,8 @@ async fn examine(life: &Life, images: u64, seed: u64) -> usize {
 /// batches, before the index is told to be ready, and in the middle of each of these commits.
 #[tokio::test]
 async fn whatever_a_power_loss_leaves_is_what_was_acknowledged() {
-    const IMAGES_PER_LIFE: u64 = 150;
-    let images = number("LATCHWORK_IMAGES", 300);
+    const IMAGES_PER_LIFE: u64 = 100;
+    let images = number("LATCHWORK_IMAGES", 200);
     let mut opened = 0;
     for seed in number("LATCHWORK_SEED", 1).. {
         let life = Life::live(seed, 250).await;
@@ -84,7 +84,7 @@ async fn whatever_a_power_loss_leaves_is_what_was_acknowledged() {
 /// The power goes while a directory becomes one with entities: some spaces are declared and others are not.
 #[tokio::test]
 async fn a_power_loss_during_the_first_opening_leaves_entities_with_all_their_history() {
-    let images = number("LATCHWORK_IMAGES", 300) / 3;
+    let images = number("LATCHWORK_IMAGES", 200) / 3;
     for seed in number("LATCHWORK_SEED", 1)..number("LATCHWORK_SEED", 1) + 4 {
         let life = Life::live(seed, 0).await;
         examine(&life, images / 4, seed).await;
