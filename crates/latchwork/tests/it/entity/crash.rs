@@ -2,6 +2,7 @@
 //! against what was acknowledged. `LATCHWORK_IMAGES` sets how many, `LATCHWORK_SEED` where to start; a violation prints
 //! what it takes to see that one image again.
 
+mod building;
 mod life;
 mod recovered;
 

@@ -117,3 +117,14 @@ async fn a_change_that_refuses_has_seen_what_was_acknowledged_before_it_began() 
     assert!(paid.is_ok(), "100 were there, and {paid:?}");
     slow.await.unwrap();
 }
+
+#[tokio::test]
+#[ignore = "bug: a declaration that somebody else made is taken for a change of the entity, and spends a retry"]
+async fn a_declaration_by_somebody_else_is_no_lost_race_for_an_entity() {
+    let (one, _) = entities(Limits::default()).await;
+    let other = Entities::on(one.store()).await.unwrap();
+    one.add(person("a", "x")).await.unwrap();
+    other.declare(TypeSpec::new("person").index(["data.email"])).await.unwrap();
+    // Nobody has changed the entity, and it is tried once.
+    one.update_with("a", 0, |draft| draft.data["email"] = json!("y")).await.unwrap();
+}
