@@ -342,7 +342,7 @@ pub enum Effect {
 pub struct OpReceipt {
     /// The entity.
     pub id: EntityId,
-    /// Its rev from this commit on; of one that is required to be absent, zero.
+    /// Its rev from this commit on. Of one that was only required, the rev it was found at; zero if it was absent.
     pub rev: Rev,
     /// What was done to it.
     pub effect: Effect,

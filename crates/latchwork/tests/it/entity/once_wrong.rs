@@ -119,7 +119,6 @@ async fn a_change_that_refuses_has_seen_what_was_acknowledged_before_it_began() 
 }
 
 #[tokio::test]
-#[ignore = "bug: a declaration that somebody else made is taken for a change of the entity, and spends a retry"]
 async fn a_declaration_by_somebody_else_is_no_lost_race_for_an_entity() {
     let (one, _) = entities(Limits::default()).await;
     let other = Entities::on(one.store()).await.unwrap();
