@@ -24,7 +24,7 @@ enum Task {
     Test,
     /// Runs a suite of benchmarks and prints its figures.
     Bench {
-        /// The suite: store or entities.
+        /// The suite: store, entities or state.
         suite: String,
         /// One JSON object a line instead of a table.
         #[arg(long)]
@@ -154,8 +154,8 @@ fn install(program: &str, package: &str) -> Result<()> {
 fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> {
     let package = match suite {
         "store" => "latchwork-store",
-        "entities" => "latchwork",
-        other => bail!("there is no suite {other}; there are: store, entities"),
+        "entities" | "state" => "latchwork",
+        other => bail!("there is no suite {other}; there are: store, entities, state"),
     };
     let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite, "--"]);
     command.args(only);

@@ -21,6 +21,7 @@
 
 pub mod entity;
 mod json;
+pub mod state;
 
 pub use json::{JsonError, Path, PathError};
 pub use latchwork_store as store;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::entity::{EntityError, Result};
+use crate::json;
 use crate::store::{Bytes, Generation, Item, Rev, Timestamp, Uuid};
 
 /// The longest id, in bytes.
@@ -255,23 +256,19 @@ impl Record {
         let (generation, time) = (u64::from_be_bytes(*generation), u64::from_be_bytes(*time));
         let created = Moment { generation: Generation(generation), time: Timestamp(time) };
         let stored: Stored<'_> = postcard::from_bytes(rest).ok()?;
-        let metadata = if stored.metadata.is_empty() { Map::new() } else { parse(stored.metadata)? };
-        Some(Record { entity_type: stored.entity_type.into(), created, data: parse(stored.data)?, metadata })
+        let metadata = if stored.metadata.is_empty() { Map::new() } else { json::parse_stored(stored.metadata)? };
+        Some(Record {
+            entity_type: stored.entity_type.into(),
+            created,
+            data: json::parse_stored(stored.data)?,
+            metadata,
+        })
     }
 
     pub(crate) fn into_entity(self, id: EntityId, rev: Rev, changed: Moment) -> Entity {
         let Record { entity_type, created, data, metadata } = self;
         Entity { id, entity_type, data, metadata, rev, created, changed }
     }
-}
-
-/// Reads JSON of any depth: what was stored was checked before.
-fn parse<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
-    let mut reader = serde_json::Deserializer::from_slice(json);
-    reader.disable_recursion_limit();
-    let value = T::deserialize(&mut reader).ok()?;
-    reader.end().ok()?;
-    Some(value)
 }
 
 #[cfg(test)]

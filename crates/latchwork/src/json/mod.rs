@@ -16,3 +16,12 @@ pub(crate) use order::{compare, encode, encode_string_prefix, equal, same_kind, 
 pub(crate) use path::find_in;
 pub use path::{Path, PathError};
 pub(crate) use write::{check, to_value};
+
+/// Reads JSON of any depth: what was stored was checked before.
+pub(crate) fn parse_stored<'a, T: serde::Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    reader.disable_recursion_limit();
+    let value = T::deserialize(&mut reader).ok()?;
+    reader.end().ok()?;
+    Some(value)
+}

@@ -5,3 +5,4 @@
 
 mod backends;
 mod entity;
+mod state;

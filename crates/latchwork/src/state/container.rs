@@ -1,0 +1,374 @@
+//! A container as callers hold it: a name, how to treat it, and the operations. Where it lives is of no consequence to
+//! them.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::{Map, Number, Value};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::json::{self, Path};
+use crate::state::definition::Definition;
+use crate::state::memory::Memory;
+use crate::state::op::{self, Op, kind_of};
+use crate::state::queue::{
+    Body, Changed, Held, Identity, Job, Mutator, Progress, Refusal, Retry, Running, Settled, Waiting,
+};
+use crate::state::stored::Shelf;
+use crate::state::watch::{Change, Source, StateWatch};
+use crate::state::{MutationError, Result, StateError};
+use crate::store::{Env, Generation, Key, Rev};
+
+/// A state that is changed by one mutation at a time, in the order they came.
+///
+/// Handles are cheap to clone; those of the same stored container share its queue. What a method like
+/// [`Container::attempts`] or [`Container::once`] sets belongs to the handle it gives back, so it can be said for one
+/// call: `session.once("order-7").inc_state("orders", 1)`.
+#[derive(Clone)]
+pub struct Container {
+    home: Home,
+    /// Shared by all that are treated alike.
+    setup: Arc<Setup>,
+}
+
+/// Where a container lives.
+#[derive(Clone)]
+enum Home {
+    Stored(Arc<Place>),
+    Memory(Arc<Memory>),
+}
+
+/// A stored container's place.
+struct Place {
+    shelf: Arc<Shelf>,
+    key: Key,
+    name: Arc<str>,
+}
+
+/// How a container is treated.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    pub(crate) env: Env,
+    pub(crate) definition: Arc<Definition>,
+    pub(crate) retry: Retry,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) once: Option<Arc<str>>,
+    /// What cannot be, told by every operation.
+    pub(crate) wrong: Option<StateError>,
+}
+
+impl Setup {
+    pub(crate) fn new(env: Env) -> Setup {
+        let retry = Retry { attempts: 4, pause: Duration::from_millis(10) };
+        let timeout = Some(Duration::from_secs(30));
+        Setup { env, definition: Arc::default(), retry, timeout, once: None, wrong: None }
+    }
+}
+
+impl Container {
+    pub(crate) fn stored(shelf: &Arc<Shelf>, key: Key, name: String, setup: Arc<Setup>) -> Container {
+        let place = Place { shelf: shelf.clone(), key, name: name.into() };
+        Container { home: Home::Stored(Arc::new(place)), setup }
+    }
+
+    pub(crate) fn memory(name: Arc<str>, setup: Arc<Setup>) -> Container {
+        Container { home: Home::Memory(Arc::new(Memory::new(name))), setup }
+    }
+
+    fn set_up(mut self, change: impl FnOnce(&mut Setup)) -> Container {
+        change(Arc::make_mut(&mut self.setup));
+        self
+    }
+
+    /// How often a mutation is tried when another process moves the container meanwhile: 4 times unless this is said.
+    pub fn attempts(self, attempts: u32) -> Container {
+        self.set_up(|setup| setup.retry.attempts = attempts.max(1))
+    }
+
+    /// How long the first pause between attempts is at the most: 10 ms unless this is said. It doubles each time.
+    pub fn pause(self, pause: Duration) -> Container {
+        self.set_up(|setup| setup.retry.pause = pause)
+    }
+
+    /// How long a mutation may wait and run together: 30 s unless this is said; `None` for as long as it takes.
+    pub fn mutation_timeout(self, timeout: impl Into<Option<Duration>>) -> Container {
+        self.set_up(|setup| setup.timeout = timeout.into())
+    }
+
+    /// Names the next mutation, so that sending it again applies it once and answers the same; for a day. Only stored
+    /// containers remember names.
+    pub fn once(self, key: impl Into<Arc<str>>) -> Container {
+        self.set_up(|setup| setup.once = Some(key.into()))
+    }
+
+    /// What reads while nothing was ever written.
+    pub fn initial(self, value: impl Serialize) -> Container {
+        let value = self.value(&value);
+        self.set_up(|setup| match value {
+            Ok(value) => Arc::make_mut(&mut setup.definition).initial = Some(value),
+            Err(error) => setup.wrong = Some(error),
+        })
+    }
+
+    /// Refuses every state that does not fit a JSON schema. Its defaults are the initial state, if none is given.
+    #[cfg(feature = "schema")]
+    pub fn schema(self, schema: &Value) -> Container {
+        let schema = crate::state::definition::Schema::new(self.name(), schema);
+        self.set_up(|setup| match schema {
+            Ok(schema) => {
+                let definition = Arc::make_mut(&mut setup.definition);
+                definition.initial = schema.defaults.clone().or(definition.initial.take());
+                definition.schema = Some(Arc::new(schema));
+            }
+            Err(error) => setup.wrong = Some(error),
+        })
+    }
+
+    /// Refuses every state that does not fit the schema of a Rust type.
+    #[cfg(feature = "schema")]
+    pub fn schema_of<T: schemars::JsonSchema>(self) -> Container {
+        let schema = schemars::schema_for!(T).to_value();
+        self.schema(&schema)
+    }
+
+    /// The name, as messages show it.
+    pub fn name(&self) -> &str {
+        self.shared_name()
+    }
+
+    fn shared_name(&self) -> &Arc<str> {
+        match &self.home {
+            Home::Stored(place) => &place.name,
+            Home::Memory(memory) => memory.name(),
+        }
+    }
+
+    /// The environment that its time comes from.
+    pub fn env(&self) -> &Env {
+        &self.setup.env
+    }
+
+    /// The state as it was last committed; `None` if there is none.
+    pub async fn get(&self) -> Result<Option<Value>> {
+        Ok(self.read().await?.0)
+    }
+
+    /// The state as it was last committed, and its rev; zero while nothing was ever written.
+    pub async fn read(&self) -> Result<(Option<Value>, Rev)> {
+        self.well()?;
+        let (written, rev) = match &self.home {
+            Home::Memory(memory) => memory.read(),
+            Home::Stored(place) => match place.shelf.read(&place.key, &place.name).await? {
+                Some((rev, record)) => (Some(record.into_state()), rev),
+                None => (None, Rev(0)),
+            },
+        };
+        Ok((written.unwrap_or_else(|| self.setup.definition.initial.clone()), rev))
+    }
+
+    /// Replaces the state.
+    pub async fn set_state(&self, value: impl Serialize) -> Result<Changed> {
+        let value = self.value(&value)?;
+        self.op("set_state", Op::Set(value)).await
+    }
+
+    /// Removes the state. It reads as absent from then on, not as its initial value.
+    pub async fn delete_state(&self) -> Result<Changed> {
+        self.op("delete_state", Op::Delete).await
+    }
+
+    /// Merges into the state as a JSON merge patch does (RFC 7396): objects are merged, `null` removes.
+    pub async fn patch_state(&self, patch: impl Serialize) -> Result<Changed> {
+        let patch = self.value(&patch)?;
+        if !patch.is_object() {
+            let (key, place, found) = (self.name().to_string(), "the patch".into(), kind_of(&patch));
+            return Err(StateError::NotAnObject { key, place, found });
+        }
+        self.op("patch_state", Op::Patch(patch)).await
+    }
+
+    /// Adds an element to the list at a path; a list that is not there is made. Answers its length.
+    pub async fn push_state(&self, path: &str, value: impl Serialize) -> Result<Changed> {
+        let op = Op::Push(self.place(path)?, vec![self.value(&value)?]);
+        self.op("push_state", op).await
+    }
+
+    /// Adds to the number at a path; one that is not there counts as zero. Answers the sum.
+    pub async fn inc_state(&self, path: &str, by: impl Into<Number>) -> Result<Changed> {
+        let op = Op::Increment(self.place(path)?, by.into());
+        self.op("inc_state", op).await
+    }
+
+    /// Sets an entry of the record at a path; a record that is not there is made.
+    pub async fn set_state_record(&self, path: &str, entry: &str, value: impl Serialize) -> Result<Changed> {
+        let op = Op::SetRecord(self.place(path)?, entry.into(), self.value(&value)?);
+        self.op("set_state_record", op).await
+    }
+
+    /// Removes an entry of the record at a path. Answers what it was.
+    pub async fn delete_state_record(&self, path: &str, entry: &str) -> Result<Changed> {
+        let op = Op::DeleteRecord(self.place(path)?, entry.into());
+        self.op("delete_state_record", op).await
+    }
+
+    /// Runs a mutator on the state and keeps what it makes of it. It may be asynchronous, and may be run again on newer
+    /// state if another process was faster; its own error leaves the state as it is and comes back as it was.
+    pub async fn atomic_state<F, Fut, E>(&self, mutator: F) -> Result<Changed, MutationError<E>>
+    where
+        F: FnMut(Option<Value>) -> Fut + Send + 'static,
+        Fut: Future<Output = std::result::Result<Option<Value>, E>> + Send + 'static,
+        E: Send + 'static,
+    {
+        self.mutate("atomic_state", mutator).await
+    }
+
+    /// Every change after `after`, a generation of the store; of a container in memory, every change from now on.
+    pub async fn watch(&self, after: Generation) -> Result<StateWatch> {
+        self.well()?;
+        let source = match &self.home {
+            Home::Memory(memory) => {
+                let (sender, receiver) = mpsc::unbounded_channel::<Change>();
+                memory.watch(sender);
+                Source::Memory(receiver)
+            }
+            Home::Stored(place) => {
+                let range = place.shelf.space.range(place.key.bytes()..=place.key.bytes());
+                Source::Stored(Box::new(place.shelf.store.watch(range, after).await?))
+            }
+        };
+        Ok(StateWatch { source, key: self.name().to_string() })
+    }
+
+    fn well(&self) -> Result<()> {
+        self.setup.wrong.clone().map_or(Ok(()), Err)
+    }
+
+    fn value(&self, value: &impl Serialize) -> Result<Value> {
+        json::to_value(value).map_err(|cause| StateError::Value { key: self.name().to_string(), cause })
+    }
+
+    fn place(&self, path: &str) -> Result<op::Place> {
+        if path.is_empty() {
+            return Ok(None);
+        }
+        Path::parse(path).map(Some).map_err(|cause| StateError::Path { path: path.into(), cause })
+    }
+
+    fn identity(&self) -> Identity {
+        match &self.home {
+            Home::Stored(place) => Identity::Stored(place.key.clone()),
+            Home::Memory(memory) => memory.identity(),
+        }
+    }
+
+    /// What the present task is at work on. Refused if this container is part of it.
+    fn held(&self) -> Result<Held> {
+        self.well()?;
+        let held = Held::by_this_task();
+        if held.has(&self.identity()) {
+            return Err(StateError::ReentrantMutation { key: self.name().to_string() });
+        }
+        Ok(held)
+    }
+
+    fn job(&self, operation: &'static str, body: Body, held: Held, progress: Arc<Progress>) -> Job {
+        let Setup { once, retry, definition, .. } = &*self.setup;
+        let (once, retry, definition) = (once.clone(), *retry, definition.clone());
+        Job { body, operation, once, definition, retry, tried: 0, held, progress }
+    }
+
+    fn submit(&self, job: Job) -> Result<()> {
+        match &self.home {
+            Home::Stored(place) => place.shelf.submit(&place.key, &place.name, job),
+            Home::Memory(memory) => memory.submit(job, &self.setup.env),
+        }
+    }
+
+    fn waiting<R>(&self, answer: oneshot::Receiver<R>, progress: Arc<Progress>) -> Waiting<'_, R> {
+        Waiting { answer, progress, env: &self.setup.env, key: self.name(), timeout: self.setup.timeout }
+    }
+
+    pub(crate) async fn op(&self, operation: &'static str, op: Op) -> Result<Changed> {
+        let held = self.held()?;
+        let (reply, answer) = oneshot::channel();
+        let progress = Arc::new(Progress::default());
+        let job = self.job(operation, Body::Op(op, reply), held, progress.clone());
+        if let (Home::Memory(memory), Body::Op(op, _)) = (&self.home, &job.body)
+            && let Some(done) = memory.apply_now(&job, op, &self.setup.env)
+        {
+            return done;
+        }
+        let waiting = self.waiting(answer, progress);
+        self.submit(job)?;
+        match waiting.answered::<std::convert::Infallible>().await {
+            Ok(answer) => answer,
+            Err(MutationError::State(error)) => Err(error),
+            Err(MutationError::Refused(never)) => match never {},
+        }
+    }
+
+    pub(crate) async fn mutate<F, Fut, E>(
+        &self,
+        operation: &'static str,
+        mutator: F,
+    ) -> Result<Changed, MutationError<E>>
+    where
+        F: FnMut(Option<Value>) -> Fut + Send + 'static,
+        Fut: Future<Output = std::result::Result<Option<Value>, E>> + Send + 'static,
+        E: Send + 'static,
+    {
+        let held = self.held()?;
+        let (reply, answer) = oneshot::channel();
+        let progress = Arc::new(Progress::default());
+        let body = Body::Mutator(Box::new(Own { mutator, reply, made: PhantomData::<fn() -> Fut> }));
+        let job = self.job(operation, body, held, progress.clone());
+        let waiting = self.waiting(answer, progress);
+        self.submit(job)?;
+        waiting.answered().await?
+    }
+}
+
+impl std::fmt::Debug for Container {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Container").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// A caller's mutator, with where its answer goes.
+struct Own<F, Fut, E> {
+    mutator: F,
+    reply: oneshot::Sender<Result<Changed, MutationError<E>>>,
+    made: PhantomData<fn() -> Fut>,
+}
+
+impl<F, Fut, E> Mutator for Own<F, Fut, E>
+where
+    F: FnMut(Option<Value>) -> Fut + Send,
+    Fut: Future<Output = std::result::Result<Option<Value>, E>> + Send + 'static,
+    E: Send + 'static,
+{
+    fn run(&mut self, state: Option<Value>) -> Running {
+        let running = (self.mutator)(state);
+        Box::pin(async move { running.await.map_err(|error| Box::new(error) as Refusal) })
+    }
+
+    fn settle(self: Box<Self>, settled: Settled) {
+        let answer = match settled {
+            Settled::Done(changed) => Ok(changed),
+            Settled::Failed(error) => Err(error.into()),
+            Settled::Refused(refusal) => match refusal.downcast::<E>() {
+                Ok(error) => Err(MutationError::Refused(*error)),
+                Err(_) => return,
+            },
+        };
+        drop(self.reply.send(answer));
+    }
+}
+
+/// An object, for containers that start with one.
+pub(crate) fn empty() -> Value {
+    Value::Object(Map::new())
+}

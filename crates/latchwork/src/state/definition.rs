@@ -1,0 +1,74 @@
+//! What is said of a container beside its state: what it starts with, and the schema it must fit.
+
+use serde_json::Value;
+
+use crate::state::Result;
+#[cfg(feature = "schema")]
+use crate::state::StateError;
+
+/// What a container is to be.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Definition {
+    /// What reads while nothing was ever written.
+    pub(crate) initial: Option<Value>,
+    #[cfg(feature = "schema")]
+    pub(crate) schema: Option<std::sync::Arc<Schema>>,
+}
+
+impl Definition {
+    /// Whether a state may have to be taken back.
+    pub(crate) fn may_refuse(&self) -> bool {
+        #[cfg(feature = "schema")]
+        return self.schema.is_some();
+        #[cfg(not(feature = "schema"))]
+        return false;
+    }
+
+    /// Refuses a state that does not fit. One that was removed always does.
+    pub(crate) fn check(&self, key: &str, state: Option<&Value>) -> Result<()> {
+        #[cfg(feature = "schema")]
+        if let (Some(schema), Some(state)) = (&self.schema, state) {
+            return schema.check(key, state);
+        }
+        let _ = (key, state);
+        Ok(())
+    }
+}
+
+/// A JSON schema, ready to be used.
+#[cfg(feature = "schema")]
+#[derive(Debug)]
+pub(crate) struct Schema {
+    validator: jsonschema::Validator,
+    /// What its defaults make of a container that is new.
+    pub(crate) defaults: Option<Value>,
+}
+
+#[cfg(feature = "schema")]
+impl Schema {
+    pub(crate) fn new(key: &str, schema: &Value) -> Result<Schema> {
+        let refuse = |message: String| StateError::Schema { key: key.into(), message };
+        let validator = jsonschema::validator_for(schema).map_err(|error| refuse(error.to_string()))?;
+        Ok(Schema { validator, defaults: defaults(schema) })
+    }
+
+    fn check(&self, key: &str, state: &Value) -> Result<()> {
+        self.validator.validate(state).map_err(|error| {
+            let path = error.instance_path().to_string();
+            let path = if path.is_empty() { "its top".into() } else { path };
+            StateError::SchemaViolation { key: key.into(), path, message: error.to_string() }
+        })
+    }
+}
+
+/// The value that a schema's defaults describe: its own, or an object of those of its properties.
+#[cfg(feature = "schema")]
+fn defaults(schema: &Value) -> Option<Value> {
+    if let Some(default) = schema.get("default") {
+        return Some(default.clone());
+    }
+    let properties = schema.get("properties")?.as_object()?;
+    let filled = properties.iter().filter_map(|(name, schema)| Some((name.clone(), defaults(schema)?)));
+    let filled: serde_json::Map<String, Value> = filled.collect();
+    (!filled.is_empty()).then_some(Value::Object(filled))
+}

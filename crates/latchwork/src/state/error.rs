@@ -1,0 +1,140 @@
+//! What can go wrong with state, and what each failure means to a caller.
+
+use std::time::Duration;
+
+use crate::json::{JsonError, PathError};
+use crate::store::{ErrorKind, Rev, StoreError};
+
+/// The result of an operation on state.
+pub type Result<T, E = StateError> = std::result::Result<T, E>;
+
+/// Why an operation on state did not happen.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // The fields are what the messages say.
+pub enum StateError {
+    /// An increment of something that is no number.
+    #[error("{place} of {key} is {found}; only a number can be incremented")]
+    NotANumber { key: String, place: String, found: &'static str },
+    /// A push to something that is no list.
+    #[error("{place} of {key} is {found}; only a list can be added to or taken from")]
+    NotAList { key: String, place: String, found: &'static str },
+    /// A path, a record or a patch through something that is no object.
+    #[error("{place} of {key} is {found}; it must be an object")]
+    NotAnObject { key: String, place: String, found: &'static str },
+    /// A number that would be too large to hold.
+    #[error("{place} of {key} would be out of range")]
+    OutOfRange { key: String, place: String },
+    /// Another process changed the container each time.
+    #[error(
+        "{key} was changed from elsewhere each of the {attempts} times this was tried: expected at {}, it is at {}",
+        shown(*expected), shown(*actual)
+    )]
+    ConcurrentModification { key: String, attempts: u32, expected: Option<Rev>, actual: Option<Rev> },
+    /// The budget of a mutation is spent.
+    #[error("a mutation of {key} waited {waited:?} and ran {ran:?}, which is more than its budget: {outcome}")]
+    ScopeMutationTimeout { key: String, waited: Duration, ran: Duration, outcome: TimeoutOutcome },
+    /// A mutation from within a mutation of the same container, which would wait for itself.
+    #[error("{key} is being mutated by this very task; make it one mutation")]
+    ReentrantMutation { key: String },
+    /// A state that does not fit the container's schema. Nothing was written.
+    #[error("{key} does not fit its schema at {path}: {message}")]
+    SchemaViolation { key: String, path: String, message: String },
+    /// A schema that is none.
+    #[error("the schema of {key} cannot be used: {message}")]
+    Schema { key: String, message: String },
+    /// A mutator that panicked. Nothing was written.
+    #[error("the mutator of {key} panicked: {message}")]
+    Panicked { key: String, message: String },
+    /// A name that cannot be.
+    #[error("{name:?} cannot name {what}: {reason}")]
+    Name { what: &'static str, name: String, reason: &'static str },
+    /// A value with something in it that JSON cannot hold, or nested too deeply.
+    #[error("a value for {key}: {cause}")]
+    Value { key: String, cause: JsonError },
+    /// A path that cannot be read.
+    #[error("{path:?} is no path: {cause}")]
+    Path { path: String, cause: PathError },
+    /// A state that does not fit the type it is read as.
+    #[error("{key} does not fit its type: {message}")]
+    Mismatch { key: String, message: String },
+    /// A value that is too large to store.
+    #[error("{key} takes {length} bytes; the limit is {limit}")]
+    TooLarge { key: String, length: usize, limit: usize },
+    /// The queue ended without an answer, because the runtime did.
+    #[error("the mutation of {key} was given up; whether it was applied is not known")]
+    Abandoned { key: String },
+    /// A stored record that cannot be read.
+    #[error("{key} is damaged: it cannot be read")]
+    Corrupt { key: String },
+    /// An idempotency key that was used before for another operation.
+    #[error("idempotency key {once:?} of {key} was used before for another operation, {operation}")]
+    OnceReused { key: String, once: String, operation: String },
+    /// A mutation outside of a runtime that could run its queue.
+    #[error("mutations run on a tokio runtime; call this from within one")]
+    NoRuntime,
+    /// The store below.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+fn shown(rev: Option<Rev>) -> String {
+    rev.map_or("no rev".into(), |rev| format!("rev {rev}"))
+}
+
+/// What becomes of a mutation whose caller was told that its budget is spent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimeoutOutcome {
+    /// It had not started, and never will.
+    Withdrawn,
+    /// It had started, and may still be applied. Give it an idempotency key to be able to ask again.
+    MayCommit,
+}
+
+impl std::fmt::Display for TimeoutOutcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            TimeoutOutcome::Withdrawn => "it was withdrawn",
+            TimeoutOutcome::MayCommit => "it may still be applied",
+        })
+    }
+}
+
+/// Why a mutation did not happen: for a reason of the container's or of the mutator's own.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum MutationError<E> {
+    /// It could not be run or written.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The mutator refused.
+    #[error("{0}")]
+    Refused(E),
+}
+
+impl StateError {
+    /// The class of the failure.
+    pub fn kind(&self) -> ErrorKind {
+        use StateError::*;
+        match self {
+            ConcurrentModification { .. } => ErrorKind::Conflict,
+            ScopeMutationTimeout { .. } | Abandoned { .. } => ErrorKind::Unavailable,
+            Corrupt { .. } => ErrorKind::Corrupt,
+            Store(error) => error.kind(),
+            NotANumber { .. }
+            | NotAList { .. }
+            | NotAnObject { .. }
+            | OutOfRange { .. }
+            | ReentrantMutation { .. }
+            | SchemaViolation { .. }
+            | Schema { .. }
+            | Panicked { .. }
+            | Name { .. }
+            | Value { .. }
+            | Path { .. }
+            | Mismatch { .. }
+            | TooLarge { .. }
+            | OnceReused { .. }
+            | NoRuntime => ErrorKind::Invalid,
+        }
+    }
+}

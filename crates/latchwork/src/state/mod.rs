@@ -1,0 +1,237 @@
+//! Shared state: a queue inside the process, compare-and-swap outside it.
+//!
+//! Mutations of one container run one at a time in the order they came, so tasks of this process never conflict with
+//! each other; and each commit checks that nobody else moved the container, so processes that share a store do not lose
+//! each other's changes either. Neighbours in a queue share a commit.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use latchwork::json;
+//! use latchwork::state::States;
+//! use latchwork::store::Store;
+//!
+//! let states = States::on(&Store::memory().await?).await?;
+//! let session = states.session("s-1");
+//! session.patch_state(json!({"findings": {"a": 1}})).await?;
+//! session.patch_state(json!({"findings": {"b": 2}})).await?;
+//! session.inc_state("visits", 1).await?;
+//! assert_eq!(session.get().await?.unwrap(), json!({"findings": {"a": 1, "b": 2}, "visits": 1}));
+//!
+//! let orders = states.global().slot::<u64>("orders").initial(100);
+//! assert_eq!(orders.increment(1).await?.value, 101);
+//! assert_eq!(orders.update(|orders| orders.unwrap_or(0) * 2).await?.value, 202);
+//! # Ok(()) }
+//! ```
+
+mod container;
+mod definition;
+mod error;
+mod memory;
+mod once;
+mod op;
+mod queue;
+mod record;
+mod slot;
+mod stored;
+mod watch;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::json;
+use crate::store::{History, Key, SpaceSpec, Store};
+
+pub use container::Container;
+pub use error::{MutationError, Result, StateError, TimeoutOutcome};
+pub use op::Event;
+pub use queue::Changed;
+pub use slot::Slot;
+pub use watch::{Change, StateWatch};
+
+use container::{Setup, empty};
+use definition::Definition;
+use once::Answers;
+use stored::Shelf;
+
+/// How many generations of the store a watch may fall behind, unless it is said otherwise.
+const GENERATIONS: u64 = 100_000;
+
+/// The longest part of a name, in bytes.
+const NAME_BYTES: usize = 512;
+
+/// The containers and slots of a store. Handles are cheap to clone and share the queues.
+#[derive(Clone)]
+pub struct States {
+    shelf: Arc<Shelf>,
+    /// Of slots, of containers in the store and of those in memory.
+    setups: [Arc<Setup>; 2],
+}
+
+/// Which of the setups.
+const BARE: usize = 0;
+const OBJECT: usize = 1;
+
+impl States {
+    /// The state in a data directory, which is created if it is missing.
+    pub async fn open(directory: impl AsRef<Path>) -> Result<States> {
+        States::on(&Store::open(directory).await?).await
+    }
+
+    /// The state of a store.
+    pub async fn on(store: &Store) -> Result<States> {
+        let known = store.spaces().await?;
+        let is_new = known.iter().all(|space| space.name() != STATE);
+        States::with(store, is_new.then_some(History::Generations(GENERATIONS))).await
+    }
+
+    /// The state of a store, with this history from now on. A watch cannot fall behind further than that.
+    pub async fn with_history(store: &Store, history: History) -> Result<States> {
+        States::with(store, Some(history)).await
+    }
+
+    async fn with(store: &Store, history: Option<History>) -> Result<States> {
+        let answers = Answers { space: store.space(SpaceSpec::new(ONCE)).await? };
+        let spec = SpaceSpec::new(STATE);
+        let spec = history.into_iter().fold(spec, SpaceSpec::history);
+        let space = store.space(spec).await?;
+        let shelf = Arc::new(Shelf::new(store.clone(), space, answers));
+        let bare = Setup::new(store.env().clone());
+        let definition = Arc::new(Definition { initial: Some(empty()), ..Definition::default() });
+        let object = Setup { definition, ..bare.clone() };
+        Ok(States { shelf, setups: [Arc::new(bare), Arc::new(object)] })
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Store {
+        &self.shelf.store
+    }
+
+    /// These states, with another budget for mutations: 30 s unless this is said; `None` for as long as they take.
+    pub fn mutation_timeout(self, timeout: impl Into<Option<Duration>>) -> States {
+        let timeout = timeout.into();
+        self.set_up(|setup| setup.timeout = timeout)
+    }
+
+    /// These states, with another number of attempts when another process is faster: 4 unless this is said.
+    pub fn attempts(self, attempts: u32) -> States {
+        self.set_up(|setup| setup.retry.attempts = attempts.max(1))
+    }
+
+    fn set_up(mut self, change: impl Fn(&mut Setup)) -> States {
+        self.setups.iter_mut().for_each(|setup| change(Arc::make_mut(setup)));
+        self
+    }
+
+    /// The state of a request.
+    pub fn request(&self, id: &str) -> Container {
+        self.scope("request", id)
+    }
+
+    /// The state of a session.
+    pub fn session(&self, id: &str) -> Container {
+        self.scope("session", id)
+    }
+
+    /// The state of a user.
+    pub fn user(&self, id: &str) -> Container {
+        self.scope("user", id)
+    }
+
+    /// The state of an organisation.
+    pub fn org(&self, id: &str) -> Container {
+        self.scope("org", id)
+    }
+
+    /// A new container in memory, for the state of one run of a sequencer. It is gone with its last handle. The name is
+    /// for messages and may be shared.
+    pub fn sequencer(&self, name: impl Into<Arc<str>>) -> Container {
+        Container::memory(name.into(), self.setups[OBJECT].clone())
+    }
+
+    /// A new container in memory, for the state of a target. It is gone with its last handle. The name is for messages
+    /// and may be shared.
+    pub fn target(&self, name: impl Into<Arc<str>>) -> Container {
+        Container::memory(name.into(), self.setups[OBJECT].clone())
+    }
+
+    /// Slots that everybody shares.
+    pub fn global(&self) -> Slots {
+        Slots { states: self.clone(), scope: "global", owner: None }
+    }
+
+    /// Slots that all executions of a workflow type share.
+    pub fn workflow(&self, workflow_type: &str) -> Slots {
+        Slots { states: self.clone(), scope: "workflow", owner: Some(workflow_type.into()) }
+    }
+
+    /// Slots that an execution and its children share.
+    pub fn execution(&self, id: &str) -> Slots {
+        Slots { states: self.clone(), scope: "execution", owner: Some(id.into()) }
+    }
+
+    fn scope(&self, scope: &'static str, id: &str) -> Container {
+        self.stored(format!("{scope} {id:?}"), &[scope, id], &self.setups[OBJECT])
+    }
+
+    fn stored(&self, name: String, parts: &[&str], setup: &Arc<Setup>) -> Container {
+        let setup = match parts.iter().find_map(|part| check_name(part).err()) {
+            Some(wrong) => Arc::new(Setup { wrong: Some(wrong), ..(**setup).clone() }),
+            None => setup.clone(),
+        };
+        Container::stored(&self.shelf, self.key(parts), name, setup)
+    }
+
+    fn key(&self, parts: &[&str]) -> Key {
+        let mut key = Vec::new();
+        for part in parts {
+            json::encode(&mut key, Some(&Value::String((*part).into())));
+        }
+        self.shelf.space.key(key)
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let refuse = |reason| Err(StateError::Name { what: "a container or slot", name: name.into(), reason });
+    match name.len() {
+        0 => refuse("it is empty"),
+        length if length > NAME_BYTES => refuse("it is longer than 512 bytes"),
+        _ => Ok(()),
+    }
+}
+
+/// The slots of one scope.
+#[derive(Clone, Debug)]
+pub struct Slots {
+    states: States,
+    scope: &'static str,
+    owner: Option<String>,
+}
+
+impl Slots {
+    /// The slot of this name.
+    pub fn slot<T: Serialize + DeserializeOwned>(&self, name: &str) -> Slot<T> {
+        let (shown, parts) = match &self.owner {
+            None => (format!("slot {name:?}"), vec!["slot", self.scope, name]),
+            Some(owner) => {
+                (format!("slot {name:?} of {} {owner:?}", self.scope), vec!["slot", self.scope, owner, name])
+            }
+        };
+        Slot::new(self.states.stored(shown, &parts, &self.states.setups[BARE]))
+    }
+}
+
+/// The names of the spaces.
+const STATE: &str = "state";
+const ONCE: &str = "state.once";
+
+impl std::fmt::Debug for States {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("States").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,77 @@
+//! Idempotency keys: the answer of a mutation, kept for a day beside the change it made and written by the same commit.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::json;
+use crate::state::Result;
+use crate::store::{Commit, Key, Order, Space, Store, Timestamp};
+
+/// How long an answer is kept.
+const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+/// How many outdated answers go with each new one.
+const SWEPT: usize = 8;
+
+/// What was answered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub(crate) operation: String,
+    pub(crate) value: Value,
+    pub(crate) rev: u64,
+    pub(crate) changed: bool,
+}
+
+/// Where answers are kept. Two kinds of keys: the answers, and their places in the order of time.
+pub(crate) struct Answers {
+    pub(crate) space: Space,
+}
+
+const ANSWERS: u8 = 0;
+const BY_TIME: u8 = 1;
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    json::encode(out, Some(&Value::String(text.into())));
+}
+
+impl Answers {
+    pub(crate) fn key(&self, container: &Key, once: &str) -> Key {
+        let mut key = vec![ANSWERS];
+        key.extend_from_slice(container.bytes());
+        text(&mut key, once);
+        self.space.key(key)
+    }
+
+    fn place(&self, time: Timestamp, answer: &Key) -> Key {
+        let mut key = vec![BY_TIME];
+        key.extend_from_slice(&time.0.to_be_bytes());
+        key.extend_from_slice(&answer.bytes()[1..]);
+        self.space.key(key)
+    }
+
+    pub(crate) async fn get(&self, store: &Store, key: &Key) -> Result<Option<Answer>> {
+        let item = store.view().await?.get(key).await?;
+        // One that cannot be read is one of a later version: it was given all the same.
+        Ok(item.and_then(|item| serde_json::from_slice(&item.value).ok()))
+    }
+
+    /// Adds an answer to a commit, under the check that there is none.
+    pub(crate) fn put(&self, commit: Commit, key: &Key, now: Timestamp, answer: &Answer) -> Commit {
+        let value = serde_json::to_vec(answer).expect("an answer can be written as JSON");
+        commit.absent(key).put(key, value).put(&self.place(now, key), Vec::new())
+    }
+
+    /// Adds the removal of some answers that are outdated to a commit.
+    pub(crate) async fn sweep(&self, store: &Store, mut commit: Commit) -> Result<Commit> {
+        let mut end = vec![BY_TIME];
+        end.extend_from_slice(&store.env().now().minus(KEPT).0.to_be_bytes());
+        let outdated = self.space.range(&[BY_TIME][..]..&end[..]);
+        for (place, _) in store.view().await?.scan(&outdated, Order::Ascending, SWEPT).await? {
+            let mut answer = vec![ANSWERS];
+            answer.extend_from_slice(&place.bytes()[9..]);
+            commit = commit.delete(&self.space.key(answer)).delete(&place);
+        }
+        Ok(commit)
+    }
+}

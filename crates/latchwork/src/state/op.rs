@@ -1,0 +1,368 @@
+//! The operations on a state, as pure functions: state in, state out, or what was wrong. They do not know where the
+//! state lives, nor who else changes it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Number, Value};
+
+use crate::json::{self, Path};
+use crate::state::{Result, StateError};
+
+/// A change of a state that is known as a whole.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Op {
+    /// Replaces it.
+    Set(Value),
+    /// Removes it.
+    Delete,
+    /// Merges a JSON merge patch into it.
+    Patch(Value),
+    /// Adds to the number at a place; what is not there counts as zero.
+    Increment(Place, Number),
+    /// Adds to the end of the list at a place; what is not there counts as empty.
+    Push(Place, Vec<Value>),
+    /// Takes the first element of the list at a place.
+    RemoveFirst(Place),
+    /// Takes the last element of the list at a place.
+    RemoveLast(Place),
+    /// Sets one entry of the record at a place; what is not there counts as empty.
+    SetRecord(Place, String, Value),
+    /// Removes one entry of the record at a place.
+    DeleteRecord(Place, String),
+}
+
+/// A place in a state; `None` is all of it.
+pub(crate) type Place = Option<Path>;
+
+/// What an operation did, as it is told to those who watch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Event {
+    /// The operation's name, as the method is called.
+    pub operation: String,
+    /// Where in the state; empty for all of it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub path: String,
+    /// What came with it: the amount, the elements, the patch, the value. Of an atomic change the merge patch from the
+    /// state before to that after.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub delta: Value,
+    /// How often it was done in a row, by callers whose changes share a commit.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub times: u64,
+}
+
+impl Event {
+    /// Whether it is the same but for how often.
+    pub(crate) fn is_like(&self, other: &Event) -> bool {
+        (&self.operation, &self.path, &self.delta) == (&other.operation, &other.path, &other.delta)
+    }
+}
+
+fn once() -> u64 {
+    1
+}
+
+fn is_once(times: &u64) -> bool {
+    *times == 1
+}
+
+pub(crate) fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn shown(place: &Place) -> String {
+    place.as_ref().map_or("the state".into(), |path| format!("\"{path}\""))
+}
+
+impl Op {
+    /// Changes `state`, which is `None` if there is none. Gives what the caller is answered, and whether anything
+    /// changed. On an error nothing has: what is missing on the way to a place is made only where nothing can be in the
+    /// way any more. `key` is for messages.
+    pub(crate) fn apply(&self, key: &str, state: &mut Option<Value>) -> Result<(Value, bool)> {
+        Ok(match self {
+            Op::Set(value) => {
+                let changes = state.as_ref() != Some(value);
+                *state = Some(value.clone());
+                (value.clone(), changes)
+            }
+            Op::Delete => (Value::Null, state.take().is_some()),
+            Op::Patch(patch) => {
+                let changes = state.as_ref().is_none_or(|state| patch_changes(state, patch));
+                let state = state.get_or_insert_with(|| Value::Object(Map::new()));
+                if !state.is_object() {
+                    return Err(not_an_object(key, "the state".into(), state));
+                }
+                json::merge(state, patch);
+                (state.clone(), changes)
+            }
+            Op::Increment(place, by) => {
+                let is_new = find(state, place).is_none();
+                let found = at(key, state, place, || Value::from(0))?;
+                let Value::Number(number) = found else {
+                    let (key, place, found) = (key.into(), shown(place), kind_of(found));
+                    return Err(StateError::NotANumber { key, place, found });
+                };
+                let out_of_range = || StateError::OutOfRange { key: key.into(), place: shown(place) };
+                let sum = sum(number, by).ok_or_else(out_of_range)?;
+                let changes = is_new || sum != *number;
+                *number = sum;
+                (found.clone(), changes)
+            }
+            Op::Push(place, values) => {
+                let is_new = find(state, place).is_none();
+                let list = list_at(key, state, place)?;
+                list.extend(values.iter().cloned());
+                (Value::from(list.len()), is_new || !values.is_empty())
+            }
+            Op::RemoveFirst(place) => take(key, state, place, |list| (!list.is_empty()).then(|| list.remove(0)))?,
+            Op::RemoveLast(place) => take(key, state, place, Vec::pop)?,
+            Op::SetRecord(place, entry, value) => {
+                let before = record_at(key, state, place)?.insert(entry.clone(), value.clone());
+                (value.clone(), before.as_ref() != Some(value))
+            }
+            Op::DeleteRecord(place, entry) => match find(state, place) {
+                None => (Value::Null, false),
+                Some(_) => {
+                    let removed = record_at(key, state, place)?.remove(entry);
+                    let changes = removed.is_some();
+                    (removed.unwrap_or_default(), changes)
+                }
+            },
+        })
+    }
+
+    /// What is told of it.
+    pub(crate) fn event(&self, operation: &'static str) -> Event {
+        let (path, delta) = match self {
+            Op::Set(value) | Op::Patch(value) => (&None, value.clone()),
+            Op::Delete => (&None, Value::Null),
+            Op::Increment(place, by) => (place, Value::Number(by.clone())),
+            Op::Push(place, values) => (place, Value::Array(values.clone())),
+            Op::RemoveFirst(place) | Op::RemoveLast(place) => (place, Value::Null),
+            Op::SetRecord(place, entry, value) => {
+                (place, Value::Object(Map::from_iter([(entry.clone(), value.clone())])))
+            }
+            Op::DeleteRecord(place, entry) => (place, Value::Object(Map::from_iter([(entry.clone(), Value::Null)]))),
+        };
+        let path = path.as_ref().map(ToString::to_string).unwrap_or_default();
+        Event { operation: operation.into(), path, delta, times: 1 }
+    }
+}
+
+fn find<'a>(state: &'a Option<Value>, place: &Place) -> Option<&'a Value> {
+    let state = state.as_ref()?;
+    place.as_ref().map_or(Some(state), |path| path.find(state))
+}
+
+/// The value at a place, made if it is missing, objects on the way to it included.
+fn at<'a>(
+    key: &str,
+    state: &'a mut Option<Value>,
+    place: &Place,
+    missing: impl FnOnce() -> Value,
+) -> Result<&'a mut Value> {
+    let Some(path) = place else { return Ok(state.get_or_insert_with(missing)) };
+    let mut here = state.get_or_insert_with(|| Value::Object(Map::new()));
+    let (last, parents) = path.segments().split_last().expect("a path has a segment");
+    for (depth, segment) in parents.iter().enumerate() {
+        here = step(key, here, path, depth, segment, || Value::Object(Map::new()))?;
+    }
+    step(key, here, path, parents.len(), last, missing)
+}
+
+fn step<'a>(
+    key: &str,
+    here: &'a mut Value,
+    path: &Path,
+    depth: usize,
+    segment: &str,
+    missing: impl FnOnce() -> Value,
+) -> Result<&'a mut Value> {
+    let found = kind_of(here);
+    let refuse = || {
+        let place = path.segments()[..depth].join(".");
+        let place = if place.is_empty() { "the state".into() } else { format!("{place:?}") };
+        StateError::NotAnObject { key: key.into(), place, found }
+    };
+    match here {
+        Value::Object(map) => Ok(map.entry(segment).or_insert_with(missing)),
+        // An element that is there can be reached; none is made.
+        Value::Array(items) => {
+            let index = segment.parse::<usize>().ok().filter(|index| index.to_string() == segment);
+            index.and_then(|index| items.get_mut(index)).ok_or_else(refuse)
+        }
+        _ => Err(refuse()),
+    }
+}
+
+fn list_at<'a>(key: &str, state: &'a mut Option<Value>, place: &Place) -> Result<&'a mut Vec<Value>> {
+    match at(key, state, place, || Value::Array(Vec::new()))? {
+        Value::Array(items) => Ok(items),
+        other => Err(StateError::NotAList { key: key.into(), place: shown(place), found: kind_of(other) }),
+    }
+}
+
+fn record_at<'a>(key: &str, state: &'a mut Option<Value>, place: &Place) -> Result<&'a mut Map<String, Value>> {
+    match at(key, state, place, || Value::Object(Map::new()))? {
+        Value::Object(map) => Ok(map),
+        other => Err(not_an_object(key, shown(place), other)),
+    }
+}
+
+fn not_an_object(key: &str, place: String, found: &Value) -> StateError {
+    StateError::NotAnObject { key: key.into(), place, found: kind_of(found) }
+}
+
+/// Takes from a list; from one that is not there or empty, nothing.
+fn take(
+    key: &str,
+    state: &mut Option<Value>,
+    place: &Place,
+    take: impl FnOnce(&mut Vec<Value>) -> Option<Value>,
+) -> Result<(Value, bool)> {
+    if find(state, place).is_none() {
+        return Ok((Value::Null, false));
+    }
+    let taken = take(list_at(key, state, place)?);
+    let changes = taken.is_some();
+    Ok((taken.unwrap_or_default(), changes))
+}
+
+/// Whether a merge patch would make anything else of a value.
+fn patch_changes(value: &Value, patch: &Value) -> bool {
+    let Value::Object(patch) = patch else { return value != patch };
+    let Value::Object(map) = value else { return true };
+    patch.iter().any(|(key, patch)| match (map.get(key), patch) {
+        (found, Value::Null) => found.is_some(),
+        (Some(found), patch) => patch_changes(found, patch),
+        (None, _) => true,
+    })
+}
+
+/// The sum, exact between integers; `None` if it cannot be held.
+fn sum(a: &Number, b: &Number) -> Option<Number> {
+    let whole = |number: &Number| number.as_i64().map(i128::from).or(number.as_u64().map(i128::from));
+    if let (Some(a), Some(b)) = (whole(a), whole(b)) {
+        let sum = a + b;
+        return i64::try_from(sum).map(Number::from).or_else(|_| u64::try_from(sum).map(Number::from)).ok();
+    }
+    Number::from_f64(a.as_f64()? + b.as_f64()?)
+}
+
+/// The merge patch that makes `after` of `before`. A null within `after` is told as a removal, as such patches do.
+pub(crate) fn difference(before: Option<&Value>, after: Option<&Value>) -> Value {
+    match (before, after) {
+        (Some(Value::Object(before)), Some(Value::Object(after))) => {
+            let gone = before.keys().filter(|key| !after.contains_key(*key)).map(|key| (key.clone(), Value::Null));
+            let changed = after.iter().filter(|(key, value)| before.get(*key) != Some(value));
+            let changed = changed.map(|(key, value)| (key.clone(), difference(before.get(key), Some(value))));
+            Value::Object(gone.chain(changed).collect())
+        }
+        (_, after) => after.cloned().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn place(text: &str) -> Place {
+        (!text.is_empty()).then(|| Path::parse(text).unwrap())
+    }
+
+    fn check(state: Option<Value>, op: Op, expected: Result<(Option<Value>, Value), &str>) {
+        let mut after = state.clone();
+        match (op.apply("k", &mut after), expected) {
+            (Ok((answer, changed)), Ok(expected)) => {
+                assert_eq!(changed, after != state, "{op:?} of {state:?}");
+                assert_eq!((after, answer), expected, "{op:?} of {state:?}");
+            }
+            (Err(error), Err(expected)) => {
+                assert_eq!(error.to_string(), expected, "{op:?} of {state:?}");
+                assert_eq!(after, state, "{op:?} failed and left something behind");
+            }
+            (got, expected) => panic!("{op:?} of {state:?}: {got:?}, expected {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn increments_are_exact_and_never_make_a_number_of_something_else() {
+        let inc = |path, by: Value| Op::Increment(place(path), by.as_number().unwrap().clone());
+        let ok = |state: Value, answer: Value| Ok((Some(state), answer));
+        check(None, inc("", json!(2)), ok(json!(2), json!(2)));
+        check(Some(json!(i64::MAX)), inc("", json!(1)), ok(json!(1u64 << 63), json!(1u64 << 63)));
+        check(Some(json!(u64::MAX)), inc("", json!(1)), Err("the state of k would be out of range"));
+        check(Some(json!(i64::MIN)), inc("", json!(-1)), Err("the state of k would be out of range"));
+        check(Some(json!(f64::MAX)), inc("", json!(f64::MAX)), Err("the state of k would be out of range"));
+        check(Some(json!(1)), inc("", json!(0.5)), ok(json!(1.5), json!(1.5)));
+        check(None, inc("a.b", json!(-1)), ok(json!({"a": {"b": -1}}), json!(-1)));
+        check(Some(json!({"a": [1, 2]})), inc("a.1", json!(5)), ok(json!({"a": [1, 7]}), json!(7)));
+        for (value, found) in [(json!(null), "null"), (json!("1"), "a string"), (json!([]), "a list")] {
+            let message = format!("\"n\" of k is {found}; only a number can be incremented");
+            check(Some(json!({"n": value})), inc("n", json!(1)), Err(&message));
+        }
+        check(Some(json!({"a": 1})), inc("a.b", json!(1)), Err("\"a\" of k is a number; it must be an object"));
+        check(Some(json!({"a": [1]})), inc("a.1", json!(1)), Err("\"a\" of k is a list; it must be an object"));
+    }
+
+    #[test]
+    fn lists_are_added_to_and_taken_from_at_both_ends() {
+        let push = |path, values: Value| Op::Push(place(path), values.as_array().unwrap().clone());
+        check(None, push("l", json!([1, 2])), Ok((Some(json!({"l": [1, 2]})), json!(2))));
+        check(Some(json!([1])), push("", json!([null])), Ok((Some(json!([1, null])), json!(2))));
+        let message = "\"l\" of k is an object; only a list can be added to or taken from";
+        check(Some(json!({"l": {}})), push("l", json!([1])), Err(message));
+        check(Some(json!({"l": {}})), Op::RemoveLast(place("l")), Err(message));
+        check(Some(json!([1, 2, 3])), Op::RemoveFirst(None), Ok((Some(json!([2, 3])), json!(1))));
+        check(Some(json!([1, 2, 3])), Op::RemoveLast(None), Ok((Some(json!([1, 2])), json!(3))));
+        check(Some(json!([])), Op::RemoveLast(None), Ok((Some(json!([])), json!(null))));
+        check(None, Op::RemoveFirst(place("l")), Ok((None, json!(null))));
+    }
+
+    #[test]
+    fn records_and_patches_accumulate() {
+        let set = |entry: &str, value| Op::SetRecord(place("findings"), entry.into(), value);
+        check(None, set("a", json!(1)), Ok((Some(json!({"findings": {"a": 1}})), json!(1))));
+        let both = json!({"findings": {"a": 1, "b": {"c": 2}}});
+        check(
+            Some(json!({"findings": {"a": 1}})),
+            set("b", json!({"c": 2})),
+            Ok((Some(both.clone()), json!({"c": 2}))),
+        );
+        let delete = |entry: &str| Op::DeleteRecord(place("findings"), entry.into());
+        check(Some(both.clone()), delete("b"), Ok((Some(json!({"findings": {"a": 1}})), json!({"c": 2}))));
+        check(Some(both.clone()), delete("x"), Ok((Some(both.clone()), json!(null))));
+        check(Some(json!({"a": 1})), delete("x"), Ok((Some(json!({"a": 1})), json!(null))));
+        let merged = json!({"findings": {"a": 1, "b": {"c": 2, "d": 3}}});
+        let patch = json!({"findings": {"b": {"d": 3}}});
+        check(Some(both), Op::Patch(patch), Ok((Some(merged.clone()), merged)));
+        check(Some(json!([1])), Op::Patch(json!({})), Err("the state of k is a list; it must be an object"));
+    }
+
+    #[test]
+    fn the_difference_is_a_patch_from_one_to_the_other() {
+        let states = [
+            json!({}),
+            json!({"a": 1}),
+            json!({"a": {"b": 1, "c": [1]}}),
+            json!({"a": {"b": 2}, "d": "x"}),
+            json!([1, 2]),
+            json!("x"),
+        ];
+        for before in &states {
+            for after in &states {
+                let mut patched = before.clone();
+                json::merge(&mut patched, &difference(Some(before), Some(after)));
+                assert_eq!(&patched, after, "from {before}");
+            }
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The queue in front of a container: jobs that run one at a time, in the order they came. This file knows what a job
+//! is and how its caller waits; `stored.rs` and `memory.rs` run them.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use crate::state::definition::Definition;
+use crate::state::op::Op;
+use crate::state::{MutationError, Result, StateError, TimeoutOutcome};
+use crate::store::{Env, Key, Rev};
+
+/// What a mutation answers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Changed<T = Value> {
+    /// What the operation gives: of a change the new value, of a removal what was removed.
+    pub value: T,
+    /// The container's rev; it rises with every commit. Callers whose changes shared a commit have the same.
+    pub rev: Rev,
+    /// Whether it changed anything. What changed nothing wrote nothing.
+    pub changed: bool,
+}
+
+/// A mutation in a queue.
+pub(crate) struct Job {
+    pub(crate) body: Body,
+    /// The method's name.
+    pub(crate) operation: &'static str,
+    pub(crate) once: Option<Arc<str>>,
+    pub(crate) definition: Arc<Definition>,
+    pub(crate) retry: Retry,
+    /// How often it was run on a state that turned out not to be the last.
+    pub(crate) tried: u32,
+    /// The containers that are being mutated by whoever asked.
+    pub(crate) held: Held,
+    pub(crate) progress: Arc<Progress>,
+}
+
+/// What a job does.
+pub(crate) enum Body {
+    Op(Op, oneshot::Sender<Result<Changed>>),
+    Mutator(Box<dyn Mutator>),
+}
+
+/// A caller's own code, that may be run again on newer state.
+pub(crate) trait Mutator: Send {
+    fn run(&mut self, state: Option<Value>) -> Running;
+    fn settle(self: Box<Self>, settled: Settled);
+}
+
+/// A mutator at work. Its error is the caller's own.
+pub(crate) type Running = Pin<Box<dyn Future<Output = std::result::Result<Option<Value>, Refusal>> + Send>>;
+pub(crate) type Refusal = Box<dyn Any + Send>;
+
+/// How a mutation ended.
+pub(crate) enum Settled {
+    Done(Changed),
+    Refused(Refusal),
+    Failed(StateError),
+}
+
+/// How often, and with which pauses, a mutation is tried that others outran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Retry {
+    pub(crate) attempts: u32,
+    /// Doubled after each attempt.
+    pub(crate) pause: Duration,
+}
+
+impl Job {
+    pub(crate) fn settle(self, settled: Settled) {
+        match (self.body, settled) {
+            (Body::Mutator(mutator), settled) => mutator.settle(settled),
+            (Body::Op(_, reply), Settled::Done(changed)) => drop(reply.send(Ok(changed))),
+            (Body::Op(_, reply), Settled::Failed(error)) => drop(reply.send(Err(error))),
+            // An operation has no errors of a caller's own.
+            (Body::Op(..), Settled::Refused(_)) => {}
+        }
+    }
+}
+
+/// Whether a job has started. Its caller may take it back until then.
+#[derive(Default)]
+pub(crate) struct Progress {
+    stage: AtomicU8,
+    started_us: AtomicU64,
+}
+
+const QUEUED: u8 = 0;
+const STARTED: u8 = 1;
+const WITHDRAWN: u8 = 2;
+
+impl Progress {
+    /// Starts the job, again if it was started before; `false` if it was withdrawn.
+    pub(crate) fn start(&self, env: &Env) -> bool {
+        if self.stage.load(Ordering::SeqCst) == QUEUED {
+            let now = u64::try_from(env.monotonic().as_micros()).unwrap_or(u64::MAX);
+            self.started_us.store(now, Ordering::SeqCst);
+        }
+        match self.stage.compare_exchange(QUEUED, STARTED, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => true,
+            Err(stage) => stage == STARTED,
+        }
+    }
+
+    /// Takes the job back if it has not started.
+    fn withdraw(&self) -> bool {
+        self.stage.compare_exchange(QUEUED, WITHDRAWN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.stage.load(Ordering::SeqCst) == WITHDRAWN
+    }
+}
+
+/// Names a container within this process.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Identity {
+    Stored(Key),
+    /// By its address, for as long as it lives.
+    Memory(usize),
+}
+
+/// The containers on whose mutation a task is at work, outermost first.
+#[derive(Clone, Default)]
+pub(crate) struct Held(Option<Arc<Hold>>);
+
+struct Hold {
+    container: Identity,
+    outer: Held,
+}
+
+tokio::task_local! {
+    static HELD: Held;
+}
+
+impl Held {
+    /// What the present task holds.
+    pub(crate) fn by_this_task() -> Held {
+        HELD.try_with(Held::clone).unwrap_or_default()
+    }
+
+    pub(crate) fn has(&self, container: &Identity) -> bool {
+        let mut here = self;
+        while let Some(hold) = &here.0 {
+            if hold.container == *container {
+                return true;
+            }
+            here = &hold.outer;
+        }
+        false
+    }
+
+    pub(crate) fn and(&self, container: Identity) -> Held {
+        Held(Some(Arc::new(Hold { container, outer: self.clone() })))
+    }
+}
+
+/// How far a mutator got.
+pub(crate) enum Ran {
+    Ended(std::result::Result<Option<Value>, Refusal>),
+    Panicked(String),
+    /// It waits for something.
+    Waits,
+}
+
+/// Runs a mutator until it ends, or with `once` until it has to wait. Whatever it calls knows what is held.
+pub(crate) async fn drive(running: &mut Running, held: Held, once: bool) -> Ran {
+    let step = std::future::poll_fn(|context| {
+        match std::panic::catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(context))) {
+            Ok(Poll::Ready(ended)) => Poll::Ready(Ran::Ended(ended)),
+            Ok(Poll::Pending) if once => Poll::Ready(Ran::Waits),
+            Ok(Poll::Pending) => Poll::Pending,
+            Err(panic) => Poll::Ready(Ran::Panicked(message_of(&*panic))),
+        }
+    });
+    HELD.scope(held, step).await
+}
+
+/// Starts a mutator; it may panic before there is anything to drive.
+pub(crate) fn start(mutator: &mut dyn Mutator, state: Option<Value>, held: &Held) -> Result<Running, String> {
+    let run = || HELD.sync_scope(held.clone(), || mutator.run(state));
+    std::panic::catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message_of(&*panic))
+}
+
+fn message_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}
+
+/// A caller that waits for its job. Going away takes the job back if it has not started.
+pub(crate) struct Waiting<'a, R> {
+    pub(crate) answer: oneshot::Receiver<R>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) env: &'a Env,
+    pub(crate) key: &'a str,
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl<R> Drop for Waiting<'_, R> {
+    fn drop(&mut self) {
+        self.progress.withdraw();
+    }
+}
+
+impl<R> Waiting<'_, R> {
+    pub(crate) async fn answered<E>(mut self) -> Result<R, MutationError<E>> {
+        let begin = self.env.monotonic();
+        let mut sleep = None;
+        let answered = std::future::poll_fn(|context| {
+            if let Poll::Ready(answer) = Pin::new(&mut self.answer).poll(context) {
+                return Poll::Ready(Some(answer));
+            }
+            let Some(timeout) = self.timeout else { return Poll::Pending };
+            let sleep = sleep.get_or_insert_with(|| self.env.sleep(timeout));
+            sleep.as_mut().poll(context).map(|()| None)
+        });
+        match answered.await {
+            Some(Ok(answer)) => Ok(answer),
+            Some(Err(_)) => Err(StateError::Abandoned { key: self.key.into() }.into()),
+            None => Err(self.timed_out(begin).into()),
+        }
+    }
+
+    fn timed_out(&self, begin: Duration) -> StateError {
+        let (key, now) = (self.key.to_string(), self.env.monotonic());
+        if self.progress.withdraw() {
+            let (waited, ran, outcome) = (now - begin, Duration::ZERO, TimeoutOutcome::Withdrawn);
+            return StateError::ScopeMutationTimeout { key, waited, ran, outcome };
+        }
+        let started = Duration::from_micros(self.progress.started_us.load(Ordering::SeqCst));
+        let (waited, ran) = (started.saturating_sub(begin), now.saturating_sub(started.max(begin)));
+        StateError::ScopeMutationTimeout { key, waited, ran, outcome: TimeoutOutcome::MayCommit }
+    }
+}

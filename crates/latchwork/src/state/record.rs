@@ -1,0 +1,69 @@
+//! A state as it is stored. A removed one leaves a record that says so: unlike one that was never written, it does not
+//! read as its initial value.
+
+use serde_json::Value;
+
+use crate::store::Bytes;
+
+const VERSION: u8 = 1;
+const REMOVED: u8 = 0;
+const PRESENT: u8 = 1;
+
+/// What a key of the space `state` holds.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Record {
+    Removed,
+    Present(Value),
+}
+
+impl Record {
+    pub(crate) fn of(state: Option<Value>) -> Record {
+        state.map_or(Record::Removed, Record::Present)
+    }
+
+    pub(crate) fn into_state(self) -> Option<Value> {
+        match self {
+            Record::Removed => None,
+            Record::Present(value) => Some(value),
+        }
+    }
+
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut out = vec![VERSION];
+        match self {
+            Record::Removed => out.push(REMOVED),
+            Record::Present(value) => {
+                out.push(PRESENT);
+                serde_json::to_writer(&mut out, value).expect("JSON values can be written to memory");
+            }
+        }
+        out.into()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Record> {
+        match bytes {
+            [VERSION, REMOVED] => Some(Record::Removed),
+            [VERSION, PRESENT, json @ ..] => crate::json::parse_stored(json).map(Record::Present),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_record_comes_back_as_it_was_stored() {
+        let deep = (0..127).fold(json!(1), |inner, _| json!([inner]));
+        for record in
+            [Record::Removed, Record::Present(json!(null)), Record::Present(json!({"a": 1.5})), Record::Present(deep)]
+        {
+            assert_eq!(Record::decode(&record.encode()), Some(record));
+        }
+        for bytes in [&[][..], &[1], &[1, 0, 0], &[1, 1], &[2, 0], &[1, 1, b'{']] {
+            assert_eq!(Record::decode(bytes), None, "{bytes:?}");
+        }
+    }
+}

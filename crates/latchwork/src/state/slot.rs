@@ -1,0 +1,181 @@
+//! Slots: named values of a type of one's own.
+
+use std::future::ready;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Number, Value};
+
+use crate::json;
+use crate::state::container::Container;
+use crate::state::op::Op;
+use crate::state::queue::Changed;
+use crate::state::{MutationError, Result, StateError, StateWatch};
+use crate::store::Generation;
+
+/// A named value in the store.
+///
+/// It reads as its initial value only while it was never written; a deleted one reads as absent.
+pub struct Slot<T> {
+    container: Container,
+    holds: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Slot<T> {
+    fn clone(&self) -> Slot<T> {
+        Slot { container: self.container.clone(), holds: PhantomData }
+    }
+}
+
+impl<T> std::fmt::Debug for Slot<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot").field("name", &self.container.name()).finish()
+    }
+}
+
+impl<T: Serialize + DeserializeOwned> Slot<T> {
+    pub(crate) fn new(container: Container) -> Slot<T> {
+        Slot { container, holds: PhantomData }
+    }
+
+    /// What reads while nothing was ever written.
+    pub fn initial(self, value: T) -> Slot<T> {
+        Slot::new(self.container.initial(value))
+    }
+
+    /// As [`Container::attempts`].
+    pub fn attempts(self, attempts: u32) -> Slot<T> {
+        Slot::new(self.container.attempts(attempts))
+    }
+
+    /// As [`Container::mutation_timeout`].
+    pub fn mutation_timeout(self, timeout: impl Into<Option<Duration>>) -> Slot<T> {
+        Slot::new(self.container.mutation_timeout(timeout))
+    }
+
+    /// As [`Container::once`].
+    pub fn once(self, key: impl Into<std::sync::Arc<str>>) -> Slot<T> {
+        Slot::new(self.container.once(key))
+    }
+
+    /// The slot as a container of JSON.
+    pub fn container(&self) -> &Container {
+        &self.container
+    }
+
+    /// The value as it was last committed.
+    pub async fn get(&self) -> Result<Option<T>> {
+        self.typed_option(self.container.get().await?)
+    }
+
+    /// Replaces the value.
+    pub async fn set(&self, value: T) -> Result<Changed<T>> {
+        let changed = self.container.op("set", Op::Set(self.value(&value)?)).await?;
+        Ok(Changed { value, rev: changed.rev, changed: changed.changed })
+    }
+
+    /// Removes the value.
+    pub async fn delete(&self) -> Result<Changed<()>> {
+        let Changed { rev, changed, .. } = self.container.op("delete", Op::Delete).await?;
+        Ok(Changed { value: (), rev, changed })
+    }
+
+    /// Makes a new value of the present one. It may be run again on a newer one if another process was faster.
+    pub async fn update<F>(&self, mut change: F) -> Result<Changed<T>>
+    where
+        F: FnMut(Option<T>) -> T + Send + 'static,
+        T: 'static,
+    {
+        let tried = self.try_update(move |value| Ok::<T, std::convert::Infallible>(change(value))).await;
+        tried.map_err(|error| match error {
+            MutationError::State(error) => error,
+            MutationError::Refused(never) => match never {},
+        })
+    }
+
+    /// Like [`Slot::update`], with a change that may refuse: then nothing is written, and its error comes back.
+    pub async fn try_update<F, E>(&self, mut change: F) -> Result<Changed<T>, MutationError<E>>
+    where
+        F: FnMut(Option<T>) -> Result<T, E> + Send + 'static,
+        E: Send + 'static,
+        T: 'static,
+    {
+        let name = std::sync::Arc::<str>::from(self.container.name());
+        let mutator = move |state: Option<Value>| {
+            let current = state.map(|state| T::deserialize(state).map_err(|error| mismatch(&name, &error)));
+            let changed = match current.transpose() {
+                Err(error) => Err(MutationError::State(error)),
+                Ok(current) => match change(current) {
+                    Err(error) => Err(MutationError::Refused(error)),
+                    Ok(value) => match json::to_value(&value) {
+                        Ok(value) => Ok(Some(value)),
+                        Err(cause) => Err(MutationError::State(StateError::Value { key: name.to_string(), cause })),
+                    },
+                },
+            };
+            ready(changed)
+        };
+        match self.container.mutate("update", mutator).await {
+            Ok(changed) => Ok(self.typed(changed)?),
+            Err(MutationError::State(error) | MutationError::Refused(MutationError::State(error))) => Err(error.into()),
+            Err(MutationError::Refused(MutationError::Refused(error))) => Err(MutationError::Refused(error)),
+        }
+    }
+
+    /// Adds to a number; a slot without a value counts as zero.
+    pub async fn increment(&self, by: impl Into<Number>) -> Result<Changed<T>> {
+        self.typed(self.container.op("increment", Op::Increment(None, by.into())).await?)
+    }
+
+    /// Merges into an object as a JSON merge patch does.
+    pub async fn merge(&self, patch: impl Serialize) -> Result<Changed<T>> {
+        self.typed(self.container.op("merge", Op::Patch(self.value(&patch)?)).await?)
+    }
+
+    /// Adds an element to the end of a list. Answers its length.
+    pub async fn append(&self, element: impl Serialize) -> Result<Changed<u64>> {
+        let changed = self.container.op("append", Op::Push(None, vec![self.value(&element)?])).await?;
+        Ok(Changed { value: changed.value.as_u64().unwrap_or_default(), rev: changed.rev, changed: changed.changed })
+    }
+
+    /// Takes the first element of a list; from an empty one, nothing.
+    pub async fn remove_first<E: DeserializeOwned>(&self) -> Result<Changed<Option<E>>> {
+        self.removed(self.container.op("remove_first", Op::RemoveFirst(None)).await?)
+    }
+
+    /// Takes the last element of a list; from an empty one, nothing.
+    pub async fn remove_last<E: DeserializeOwned>(&self) -> Result<Changed<Option<E>>> {
+        self.removed(self.container.op("remove_last", Op::RemoveLast(None)).await?)
+    }
+
+    /// As [`Container::watch`].
+    pub async fn watch(&self, after: Generation) -> Result<StateWatch> {
+        self.container.watch(after).await
+    }
+
+    fn value(&self, value: &impl Serialize) -> Result<Value> {
+        json::to_value(value).map_err(|cause| StateError::Value { key: self.container.name().to_string(), cause })
+    }
+
+    fn typed_option(&self, value: Option<Value>) -> Result<Option<T>> {
+        value.map(|value| T::deserialize(value).map_err(|error| mismatch(self.container.name(), &error))).transpose()
+    }
+
+    fn typed(&self, changed: Changed) -> Result<Changed<T>> {
+        let value = T::deserialize(changed.value).map_err(|error| mismatch(self.container.name(), &error))?;
+        Ok(Changed { value, rev: changed.rev, changed: changed.changed })
+    }
+
+    /// What was taken from a list; if nothing was, nothing changed.
+    fn removed<E: DeserializeOwned>(&self, changed: Changed) -> Result<Changed<Option<E>>> {
+        let Changed { value, rev, changed } = changed;
+        let value = changed.then(|| E::deserialize(value).map_err(|error| mismatch(self.container.name(), &error)));
+        Ok(Changed { value: value.transpose()?, rev, changed })
+    }
+}
+
+fn mismatch(key: &str, error: &serde_json::Error) -> StateError {
+    StateError::Mismatch { key: key.into(), message: error.to_string() }
+}

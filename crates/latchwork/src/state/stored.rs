@@ -1,0 +1,543 @@
+//! Stored containers: the queue in front, a commit checked on the rev behind. One worker a busy container takes what
+//! is in its queue, runs it on the state and commits the result of all of it at once.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::state::once::{Answer, Answers};
+use crate::state::op::{Event, difference};
+use crate::state::queue::{Body, Changed, Identity, Job, Ran, Refusal, Retry, Running, Settled, drive, start};
+use crate::state::record::Record;
+use crate::state::watch::Told;
+use crate::state::{Result, StateError};
+use crate::store::{Actual, Commit, Env, Key, Outcome, Rev, Space, Store};
+
+/// How many mutations share a commit at the most.
+const BATCH: usize = 1024;
+
+/// The stored containers of a store.
+pub(crate) struct Shelf {
+    pub(crate) store: Store,
+    pub(crate) space: Space,
+    pub(crate) answers: Answers,
+    /// Containers that a worker is at, with what waits there.
+    busy: Mutex<HashMap<Key, VecDeque<Job>>>,
+}
+
+impl Shelf {
+    pub(crate) fn new(store: Store, space: Space, answers: Answers) -> Shelf {
+        Shelf { store, space, answers, busy: Mutex::default() }
+    }
+
+    /// Puts a job into a container's queue.
+    pub(crate) fn submit(self: &Arc<Shelf>, key: &Key, name: &Arc<str>, job: Job) -> Result<()> {
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| StateError::NoRuntime)?;
+        let mut busy = self.busy.lock();
+        if let Some(queue) = busy.get_mut(key) {
+            queue.push_back(job);
+            return Ok(());
+        }
+        busy.insert(key.clone(), VecDeque::from([job]));
+        drop(busy);
+        let worker = Worker { shelf: self.clone(), key: key.clone(), name: name.clone(), known: None, most: BATCH };
+        runtime.spawn(worker.run());
+        Ok(())
+    }
+
+    /// What a container holds: its rev and record, or nothing if it was never written.
+    pub(crate) async fn read(&self, key: &Key, name: &str) -> Result<Option<(Rev, Record)>> {
+        let Some(item) = self.store.view().await?.get(key).await? else { return Ok(None) };
+        let record = Record::decode(&item.value).ok_or_else(|| StateError::Corrupt { key: name.into() })?;
+        Ok(Some((item.rev, record)))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.busy.lock().is_empty()
+    }
+}
+
+struct Worker {
+    shelf: Arc<Shelf>,
+    key: Key,
+    name: Arc<str>,
+    /// The state that the last commit left, if that was ours.
+    known: Option<Known>,
+    /// How many jobs the next batch may have.
+    most: usize,
+}
+
+/// A container as it was read or left.
+#[derive(Clone)]
+struct Known {
+    /// `None` if it was never written.
+    rev: Option<Rev>,
+    state: Option<Value>,
+}
+
+/// A job that is to run, or has been run up to where it waits.
+enum Item {
+    Fresh(Job),
+    Started(Job, Running),
+}
+
+/// A job that was run, and what it came to if the commit lands.
+struct Done {
+    job: Job,
+    came_to: CameTo,
+    answer: Option<(Key, Answer)>,
+}
+
+enum CameTo {
+    Change { value: Value, changed: bool },
+    Refusal(Refusal),
+    Failure(StateError),
+}
+
+impl Drop for Worker {
+    /// A worker ends by itself when nothing is left. If it ends because the runtime does, those who wait are told by
+    /// the end of their jobs.
+    fn drop(&mut self) {
+        self.shelf.busy.lock().remove(&self.key);
+    }
+}
+
+impl Worker {
+    async fn run(mut self) {
+        let mut next = VecDeque::new();
+        loop {
+            if !self.fill(&mut next) {
+                return;
+            }
+            self.round(&mut next).await;
+        }
+    }
+
+    /// Takes what waits. When there is nothing, the container is idle and the queue is gone.
+    fn fill(&self, next: &mut VecDeque<Item>) -> bool {
+        let mut busy = self.shelf.busy.lock();
+        let Some(queue) = busy.get_mut(&self.key) else { return !next.is_empty() };
+        while next.len() < self.most
+            && let Some(job) = queue.pop_front()
+        {
+            if !job.progress.is_withdrawn() {
+                next.push_back(Item::Fresh(job));
+            }
+        }
+        if next.is_empty() {
+            busy.remove(&self.key);
+        }
+        !next.is_empty()
+    }
+
+    fn env(&self) -> &Env {
+        self.shelf.store.env()
+    }
+
+    async fn known(&mut self) -> Result<Known> {
+        if let Some(known) = self.known.take() {
+            return Ok(known);
+        }
+        Ok(match self.shelf.read(&self.key, &self.name).await? {
+            Some((rev, record)) => Known { rev: Some(rev), state: record.into_state() },
+            None => Known { rev: None, state: None },
+        })
+    }
+
+    /// Runs some jobs and commits what they came to.
+    async fn round(&mut self, next: &mut VecDeque<Item>) {
+        let batch = match self.known().await {
+            Ok(known) => Ok(self.run_batch(known, next).await),
+            Err(error) => Err(error),
+        };
+        let ended = match batch {
+            Ok(batch) if batch.done.is_empty() => {
+                self.known = Some(batch.known);
+                Ok(())
+            }
+            Ok(batch) => self.commit(batch, next).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ended {
+            // The store does not serve. Whoever waits behind finds out by trying.
+            for item in next.drain(..) {
+                let (Item::Fresh(job) | Item::Started(job, _)) = item;
+                job.settle(Settled::Failed(error.clone()));
+            }
+        }
+    }
+
+    async fn run_batch(&mut self, known: Known, next: &mut VecDeque<Item>) -> Batch {
+        let mut batch = Batch::new(known, self.name.clone());
+        let held_here = Identity::Stored(self.key.clone());
+        while batch.done.len() < self.most
+            && let Some(item) = next.pop_front()
+        {
+            let (mut job, started) = match item {
+                Item::Fresh(job) => (job, None),
+                Item::Started(job, running) => (job, Some(running)),
+            };
+            let answer_key = job.once.as_ref().map(|once| self.shelf.answers.key(&self.key, once));
+            if let Some(key) = &answer_key {
+                if batch.done.iter().any(|done| done.answer.as_ref().is_some_and(|(known, _)| known == key)) {
+                    // Its answer is about to be written.
+                    next.push_front(Item::Fresh(job));
+                    break;
+                }
+                match self.shelf.answers.get(&self.shelf.store, key).await {
+                    Ok(None) => {}
+                    Ok(Some(answer)) => {
+                        settle_again(job, answer, &self.name);
+                        continue;
+                    }
+                    Err(error) => {
+                        job.settle(Settled::Failed(error));
+                        continue;
+                    }
+                }
+            }
+            if !job.progress.start(self.env()) {
+                continue;
+            }
+            if let Body::Op(..) = job.body {
+                batch.run_op(job, answer_key);
+                continue;
+            }
+            let held = job.held.and(held_here.clone());
+            let running = match started {
+                Some(running) => Ok(running),
+                None => batch.start(&mut job, &held),
+            };
+            let mut running = match running {
+                Ok(running) => running,
+                Err(message) => {
+                    batch.ran(job, Ran::Panicked(message), answer_key);
+                    continue;
+                }
+            };
+            match drive(&mut running, held.clone(), true).await {
+                // What ran before it is not to wait for it.
+                Ran::Waits if !batch.done.is_empty() => {
+                    next.push_front(Item::Started(job, running));
+                    break;
+                }
+                Ran::Waits => {
+                    let ran = drive(&mut running, held, false).await;
+                    batch.ran(job, ran, answer_key);
+                    break;
+                }
+                ran => batch.ran(job, ran, answer_key),
+            }
+        }
+        batch
+    }
+}
+
+/// What was answered before is answered again.
+fn settle_again(job: Job, answer: Answer, name: &str) {
+    let Answer { operation, value, rev, changed } = answer;
+    if operation == job.operation {
+        job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed }));
+        return;
+    }
+    let once = job.once.as_deref().unwrap_or_default().to_string();
+    job.settle(Settled::Failed(StateError::OnceReused { key: name.into(), once, operation }));
+}
+
+/// Jobs that are run on one state, for one commit.
+struct Batch {
+    name: Arc<str>,
+    /// What the commit starts from.
+    known: Known,
+    /// The state that the jobs so far have left.
+    state: Option<Value>,
+    /// Whether that is one that was written; otherwise an initial value reads in its place.
+    written: bool,
+    changed: bool,
+    done: Vec<Done>,
+    events: Vec<Event>,
+}
+
+impl Batch {
+    fn new(known: Known, name: Arc<str>) -> Batch {
+        let (state, written) = (known.state.clone(), known.rev.is_some());
+        Batch { name, known, state, written, changed: false, done: Vec::new(), events: Vec::new() }
+    }
+
+    /// The rev from the commit on, if something changed.
+    fn rev(&self) -> Rev {
+        let before = self.known.rev.unwrap_or_default();
+        if self.changed { before.next() } else { before }
+    }
+
+    fn run_op(&mut self, job: Job, answer_key: Option<Key>) {
+        let Body::Op(op, _) = &job.body else { return };
+        let initial = (!self.written).then(|| job.definition.initial.clone());
+        let mut state = match initial {
+            Some(initial) => initial,
+            None => self.state.take(),
+        };
+        let before = job.definition.may_refuse().then(|| state.clone());
+        let mut came_to = op.apply(&self.name, &mut state);
+        if let Ok((_, true)) = came_to
+            && let Err(error) = job.definition.check(&self.name, state.as_ref())
+        {
+            came_to = Err(error);
+            state = before.flatten();
+        }
+        match came_to {
+            Ok((value, changed)) => {
+                if changed {
+                    self.tell(op.event(job.operation));
+                }
+                self.keep(state, changed);
+                self.done(job, CameTo::Change { value, changed }, answer_key);
+            }
+            Err(error) => {
+                self.keep(state, false);
+                self.done(job, CameTo::Failure(error), answer_key);
+            }
+        }
+    }
+
+    /// Takes over a state; one that reads in place of none that was written stays unwritten unless it changed.
+    fn keep(&mut self, state: Option<Value>, changed: bool) {
+        self.written |= changed;
+        self.changed |= changed;
+        self.state = if self.written { state } else { None };
+    }
+
+    fn reads(&self, job: &Job) -> Option<Value> {
+        if self.written { self.state.clone() } else { job.definition.initial.clone() }
+    }
+
+    fn start(&self, job: &mut Job, held: &crate::state::queue::Held) -> Result<Running, String> {
+        let state = self.reads(job);
+        match &mut job.body {
+            Body::Mutator(mutator) => start(&mut **mutator, state, held),
+            Body::Op(..) => Err("an operation is not a mutator".into()),
+        }
+    }
+
+    fn ran(&mut self, job: Job, ran: Ran, answer_key: Option<Key>) {
+        let key = self.name.to_string();
+        let came_to = match ran {
+            Ran::Ended(Ok(after)) => self.take_over(&job, after),
+            Ran::Ended(Err(refusal)) => CameTo::Refusal(refusal),
+            Ran::Panicked(message) => CameTo::Failure(StateError::Panicked { key, message }),
+            Ran::Waits => CameTo::Failure(StateError::Abandoned { key }),
+        };
+        self.done(job, came_to, answer_key);
+    }
+
+    fn take_over(&mut self, job: &Job, after: Option<Value>) -> CameTo {
+        let before = self.reads(job);
+        let value = after.clone().unwrap_or_default();
+        if before == after {
+            return CameTo::Change { value, changed: false };
+        }
+        let checked = after.as_ref().map_or(Ok(()), |after| {
+            crate::json::check(after).map_err(|cause| StateError::Value { key: self.name.to_string(), cause })
+        });
+        if let Err(error) = checked.and_then(|()| job.definition.check(&self.name, after.as_ref())) {
+            return CameTo::Failure(error);
+        }
+        let delta = difference(before.as_ref(), after.as_ref());
+        self.tell(Event { operation: job.operation.into(), path: String::new(), delta, times: 1 });
+        self.keep(after, true);
+        CameTo::Change { value, changed: true }
+    }
+
+    fn tell(&mut self, event: Event) {
+        match self.events.last_mut() {
+            Some(last) if last.is_like(&event) => last.times += 1,
+            _ => self.events.push(event),
+        }
+    }
+
+    fn done(&mut self, job: Job, came_to: CameTo, answer_key: Option<Key>) {
+        let answer = match (&came_to, answer_key) {
+            (CameTo::Change { value, changed }, Some(key)) => {
+                let (operation, value, changed) = (job.operation.into(), value.clone(), *changed);
+                Some((key, Answer { operation, value, rev: 0, changed }))
+            }
+            _ => None,
+        };
+        self.done.push(Done { job, came_to, answer });
+    }
+}
+
+impl Worker {
+    /// Commits a batch and settles its jobs, or gives back those that are to be tried again.
+    async fn commit(&mut self, batch: Batch, next: &mut VecDeque<Item>) -> Result<()> {
+        let value = Record::of(batch.state.clone()).encode();
+        let limit = self.shelf.store.limits().value_bytes;
+        if batch.changed && value.len() > limit {
+            self.too_large(batch, value.len(), limit, next);
+            return Ok(());
+        }
+        let mut commit = self.prepared(&batch, value);
+        if batch.done.iter().any(|done| done.answer.is_some()) {
+            commit = match self.shelf.answers.sweep(&self.shelf.store, commit).await {
+                Ok(commit) => commit,
+                Err(error) => return Err(fail(batch, error)),
+            };
+        }
+        match self.shelf.store.commit(commit).await {
+            Ok(Outcome::Applied(_)) => {
+                let rev = batch.rev();
+                let written = batch.changed || batch.known.rev.is_some();
+                self.known = Some(Known { rev: written.then_some(rev), state: batch.state });
+                self.most = BATCH;
+                for done in batch.done {
+                    done.settle(rev);
+                }
+                Ok(())
+            }
+            Ok(Outcome::Refused(refusal)) => {
+                let moved = refusal.failed.iter().find(|failed| failed.index == 0);
+                let actual = moved.map(|moved| match &moved.actual {
+                    Actual::AtRev(rev) => Some(*rev),
+                    _ => None,
+                });
+                self.again(batch, actual, next).await;
+                Ok(())
+            }
+            Err(error) => Err(fail(batch, error.into())),
+        }
+    }
+
+    /// The first check is that on the container itself.
+    fn prepared(&self, batch: &Batch, value: crate::store::Bytes) -> Commit {
+        let mut commit = match batch.known.rev {
+            Some(rev) => Commit::new().at_rev(&self.key, rev),
+            None => Commit::new().absent(&self.key),
+        };
+        if batch.changed {
+            let told = Told { container: self.name.to_string(), events: batch.events.clone() };
+            commit = commit.put(&self.key, value).meta(told.encode());
+        }
+        for (key, answer) in batch.done.iter().filter_map(|done| done.answer.as_ref()) {
+            let answer = Answer { rev: batch.rev().0, ..answer.clone() };
+            commit = self.shelf.answers.put(commit, key, self.env().now(), &answer);
+        }
+        commit
+    }
+
+    /// Somebody else has moved the container, or given the answer. `moved` tells where it is now, if it moved.
+    async fn again(&mut self, batch: Batch, moved: Option<Option<Rev>>, next: &mut VecDeque<Item>) {
+        let expected = batch.known.rev;
+        let mut rest = VecDeque::new();
+        let mut pause = Duration::ZERO;
+        for Done { mut job, .. } in batch.done {
+            if let Some(actual) = moved {
+                job.tried += 1;
+                if job.tried >= job.retry.attempts {
+                    let (key, attempts) = (self.name.to_string(), job.tried);
+                    let error = StateError::ConcurrentModification { key, attempts, expected, actual };
+                    job.settle(Settled::Failed(error));
+                    continue;
+                }
+                pause = pause.max(job.retry.pause_after(job.tried, self.env()));
+            }
+            rest.push_back(Item::Fresh(job));
+        }
+        // One that had begun has seen a state that was not the last.
+        for item in next.drain(..) {
+            let (Item::Fresh(job) | Item::Started(job, _)) = item;
+            rest.push_back(Item::Fresh(job));
+        }
+        *next = rest;
+        if !pause.is_zero() {
+            self.env().sleep(pause).await;
+        }
+    }
+
+    /// Of several, each is tried alone, so that only the one fails that is too much.
+    fn too_large(&mut self, mut batch: Batch, length: usize, limit: usize, next: &mut VecDeque<Item>) {
+        self.known = Some(batch.known);
+        if batch.done.len() == 1
+            && let Some(Done { job, .. }) = batch.done.pop()
+        {
+            self.most = BATCH;
+            job.settle(Settled::Failed(StateError::TooLarge { key: self.name.to_string(), length, limit }));
+            return;
+        }
+        self.most = 1;
+        let again = batch.done.into_iter().rev();
+        again.for_each(|Done { job, .. }| next.push_front(Item::Fresh(job)));
+    }
+}
+
+/// Tells the jobs of a batch that the store failed, and gives the error back for those behind them.
+fn fail(batch: Batch, error: StateError) -> StateError {
+    for done in batch.done {
+        done.job.settle(Settled::Failed(error.clone()));
+    }
+    error
+}
+
+impl Done {
+    fn settle(self, rev: Rev) {
+        self.job.settle(match self.came_to {
+            CameTo::Change { value, changed } => Settled::Done(Changed { value, rev, changed }),
+            CameTo::Refusal(refusal) => Settled::Refused(refusal),
+            CameTo::Failure(error) => Settled::Failed(error),
+        });
+    }
+}
+
+impl Retry {
+    /// The pause doubles with every attempt; a part of it, up to a half, is left to chance.
+    fn pause_after(self, tried: u32, env: &Env) -> Duration {
+        let pause = self.pause.saturating_mul(1 << (tried - 1).min(16));
+        let chance = env.random() as f64 / u64::MAX as f64;
+        pause.mul_f64(0.5 + chance / 2.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::state::States;
+    use crate::store::Store;
+
+    #[tokio::test]
+    async fn the_queue_goes_away_when_a_container_is_idle() {
+        let states = States::on(&Store::memory().await.unwrap()).await.unwrap();
+        let calls = (0..100).map(|number| {
+            let session = states.session(&format!("{}", number % 10));
+            async move { session.inc_state("n", 1).await.map(|_| ()) }
+        });
+        let done = calls.collect::<tokio::task::JoinSet<_>>().join_all().await;
+        assert!(done.iter().all(Result::is_ok));
+        while !states.shelf.is_idle() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// The runtime that ran the queue ends in the middle of a mutation; the next one starts afresh.
+    #[test]
+    fn a_queue_does_not_outlive_its_runtime() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let first = runtime();
+        let states = first.block_on(async { States::on(&Store::memory().await.unwrap()).await.unwrap() });
+        let session = states.session("s").mutation_timeout(None);
+        first.block_on(async {
+            let session = session.clone();
+            tokio::spawn(async move {
+                let stuck = session.atomic_state(|_| std::future::pending::<Result<_, ()>>());
+                stuck.await.map(|_| ())
+            });
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        });
+        drop(first);
+        assert!(states.shelf.is_idle());
+        assert!(runtime().block_on(session.inc_state("n", 1)).unwrap().changed);
+    }
+}

@@ -1,0 +1,87 @@
+//! Following a container: every change that was committed, with what was done.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::state::op::Event;
+use crate::state::record::Record;
+use crate::state::{Result, StateError};
+use crate::store::{Generation, Rev, Timestamp, Watch};
+
+/// A committed change of a container.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Change {
+    /// The container's rev from this change on.
+    pub rev: Rev,
+    /// The generation of the store; of a container in memory its rev once more.
+    pub generation: Generation,
+    /// When it was committed.
+    pub time: Timestamp,
+    /// What was done, in order. Several if callers' changes shared a commit.
+    pub events: Vec<Event>,
+    /// The state from then on; `None` if it was removed.
+    pub state: Option<Value>,
+}
+
+/// The changes of a container, each once, in order.
+#[derive(Debug)]
+pub struct StateWatch {
+    pub(crate) source: Source,
+    pub(crate) key: String,
+}
+
+#[derive(Debug)]
+pub(crate) enum Source {
+    Stored(Box<Watch>),
+    Memory(UnboundedReceiver<Change>),
+}
+
+impl StateWatch {
+    /// The next change. Fails if the watch fell behind what the store keeps. Of a container in memory that is gone,
+    /// `None`.
+    pub async fn next(&mut self) -> Result<Option<Change>> {
+        let watch = match &mut self.source {
+            Source::Memory(changes) => return Ok(changes.recv().await),
+            Source::Stored(watch) => watch,
+        };
+        loop {
+            let commit = watch.next().await?;
+            let Some(change) = commit.changes.into_iter().next() else { continue };
+            let damaged = || StateError::Corrupt { key: self.key.clone() };
+            let state = match change.value {
+                Some(value) => Record::decode(&value).ok_or_else(damaged)?.into_state(),
+                None => None,
+            };
+            let events = Told::decode(&commit.meta, &self.key);
+            let (rev, generation, time) = (change.rev, commit.generation, commit.time);
+            return Ok(Some(Change { rev, generation, time, events, state }));
+        }
+    }
+}
+
+/// What a commit says of the containers it changed, in its meta.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Told {
+    pub(crate) container: String,
+    pub(crate) events: Vec<Event>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Meta {
+    #[serde(default)]
+    state: Vec<Told>,
+}
+
+impl Told {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        serde_json::to_vec(&Meta { state: vec![self] }).expect("events can be written as JSON")
+    }
+
+    /// What is told of one container. Commits that tell nothing, a restore for one, have changed it all the same.
+    fn decode(meta: &[u8], container: &str) -> Vec<Event> {
+        let told = serde_json::from_slice::<Meta>(meta).map(|meta| meta.state).unwrap_or_default();
+        told.into_iter().find(|told| told.container == container).map(|told| told.events).unwrap_or_default()
+    }
+}

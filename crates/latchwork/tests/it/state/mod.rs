@@ -1,0 +1,21 @@
+//! State containers and slots.
+
+mod conflicts;
+mod queue;
+mod schema;
+mod simulation;
+mod slots;
+mod timeouts;
+
+use latchwork::state::{Container, States};
+use latchwork::store::Store;
+
+pub(crate) async fn states() -> States {
+    States::on(&Store::memory().await.unwrap()).await.unwrap()
+}
+
+/// One container of each kind, for what must hold of both.
+pub(crate) async fn both() -> [Container; 2] {
+    let states = states().await;
+    [states.session("s"), states.sequencer("q")]
+}
