@@ -26,7 +26,7 @@ use crate::store::{Env, Generation, Key, Rev};
 ///
 /// Handles are cheap to clone; those of the same stored container share its queue. What a method like
 /// [`Container::attempts`] or [`Container::once`] sets belongs to the handle it gives back, so it can be said for one
-/// call: `session.once("order-7").inc_state("orders", 1)`.
+/// call: `session.clone().once("order-7").inc_state("orders", 1)`.
 #[derive(Clone)]
 pub struct Container {
     home: Home,
@@ -83,7 +83,8 @@ impl Container {
         self
     }
 
-    /// How often a mutation is tried when another process moves the container meanwhile: 4 times unless this is said.
+    /// How often a mutation is tried when another process moves the container meanwhile: 4 times unless this is said, and
+    /// once at the least.
     pub fn attempts(self, attempts: u32) -> Container {
         self.set_up(|setup| setup.retry.attempts = attempts.max(1))
     }
@@ -98,8 +99,9 @@ impl Container {
         self.set_up(|setup| setup.timeout = timeout.into())
     }
 
-    /// Names the next mutation, so that sending it again applies it once and answers the same; for a day. Only stored
-    /// containers remember names.
+    /// Names each mutation through the handle that this gives back, so make one for each call. Sent again under the same
+    /// name, a mutation is applied once and answers the same, for a day; the same name with another operation or other
+    /// arguments is an error. (Mutators are told apart by the method alone.) Containers in memory remember no names.
     pub fn once(self, key: impl Into<Arc<str>>) -> Container {
         self.set_up(|setup| setup.once = Some(key.into()))
     }
@@ -134,6 +136,13 @@ impl Container {
         self.schema(&schema)
     }
 
+    pub(crate) fn fits(self, fits: fn(&Value) -> std::result::Result<(), String>) -> Container {
+        if self.setup.definition.fits.is_some() {
+            return self;
+        }
+        self.set_up(|setup| Arc::make_mut(&mut setup.definition).fits = Some(fits))
+    }
+
     /// The name, as messages show it.
     pub fn name(&self) -> &str {
         self.shared_name()
@@ -151,7 +160,8 @@ impl Container {
         &self.setup.env
     }
 
-    /// The state as it was last committed; `None` if there is none.
+    /// The state as it was last committed. One that was never written reads as its initial value, which is `{}` unless
+    /// it is said; only one that was deleted is `None`.
     pub async fn get(&self) -> Result<Option<Value>> {
         Ok(self.read().await?.0)
     }
@@ -175,7 +185,7 @@ impl Container {
         self.op("set_state", Op::Set(value)).await
     }
 
-    /// Removes the state. It reads as absent from then on, not as its initial value.
+    /// Removes the state, and answers what it was. It reads as absent from then on, not as its initial value.
     pub async fn delete_state(&self) -> Result<Changed> {
         self.op("delete_state", Op::Delete).await
     }

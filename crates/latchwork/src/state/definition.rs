@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use crate::state::Result;
-#[cfg(feature = "schema")]
-use crate::state::StateError;
+use crate::state::{Result, StateError};
 
 /// What a container is to be.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Definition {
     /// What reads while nothing was ever written.
     pub(crate) initial: Option<Value>,
+    /// Tells why a state does not fit the type that it is read as.
+    pub(crate) fits: Option<fn(&Value) -> std::result::Result<(), String>>,
     #[cfg(feature = "schema")]
     pub(crate) schema: Option<std::sync::Arc<Schema>>,
 }
@@ -19,19 +19,21 @@ impl Definition {
     /// Whether a state may have to be taken back.
     pub(crate) fn may_refuse(&self) -> bool {
         #[cfg(feature = "schema")]
-        return self.schema.is_some();
-        #[cfg(not(feature = "schema"))]
-        return false;
+        if self.schema.is_some() {
+            return true;
+        }
+        self.fits.is_some()
     }
 
     /// Refuses a state that does not fit. One that was removed always does.
     pub(crate) fn check(&self, key: &str, state: Option<&Value>) -> Result<()> {
+        let Some(state) = state else { return Ok(()) };
         #[cfg(feature = "schema")]
-        if let (Some(schema), Some(state)) = (&self.schema, state) {
-            return schema.check(key, state);
+        if let Some(schema) = &self.schema {
+            schema.check(key, state)?;
         }
-        let _ = (key, state);
-        Ok(())
+        let fits = self.fits.map_or(Ok(()), |fits| fits(state));
+        fits.map_err(|message| StateError::Mismatch { key: key.into(), message })
     }
 }
 

@@ -55,7 +55,7 @@ pub enum StateError {
     /// A path that cannot be read.
     #[error("{path:?} is no path: {cause}")]
     Path { path: String, cause: PathError },
-    /// A state that does not fit the type it is read as.
+    /// A state that does not fit the type it is read as. Of a change, nothing was written.
     #[error("{key} does not fit its type: {message}")]
     Mismatch { key: String, message: String },
     /// A value that is too large to store.
@@ -68,7 +68,7 @@ pub enum StateError {
     #[error("{key} is damaged: it cannot be read")]
     Corrupt { key: String },
     /// An idempotency key that was used before for another operation.
-    #[error("idempotency key {once:?} of {key} was used before for another operation, {operation}")]
+    #[error("idempotency key {once:?} of {key} was used before, for another call of {operation}")]
     OnceReused { key: String, once: String, operation: String },
     /// A mutation outside of a runtime that could run its queue.
     #[error("mutations run on a tokio runtime; call this from within one")]

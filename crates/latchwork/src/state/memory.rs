@@ -116,7 +116,7 @@ impl Inner {
         if changed {
             self.tell(|| op.event(job.operation), env);
         }
-        Ok(Changed { value, rev: self.rev, changed })
+        Ok(Changed { value, rev: self.rev, changed, repeated: false })
     }
 
     fn take_over(&mut self, name: &str, job: &Job, after: Option<Value>, env: &Env) -> Result<Changed> {
@@ -133,7 +133,7 @@ impl Inner {
             self.state = Some(after.clone());
             self.tell(event, env);
         }
-        Ok(Changed { value, rev: self.rev, changed })
+        Ok(Changed { value, rev: self.rev, changed, repeated: false })
     }
 
     /// Counts a change and tells those who watch.

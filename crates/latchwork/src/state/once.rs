@@ -18,6 +18,8 @@ const SWEPT: usize = 8;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) operation: String,
+    /// Of the call with its arguments.
+    pub(crate) fingerprint: u64,
     pub(crate) value: Value,
     pub(crate) rev: u64,
     pub(crate) changed: bool,

@@ -92,7 +92,11 @@ impl Op {
                 *state = Some(value.clone());
                 (value.clone(), changes)
             }
-            Op::Delete => (Value::Null, state.take().is_some()),
+            Op::Delete => {
+                let removed = state.take();
+                let changes = removed.is_some();
+                (removed.unwrap_or_default(), changes)
+            }
             Op::Patch(patch) => {
                 let changes = state.as_ref().is_none_or(|state| patch_changes(state, patch));
                 let state = state.get_or_insert_with(|| Value::Object(Map::new()));

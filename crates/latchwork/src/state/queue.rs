@@ -20,6 +20,7 @@ use crate::store::{Env, Key, Rev};
 
 /// What a mutation answers.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Changed<T = Value> {
     /// What the operation gives: of a change the new value, of a removal what was removed.
     pub value: T,
@@ -27,6 +28,15 @@ pub struct Changed<T = Value> {
     pub rev: Rev,
     /// Whether it changed anything. What changed nothing wrote nothing.
     pub changed: bool,
+    /// Whether this is the answer to a mutation of the same name that was applied before.
+    pub repeated: bool,
+}
+
+impl<T> Changed<T> {
+    /// The same with another value.
+    pub(crate) fn with<U>(&self, value: U) -> Changed<U> {
+        Changed { value, rev: self.rev, changed: self.changed, repeated: self.repeated }
+    }
 }
 
 /// A mutation in a queue.
@@ -76,6 +86,15 @@ pub(crate) struct Retry {
 }
 
 impl Job {
+    /// Tells one call from another, as far as can be told.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let arguments = match &self.body {
+            Body::Op(op, _) => serde_json::to_vec(&op.event(self.operation)).unwrap_or_default(),
+            Body::Mutator(_) => self.operation.as_bytes().to_vec(),
+        };
+        xxhash_rust::xxh3::xxh3_64(&arguments)
+    }
+
     pub(crate) fn settle(self, settled: Settled) {
         match (self.body, settled) {
             (Body::Mutator(mutator), settled) => mutator.settle(settled),

@@ -37,7 +37,7 @@ impl<T> std::fmt::Debug for Slot<T> {
 
 impl<T: Serialize + DeserializeOwned> Slot<T> {
     pub(crate) fn new(container: Container) -> Slot<T> {
-        Slot { container, holds: PhantomData }
+        Slot { container: container.fits(fits::<T>), holds: PhantomData }
     }
 
     /// What reads while nothing was ever written.
@@ -73,13 +73,12 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
     /// Replaces the value.
     pub async fn set(&self, value: T) -> Result<Changed<T>> {
         let changed = self.container.op("set", Op::Set(self.value(&value)?)).await?;
-        Ok(Changed { value, rev: changed.rev, changed: changed.changed })
+        Ok(changed.with(value))
     }
 
     /// Removes the value.
     pub async fn delete(&self) -> Result<Changed<()>> {
-        let Changed { rev, changed, .. } = self.container.op("delete", Op::Delete).await?;
-        Ok(Changed { value: (), rev, changed })
+        Ok(self.container.op("delete", Op::Delete).await?.with(()))
     }
 
     /// Makes a new value of the present one. It may be run again on a newer one if another process was faster.
@@ -137,7 +136,8 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
     /// Adds an element to the end of a list. Answers its length.
     pub async fn append(&self, element: impl Serialize) -> Result<Changed<u64>> {
         let changed = self.container.op("append", Op::Push(None, vec![self.value(&element)?])).await?;
-        Ok(Changed { value: changed.value.as_u64().unwrap_or_default(), rev: changed.rev, changed: changed.changed })
+        let length = changed.value.as_u64().unwrap_or_default();
+        Ok(changed.with(length))
     }
 
     /// Takes the first element of a list; from an empty one, nothing.
@@ -164,16 +164,22 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
     }
 
     fn typed(&self, changed: Changed) -> Result<Changed<T>> {
-        let value = T::deserialize(changed.value).map_err(|error| mismatch(self.container.name(), &error))?;
-        Ok(Changed { value, rev: changed.rev, changed: changed.changed })
+        let value = T::deserialize(&changed.value).map_err(|error| mismatch(self.container.name(), &error))?;
+        Ok(changed.with(value))
     }
 
     /// What was taken from a list; if nothing was, nothing changed.
     fn removed<E: DeserializeOwned>(&self, changed: Changed) -> Result<Changed<Option<E>>> {
-        let Changed { value, rev, changed } = changed;
-        let value = changed.then(|| E::deserialize(value).map_err(|error| mismatch(self.container.name(), &error)));
-        Ok(Changed { value: value.transpose()?, rev, changed })
+        let taken = changed
+            .changed
+            .then(|| E::deserialize(&changed.value).map_err(|error| mismatch(self.container.name(), &error)));
+        let taken = taken.transpose()?;
+        Ok(changed.with(taken))
     }
+}
+
+fn fits<T: DeserializeOwned>(state: &Value) -> std::result::Result<(), String> {
+    T::deserialize(state).map(drop).map_err(|error| error.to_string())
 }
 
 fn mismatch(key: &str, error: &serde_json::Error) -> StateError {

@@ -239,9 +239,9 @@ impl Worker {
 
 /// What was answered before is answered again.
 fn settle_again(job: Job, answer: Answer, name: &str) {
-    let Answer { operation, value, rev, changed } = answer;
-    if operation == job.operation {
-        job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed }));
+    let Answer { operation, fingerprint, value, rev, changed } = answer;
+    if fingerprint == job.fingerprint() {
+        job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: true }));
         return;
     }
     let once = job.once.as_deref().unwrap_or_default().to_string();
@@ -362,8 +362,8 @@ impl Batch {
     fn done(&mut self, job: Job, came_to: CameTo, answer_key: Option<Key>) {
         let answer = match (&came_to, answer_key) {
             (CameTo::Change { value, changed }, Some(key)) => {
-                let (operation, value, changed) = (job.operation.into(), value.clone(), *changed);
-                Some((key, Answer { operation, value, rev: 0, changed }))
+                let (operation, fingerprint) = (job.operation.into(), job.fingerprint());
+                Some((key, Answer { operation, fingerprint, value: value.clone(), rev: 0, changed: *changed }))
             }
             _ => None,
         };
@@ -484,7 +484,7 @@ fn fail(batch: Batch, error: StateError) -> StateError {
 impl Done {
     fn settle(self, rev: Rev) {
         self.job.settle(match self.came_to {
-            CameTo::Change { value, changed } => Settled::Done(Changed { value, rev, changed }),
+            CameTo::Change { value, changed } => Settled::Done(Changed { value, rev, changed, repeated: false }),
             CameTo::Refusal(refusal) => Settled::Refused(refusal),
             CameTo::Failure(error) => Settled::Failed(error),
         });

@@ -46,7 +46,12 @@ async fn a_slot_holds_a_value_of_a_type() {
     assert_eq!(updated.await.unwrap().value.items, ["tea", "milk"]);
     let refused = slot.try_update(|_| Err("closed")).await.unwrap_err();
     assert!(matches!(refused, MutationError::Refused("closed")));
-    slot.container().set_state("not a cart").await.unwrap();
+    let refused = slot.merge(json!({"total": "x"})).await.unwrap_err();
+    assert!(matches!(&refused, StateError::Mismatch { .. }), "{refused}");
+    assert!(slot.append(7).await.is_err());
+    assert_eq!(slot.get().await.unwrap().unwrap().total, 4.0, "what does not fit was not written");
+    let other = states.workflow("shop").slot::<String>("cart");
+    other.set("not a cart".into()).await.unwrap();
     let mismatch = slot.get().await.unwrap_err();
     assert!(matches!(&mismatch, StateError::Mismatch { .. }), "{mismatch}");
     let mismatch = slot.update(|cart| cart.unwrap()).await.unwrap_err();
@@ -63,6 +68,10 @@ async fn lists_are_appended_to_and_taken_from_at_both_ends() {
     assert_eq!(slot.remove_first().await.unwrap().value, Some(1));
     assert_eq!(slot.remove_last().await.unwrap().value, Some(4));
     assert_eq!(slot.get().await.unwrap(), Some(vec![2, 3]));
+    let positive = states().await.global().slot::<u64>("n");
+    positive.increment(1).await.unwrap();
+    assert!(matches!(positive.increment(-2).await, Err(StateError::Mismatch { .. })));
+    assert_eq!(positive.get().await.unwrap(), Some(1));
     let wrong = slot.increment(1).await.unwrap_err();
     assert!(matches!(wrong, StateError::NotANumber { .. }), "{wrong}");
 }
