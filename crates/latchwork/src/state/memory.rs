@@ -74,7 +74,7 @@ impl Memory {
         }
         inner.busy.get_or_insert_default().queue = Some(VecDeque::from([job]));
         drop(inner);
-        runtime.spawn(Worker { memory: self.clone(), env: env.clone() }.run());
+        runtime.spawn(Worker { memory: self.clone(), env: env.clone(), ended: false }.run());
         Ok(())
     }
 }
@@ -84,13 +84,14 @@ impl Inner {
         self.busy.as_mut()?.queue.as_mut()
     }
 
-    /// Lets go of the queue, and of all that is needed only while somebody waits or watches.
-    fn end_queue(&mut self) {
-        let Some(busy) = &mut self.busy else { return };
-        busy.queue = None;
+    /// Lets go of the queue, and of all that is needed only while somebody waits or watches. Gives what was in it.
+    fn end_queue(&mut self) -> Option<VecDeque<Job>> {
+        let busy = self.busy.as_mut()?;
+        let left = busy.queue.take();
         if busy.watchers.is_empty() {
             self.busy = None;
         }
+        left
     }
 }
 
@@ -160,18 +161,24 @@ impl Inner {
 struct Worker {
     memory: Arc<Memory>,
     env: Env,
+    /// Whether the queue was let go of. One that is there from then on is another worker's.
+    ended: bool,
 }
 
 impl Drop for Worker {
     /// A worker ends by itself when nothing is left. If it ends because the runtime does, those who wait are told by
     /// the end of their jobs.
     fn drop(&mut self) {
-        self.memory.inner.lock().end_queue();
+        if !self.ended {
+            // Jobs hold what is the callers' own; it is not to be dropped under the lock.
+            let left = self.memory.inner.lock().end_queue();
+            drop(left);
+        }
     }
 }
 
 impl Worker {
-    async fn run(self) {
+    async fn run(mut self) {
         while let Some(job) = self.next() {
             if job.progress.start(&self.env) {
                 self.work(job).await;
@@ -180,11 +187,12 @@ impl Worker {
     }
 
     /// The next job. When there is none, the queue is gone.
-    fn next(&self) -> Option<Job> {
+    fn next(&mut self) -> Option<Job> {
         let mut inner = self.memory.inner.lock();
         let job = inner.queue().and_then(VecDeque::pop_front);
         if job.is_none() {
             inner.end_queue();
+            self.ended = true;
         }
         job
     }

@@ -43,7 +43,7 @@ impl Shelf {
         }
         busy.insert(key.clone(), VecDeque::from([job]));
         drop(busy);
-        let worker = Worker { shelf: self.clone(), key: key.clone(), name: name.clone(), known: None, most: BATCH };
+        let worker = Worker { shelf: self.clone(), key: key.clone(), name: name.clone(), known: None, most: BATCH, ended: false };
         runtime.spawn(worker.run());
         Ok(())
     }
@@ -69,6 +69,8 @@ struct Worker {
     known: Option<Known>,
     /// How many jobs the next batch may have.
     most: usize,
+    /// Whether the queue was let go of. One that is there from then on is another worker's.
+    ended: bool,
 }
 
 /// A container as it was read or left.
@@ -102,7 +104,11 @@ impl Drop for Worker {
     /// A worker ends by itself when nothing is left. If it ends because the runtime does, those who wait are told by
     /// the end of their jobs.
     fn drop(&mut self) {
-        self.shelf.busy.lock().remove(&self.key);
+        if !self.ended {
+            // Jobs hold what is the callers' own; it is not to be dropped under the lock.
+            let left = self.shelf.busy.lock().remove(&self.key);
+            drop(left);
+        }
     }
 }
 
@@ -118,19 +124,24 @@ impl Worker {
     }
 
     /// Takes what waits. When there is nothing, the container is idle and the queue is gone.
-    fn fill(&self, next: &mut VecDeque<Item>) -> bool {
+    fn fill(&mut self, next: &mut VecDeque<Item>) -> bool {
+        let mut withdrawn = Vec::new();
         let mut busy = self.shelf.busy.lock();
-        let Some(queue) = busy.get_mut(&self.key) else { return !next.is_empty() };
+        let queue = busy.get_mut(&self.key).expect("a worker has a queue until it lets go of it");
         while next.len() < self.most
             && let Some(job) = queue.pop_front()
         {
-            if !job.progress.is_withdrawn() {
+            if job.progress.is_withdrawn() {
+                withdrawn.push(job);
+            } else {
                 next.push_back(Item::Fresh(job));
             }
         }
         if next.is_empty() {
             busy.remove(&self.key);
+            self.ended = true;
         }
+        drop(busy);
         !next.is_empty()
     }
 
