@@ -15,7 +15,7 @@ use crate::state::definition::Definition;
 use crate::state::memory::Memory;
 use crate::state::op::{self, Op, kind_of};
 use crate::state::queue::{
-    Body, Changed, Held, Identity, Job, Mutator, Progress, Refusal, Retry, Running, Settled, Waiting,
+    Body, Changed, Held, Identity, Job, Mutator, Progress, Quiet, Refusal, Retry, Running, Settled, Waiting,
 };
 use crate::state::stored::Shelf;
 use crate::state::watch::{Change, Source, StateWatch};
@@ -333,7 +333,7 @@ impl Container {
         let held = self.held()?;
         let (reply, answer) = oneshot::channel();
         let progress = Arc::new(Progress::default());
-        let body = Body::Mutator(Box::new(Own { mutator, reply, made: PhantomData::<fn() -> Fut> }));
+        let body = Body::Mutator(Box::new(Own { mutator: Quiet::new(mutator), reply, made: PhantomData::<fn() -> Fut> }));
         let job = self.job(operation, body, held, progress.clone());
         let waiting = self.waiting(answer, progress);
         self.submit(job)?;
@@ -349,7 +349,7 @@ impl std::fmt::Debug for Container {
 
 /// A caller's mutator, with where its answer goes.
 struct Own<F, Fut, E> {
-    mutator: F,
+    mutator: Quiet<F>,
     reply: oneshot::Sender<Result<Changed, MutationError<E>>>,
     made: PhantomData<fn() -> Fut>,
 }
@@ -361,8 +361,8 @@ where
     E: Send + 'static,
 {
     fn run(&mut self, state: Option<Value>) -> Running {
-        let running = (self.mutator)(state);
-        Box::pin(async move { running.await.map_err(|error| Box::new(error) as Refusal) })
+        let running = (self.mutator.get())(state);
+        Quiet::new(Box::pin(async move { running.await.map_err(|error| Box::new(error) as Refusal) }))
     }
 
     fn settle(self: Box<Self>, settled: Settled) {
@@ -374,7 +374,8 @@ where
                 Err(_) => return,
             },
         };
-        drop(self.reply.send(answer));
+        // What nobody waits for any more is the caller's own as well.
+        drop(Quiet::new(self.reply.send(answer)));
     }
 }
 

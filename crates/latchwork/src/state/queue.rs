@@ -67,8 +67,29 @@ pub(crate) trait Mutator: Send {
 }
 
 /// A mutator at work. Its error is the caller's own.
-pub(crate) type Running = Pin<Box<dyn Future<Output = std::result::Result<Option<Value>, Refusal>> + Send>>;
+pub(crate) type Running = Quiet<Pin<Box<dyn Future<Output = std::result::Result<Option<Value>, Refusal>> + Send>>>;
 pub(crate) type Refusal = Box<dyn Any + Send>;
+
+/// Something of a caller's own. If it panics where it is dropped, nobody else is to suffer from it.
+pub(crate) struct Quiet<T>(Option<T>);
+
+impl<T> Quiet<T> {
+    pub(crate) fn new(own: T) -> Quiet<T> {
+        Quiet(Some(own))
+    }
+
+    pub(crate) fn get(&mut self) -> &mut T {
+        self.0.as_mut().expect("it is there until it is dropped")
+    }
+}
+
+impl<T> Drop for Quiet<T> {
+    fn drop(&mut self) {
+        let own = self.0.take();
+        // The panic was shown where it happened; there is nobody left to tell.
+        let _ = std::panic::catch_unwind(AssertUnwindSafe(|| drop(own)));
+    }
+}
 
 /// How a mutation ended.
 pub(crate) enum Settled {
@@ -194,7 +215,7 @@ pub(crate) enum Ran {
 /// Runs a mutator until it ends, or with `once` until it has to wait. Whatever it calls knows what is held.
 pub(crate) async fn drive(running: &mut Running, held: Held, once: bool) -> Ran {
     let step = std::future::poll_fn(|context| {
-        match std::panic::catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(context))) {
+        match std::panic::catch_unwind(AssertUnwindSafe(|| running.get().as_mut().poll(context))) {
             Ok(Poll::Ready(ended)) => Poll::Ready(Ran::Ended(ended)),
             Ok(Poll::Pending) if once => Poll::Ready(Ran::Waits),
             Ok(Poll::Pending) => Poll::Pending,
