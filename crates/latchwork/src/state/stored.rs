@@ -14,7 +14,7 @@ use crate::state::queue::{Body, Changed, Identity, Job, Ran, Refusal, Retry, Run
 use crate::state::record::Record;
 use crate::state::watch::Told;
 use crate::state::{Result, StateError};
-use crate::store::{Actual, Commit, Env, Key, Outcome, Rev, Space, Store};
+use crate::store::{Actual, Commit, Env, ErrorKind, Key, Outcome, Rev, Space, Store};
 
 /// How many mutations share a commit at the most.
 const BATCH: usize = 1024;
@@ -388,7 +388,8 @@ impl Worker {
         let value = Record::of(batch.state.clone()).encode();
         let limit = self.shelf.store.limits().value_bytes;
         if batch.changed && value.len() > limit {
-            self.too_large(batch, value.len(), limit, next);
+            let error = StateError::TooLarge { key: self.name.to_string(), length: value.len(), limit };
+            self.too_much(batch, error, next);
             return Ok(());
         }
         let mut commit = self.prepared(&batch, value);
@@ -403,7 +404,7 @@ impl Worker {
                 let rev = batch.rev();
                 let written = batch.changed || batch.known.rev.is_some();
                 self.known = Some(Known { rev: written.then_some(rev), state: batch.state });
-                self.most = BATCH;
+                self.most = BATCH.min(self.most * 2);
                 for done in batch.done {
                     done.settle(rev);
                 }
@@ -416,6 +417,11 @@ impl Worker {
                     _ => None,
                 });
                 self.again(batch, actual, next).await;
+                Ok(())
+            }
+            // More than a commit can hold, of which nothing was written.
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                self.too_much(batch, error.into(), next);
                 Ok(())
             }
             Err(error) => Err(fail(batch, error.into())),
@@ -468,19 +474,18 @@ impl Worker {
         }
     }
 
-    /// Of several, each is tried alone, so that only the one fails that is too much.
-    fn too_large(&mut self, mut batch: Batch, length: usize, limit: usize, next: &mut VecDeque<Item>) {
+    /// Of several, half are tried, and so on, so that only those fail that are too much by themselves.
+    fn too_much(&mut self, mut batch: Batch, error: StateError, next: &mut VecDeque<Item>) {
         self.known = Some(batch.known);
+        self.most = (batch.done.len() / 2).max(1);
         if batch.done.len() == 1
             && let Some(Done { job, .. }) = batch.done.pop()
         {
-            self.most = BATCH;
-            job.settle(Settled::Failed(StateError::TooLarge { key: self.name.to_string(), length, limit }));
-            return;
+            job.settle(Settled::Failed(error));
         }
-        self.most = 1;
-        let again = batch.done.into_iter().rev();
-        again.for_each(|Done { job, .. }| next.push_front(Item::Fresh(job)));
+        // One that had begun has seen a state that will not be.
+        let behind = next.drain(..).map(|(Item::Fresh(job) | Item::Started(job, _))| Item::Fresh(job));
+        *next = batch.done.into_iter().map(|Done { job, .. }| Item::Fresh(job)).chain(behind).collect();
     }
 }
 
