@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::json;
-use crate::state::Result;
+use crate::state::{Result, StateError};
 use crate::store::{Commit, Key, Order, Space, Store, Timestamp};
 
 /// How long an answer is kept.
@@ -54,8 +54,9 @@ impl Answers {
 
     pub(crate) async fn get(&self, store: &Store, key: &Key) -> Result<Option<Answer>> {
         let item = store.view().await?.get(key).await?;
-        // One that cannot be read is one of a later version: it was given all the same.
-        Ok(item.and_then(|item| serde_json::from_slice(&item.value).ok()))
+        // One that cannot be read was given all the same: to run the mutation again would apply it twice.
+        let damaged = || StateError::Corrupt { key: "the answer to an idempotency key".into() };
+        item.map(|item| json::parse_stored(&item.value).ok_or_else(damaged)).transpose()
     }
 
     /// Adds an answer to a commit, under the check that there is none.

@@ -81,7 +81,7 @@ impl Told {
 
     /// What is told of one container. Commits that tell nothing, a restore for one, have changed it all the same.
     fn decode(meta: &[u8], container: &str) -> Vec<Event> {
-        let told = serde_json::from_slice::<Meta>(meta).map(|meta| meta.state).unwrap_or_default();
+        let told = crate::json::parse_stored::<Meta>(meta).map(|meta| meta.state).unwrap_or_default();
         told.into_iter().find(|told| told.container == container).map(|told| told.events).unwrap_or_default()
     }
 }
