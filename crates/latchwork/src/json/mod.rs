@@ -15,7 +15,7 @@ pub(crate) use merge::merge;
 pub(crate) use order::{compare, encode, encode_string_prefix, equal, same_kind, skip};
 pub(crate) use path::find_in;
 pub use path::{Path, PathError};
-pub(crate) use write::{check, to_value};
+pub(crate) use write::{check, check_under, to_value};
 
 /// Reads JSON of any depth: what was stored was checked before.
 pub(crate) fn parse_stored<'a, T: serde::Deserialize<'a>>(json: &'a [u8]) -> Option<T> {

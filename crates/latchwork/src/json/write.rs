@@ -27,6 +27,14 @@ pub(crate) fn check(value: &Value) -> Result<(), JsonError> {
     check_in(0, value)
 }
 
+/// The same of a value that is to be put at a depth.
+pub(crate) fn check_under(depth: usize, value: &Value) -> Result<(), JsonError> {
+    if depth > MAX_DEPTH {
+        return Err(JsonError::TooDeep { path: String::new(), limit: MAX_DEPTH });
+    }
+    check_in(depth, value)
+}
+
 fn check_in(depth: usize, value: &Value) -> Result<(), JsonError> {
     match value {
         Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),

@@ -303,6 +303,7 @@ impl Container {
 
     pub(crate) async fn op(&self, operation: &'static str, op: Op) -> Result<Changed> {
         let held = self.held()?;
+        op.check().map_err(|cause| StateError::Value { key: self.name().to_string(), cause })?;
         let (reply, answer) = oneshot::channel();
         let progress = Arc::new(Progress::default());
         let job = self.job(operation, Body::Op(op, reply), held, progress.clone());

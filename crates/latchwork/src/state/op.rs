@@ -82,6 +82,19 @@ fn shown(place: &Place) -> String {
 }
 
 impl Op {
+    /// Refuses what would be nested too deeply where it is put.
+    pub(crate) fn check(&self) -> std::result::Result<(), json::JsonError> {
+        let (place, values, levels) = match self {
+            Op::Increment(place, _) => (place, &[][..], 0),
+            Op::Push(place, values) => (place, &values[..], 1),
+            Op::SetRecord(place, _, value) => (place, std::slice::from_ref(value), 1),
+            _ => return Ok(()),
+        };
+        let depth = levels + place.as_ref().map_or(0, |path| path.segments().len());
+        json::check_under(depth, &Value::Null)?;
+        values.iter().try_for_each(|value| json::check_under(depth, value))
+    }
+
     /// Changes `state`, which is `None` if there is none. Gives what the caller is answered, and whether anything
     /// changed. On an error nothing has: what is missing on the way to a place is made only where nothing can be in the
     /// way any more. `key` is for messages.
