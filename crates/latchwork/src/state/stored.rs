@@ -450,10 +450,17 @@ impl Worker {
         let expected = batch.known.rev;
         let mut rest = VecDeque::new();
         let mut pause = Duration::ZERO;
-        for Done { mut job, .. } in batch.done {
+        for Done { mut job, answer, .. } in batch.done {
             if let Some(actual) = moved {
                 job.tried += 1;
                 if job.tried >= job.retry.attempts {
+                    // Whoever was faster may have sent the very same.
+                    if let Some((key, _)) = &answer
+                        && let Ok(Some(answer)) = self.shelf.answers.get(&self.shelf.store, key).await
+                    {
+                        settle_again(job, answer, &self.name);
+                        continue;
+                    }
                     let (key, attempts) = (self.name.to_string(), job.tried);
                     let error = StateError::ConcurrentModification { key, attempts, expected, actual };
                     job.settle(Settled::Failed(error));
