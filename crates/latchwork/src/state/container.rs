@@ -110,7 +110,14 @@ impl Container {
     pub fn initial(self, value: impl Serialize) -> Container {
         let value = self.value(&value);
         self.set_up(|setup| match value {
-            Ok(value) => Arc::make_mut(&mut setup.definition).initial = Some(value),
+            Ok(value) => {
+                let definition = Arc::make_mut(&mut setup.definition);
+                definition.initial = Some(value);
+                #[cfg(feature = "schema")]
+                {
+                    definition.given = true;
+                }
+            }
             Err(error) => setup.wrong = Some(error),
         })
     }
@@ -122,7 +129,9 @@ impl Container {
         self.set_up(|setup| match schema {
             Ok(schema) => {
                 let definition = Arc::make_mut(&mut setup.definition);
-                definition.initial = schema.defaults.clone().or(definition.initial.take());
+                if !definition.given {
+                    definition.initial = schema.defaults.clone().or(definition.initial.take());
+                }
                 definition.schema = Some(Arc::new(schema));
             }
             Err(error) => setup.wrong = Some(error),

@@ -11,6 +11,9 @@ pub(crate) struct Definition {
     pub(crate) initial: Option<Value>,
     /// Tells why a state does not fit the type that it is read as.
     pub(crate) fits: Option<fn(&Value) -> std::result::Result<(), String>>,
+    /// Whether that was given, and is not to be replaced by the defaults of a schema.
+    #[cfg(feature = "schema")]
+    pub(crate) given: bool,
     #[cfg(feature = "schema")]
     pub(crate) schema: Option<std::sync::Arc<Schema>>,
 }

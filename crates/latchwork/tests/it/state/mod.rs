@@ -1,5 +1,6 @@
 //! State containers and slots.
 
+mod broken;
 mod conflicts;
 mod queue;
 mod schema;
