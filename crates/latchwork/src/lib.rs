@@ -25,7 +25,7 @@ pub mod state;
 
 pub use json::{JsonError, Path, PathError};
 pub use latchwork_store as store;
-pub use serde_json::{Value, json};
+pub use serde_json::{Map, Number, Value, json};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

@@ -247,6 +247,11 @@ impl Store {
         self.inner.backend.close().await
     }
 
+    /// Whether both are handles of one open store.
+    pub fn is_same(&self, other: &Store) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// The environment the store runs in.
     pub fn env(&self) -> &Env {
         &self.inner.env

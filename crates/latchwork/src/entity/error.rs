@@ -8,7 +8,8 @@ use crate::store::{ErrorKind, Generation, Rev, StoreError};
 /// The result of an operation on entities.
 pub type Result<T, E = EntityError> = std::result::Result<T, E>;
 
-/// Why an operation on entities did not happen. Whatever it was, nothing was changed.
+/// Why an operation on entities did not happen. Nothing was changed, unless it is the store that failed: then a commit
+/// may or may not have landed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.

@@ -9,7 +9,7 @@ const BATCH: usize = 1000;
 
 impl Entities {
     /// Reads all entities and all index entries at one generation and tells where they do not agree. Whether the bytes
-    /// themselves are well is for [`crate::store::Store::verify`] to say.
+    /// themselves are well is for `Store::verify` to say.
     pub async fn verify(&self) -> Result<Vec<Damage>> {
         let view = self.store().view().await?;
         let mut damage = Vec::new();

@@ -11,7 +11,7 @@ use serde_json::{Map, Number, Value};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::json::{self, Path};
-use crate::state::definition::Definition;
+use crate::state::definition::{Definition, Fits};
 use crate::state::memory::Memory;
 use crate::state::op::{self, Op, kind_of};
 use crate::state::queue::{
@@ -83,8 +83,8 @@ impl Container {
         self
     }
 
-    /// How often a mutation is tried when another process moves the container meanwhile: 4 times unless this is said, and
-    /// once at the least.
+    /// How often a mutation is tried when another process moves the container meanwhile: 4 times unless this is said,
+    /// and once at the least.
     pub fn attempts(self, attempts: u32) -> Container {
         self.set_up(|setup| setup.retry.attempts = attempts.max(1))
     }
@@ -99,9 +99,10 @@ impl Container {
         self.set_up(|setup| setup.timeout = timeout.into())
     }
 
-    /// Names each mutation through the handle that this gives back, so make one for each call. Sent again under the same
-    /// name, a mutation is applied once and answers the same, for a day; the same name with another operation or other
-    /// arguments is an error. (Mutators are told apart by the method alone.) Containers in memory remember no names.
+    /// Names each mutation through the handle that this gives back, so make one for each call. Sent again under the
+    /// same name, a mutation is applied once and answers the same, for a day; the same name with another operation or
+    /// other arguments is an error. (Mutators are told apart by the method alone.) Containers in memory remember no
+    /// names.
     pub fn once(self, key: impl Into<Arc<str>>) -> Container {
         self.set_up(|setup| setup.once = Some(key.into()))
     }
@@ -145,7 +146,7 @@ impl Container {
         self.schema(&schema)
     }
 
-    pub(crate) fn fits(self, fits: fn(&Value) -> std::result::Result<(), String>) -> Container {
+    pub(crate) fn fits(self, fits: Fits) -> Container {
         if self.setup.definition.fits.is_some() {
             return self;
         }
@@ -201,12 +202,16 @@ impl Container {
 
     /// Merges into the state as a JSON merge patch does (RFC 7396): objects are merged, `null` removes.
     pub async fn patch_state(&self, patch: impl Serialize) -> Result<Changed> {
-        let patch = self.value(&patch)?;
+        self.op("patch_state", self.patch(&patch)?).await
+    }
+
+    pub(crate) fn patch(&self, patch: &impl Serialize) -> Result<Op> {
+        let patch = self.value(patch)?;
         if !patch.is_object() {
             let (key, place, found) = (self.name().to_string(), "the patch".into(), kind_of(&patch));
             return Err(StateError::NotAnObject { key, place, found });
         }
-        self.op("patch_state", Op::Patch(patch)).await
+        Ok(Op::Patch(patch))
     }
 
     /// Adds an element to the list at a path; a list that is not there is made. Answers its length.
@@ -278,7 +283,7 @@ impl Container {
 
     fn identity(&self) -> Identity {
         match &self.home {
-            Home::Stored(place) => Identity::Stored(place.key.clone()),
+            Home::Stored(place) => Identity::Stored(place.shelf.store.clone(), place.key.clone()),
             Home::Memory(memory) => memory.identity(),
         }
     }
@@ -343,7 +348,8 @@ impl Container {
         let held = self.held()?;
         let (reply, answer) = oneshot::channel();
         let progress = Arc::new(Progress::default());
-        let body = Body::Mutator(Box::new(Own { mutator: Quiet::new(mutator), reply, made: PhantomData::<fn() -> Fut> }));
+        let body =
+            Body::Mutator(Box::new(Own { mutator: Quiet::new(mutator), reply, made: PhantomData::<fn() -> Fut> }));
         let job = self.job(operation, body, held, progress.clone());
         let waiting = self.waiting(answer, progress);
         self.submit(job)?;

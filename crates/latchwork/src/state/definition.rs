@@ -4,13 +4,16 @@ use serde_json::Value;
 
 use crate::state::{Result, StateError};
 
+/// Tells why a state does not fit a type, if it does not.
+pub(crate) type Fits = fn(&Value) -> std::result::Result<(), String>;
+
 /// What a container is to be.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Definition {
     /// What reads while nothing was ever written.
     pub(crate) initial: Option<Value>,
     /// Tells why a state does not fit the type that it is read as.
-    pub(crate) fits: Option<fn(&Value) -> std::result::Result<(), String>>,
+    pub(crate) fits: Option<Fits>,
     /// Whether that was given, and is not to be replaced by the defaults of a schema.
     #[cfg(feature = "schema")]
     pub(crate) given: bool,

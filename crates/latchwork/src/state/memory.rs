@@ -104,7 +104,10 @@ impl Inner {
         let was_written = self.state.is_some();
         let mut state = self.state.take().unwrap_or_else(|| job.definition.initial.clone());
         let before = job.definition.may_refuse().then(|| state.clone());
-        let mut came_to = op.apply(name, &mut state);
+        let mut came_to = op.apply(name, &mut state).map(|(value, changed)| {
+            // What is set or removed for the first time is written, though it may read as before.
+            (value, changed || !was_written && op.writes_always())
+        });
         if let Ok((_, true)) = came_to
             && let Err(error) = job.definition.check(name, state.as_ref())
         {

@@ -70,10 +70,16 @@ impl Answers {
         let mut end = vec![BY_TIME];
         end.extend_from_slice(&store.env().now().minus(KEPT).0.to_be_bytes());
         let outdated = self.space.range(&[BY_TIME][..]..&end[..]);
-        for (place, _) in store.view().await?.scan(&outdated, Order::Ascending, SWEPT).await? {
+        let view = store.view().await?;
+        for (place, _) in view.scan(&outdated, Order::Ascending, SWEPT).await? {
             let mut answer = vec![ANSWERS];
             answer.extend_from_slice(&place.bytes()[9..]);
-            commit = commit.delete(&self.space.key(answer)).delete(&place);
+            let answer = self.space.key(answer);
+            // One that was given anew since is another's to keep.
+            if let Some(item) = view.get(&answer).await? {
+                commit = commit.at_rev(&answer, item.rev).delete(&answer);
+            }
+            commit = commit.delete(&place);
         }
         Ok(commit)
     }

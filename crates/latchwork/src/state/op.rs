@@ -155,6 +155,11 @@ impl Op {
         })
     }
 
+    /// Whether it leaves a state behind, or none, whatever there was.
+    pub(crate) fn writes_always(&self) -> bool {
+        matches!(self, Op::Set(_) | Op::Delete)
+    }
+
     /// What is told of it.
     pub(crate) fn event(&self, operation: &'static str) -> Event {
         let (path, delta) = match self {

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use crate::state::definition::Definition;
 use crate::state::op::Op;
 use crate::state::{MutationError, Result, StateError, TimeoutOutcome};
-use crate::store::{Env, Key, Rev};
+use crate::store::{Env, Key, Rev, Store};
 
 /// What a mutation answers.
 #[derive(Debug, Clone, PartialEq)]
@@ -162,11 +162,21 @@ impl Progress {
 }
 
 /// Names a container within this process.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 pub(crate) enum Identity {
-    Stored(Key),
+    Stored(Store, Key),
     /// By its address, for as long as it lives.
     Memory(usize),
+}
+
+impl PartialEq for Identity {
+    fn eq(&self, other: &Identity) -> bool {
+        match (self, other) {
+            (Identity::Stored(store, key), Identity::Stored(others, other)) => key == other && store.is_same(others),
+            (Identity::Memory(address), Identity::Memory(other)) => address == other,
+            _ => false,
+        }
+    }
 }
 
 /// The containers on whose mutation a task is at work, outermost first.

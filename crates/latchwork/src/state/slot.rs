@@ -130,24 +130,7 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
 
     /// Merges into an object as a JSON merge patch does.
     pub async fn merge(&self, patch: impl Serialize) -> Result<Changed<T>> {
-        self.typed(self.container.op("merge", Op::Patch(self.value(&patch)?)).await?)
-    }
-
-    /// Adds an element to the end of a list. Answers its length.
-    pub async fn append(&self, element: impl Serialize) -> Result<Changed<u64>> {
-        let changed = self.container.op("append", Op::Push(None, vec![self.value(&element)?])).await?;
-        let length = changed.value.as_u64().unwrap_or_default();
-        Ok(changed.with(length))
-    }
-
-    /// Takes the first element of a list; from an empty one, nothing.
-    pub async fn remove_first<E: DeserializeOwned>(&self) -> Result<Changed<Option<E>>> {
-        self.removed(self.container.op("remove_first", Op::RemoveFirst(None)).await?)
-    }
-
-    /// Takes the last element of a list; from an empty one, nothing.
-    pub async fn remove_last<E: DeserializeOwned>(&self) -> Result<Changed<Option<E>>> {
-        self.removed(self.container.op("remove_last", Op::RemoveLast(None)).await?)
+        self.typed(self.container.op("merge", self.container.patch(&patch)?).await?)
     }
 
     /// As [`Container::watch`].
@@ -167,9 +150,28 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         let value = T::deserialize(&changed.value).map_err(|error| mismatch(self.container.name(), &error))?;
         Ok(changed.with(value))
     }
+}
 
-    /// What was taken from a list; if nothing was, nothing changed.
-    fn removed<E: DeserializeOwned>(&self, changed: Changed) -> Result<Changed<Option<E>>> {
+impl<E: Serialize + DeserializeOwned> Slot<Vec<E>> {
+    /// Adds an element to the end. Answers the length.
+    pub async fn append(&self, element: E) -> Result<Changed<u64>> {
+        let changed = self.container.op("append", Op::Push(None, vec![self.value(&element)?])).await?;
+        let length = changed.value.as_u64().unwrap_or_default();
+        Ok(changed.with(length))
+    }
+
+    /// Takes the first element; from an empty list, nothing.
+    pub async fn remove_first(&self) -> Result<Changed<Option<E>>> {
+        self.removed(self.container.op("remove_first", Op::RemoveFirst(None)).await?)
+    }
+
+    /// Takes the last element; from an empty list, nothing.
+    pub async fn remove_last(&self) -> Result<Changed<Option<E>>> {
+        self.removed(self.container.op("remove_last", Op::RemoveLast(None)).await?)
+    }
+
+    /// What was taken; if nothing was, nothing changed.
+    fn removed(&self, changed: Changed) -> Result<Changed<Option<E>>> {
         let taken = changed
             .changed
             .then(|| E::deserialize(&changed.value).map_err(|error| mismatch(self.container.name(), &error)));

@@ -43,7 +43,14 @@ impl Shelf {
         }
         busy.insert(key.clone(), VecDeque::from([job]));
         drop(busy);
-        let worker = Worker { shelf: self.clone(), key: key.clone(), name: name.clone(), known: None, most: BATCH, ended: false };
+        let worker = Worker {
+            shelf: self.clone(),
+            key: key.clone(),
+            name: name.clone(),
+            known: None,
+            most: BATCH,
+            ended: false,
+        };
         runtime.spawn(worker.run());
         Ok(())
     }
@@ -184,7 +191,7 @@ impl Worker {
 
     async fn run_batch(&mut self, known: Known, next: &mut VecDeque<Item>) -> Batch {
         let mut batch = Batch::new(known, self.name.clone());
-        let held_here = Identity::Stored(self.key.clone());
+        let held_here = Identity::Stored(self.shelf.store.clone(), self.key.clone());
         while batch.done.len() < self.most
             && let Some(item) = next.pop_front()
         {
@@ -293,7 +300,10 @@ impl Batch {
             None => self.state.take(),
         };
         let before = job.definition.may_refuse().then(|| state.clone());
-        let mut came_to = op.apply(&self.name, &mut state);
+        let mut came_to = op.apply(&self.name, &mut state).map(|(value, changed)| {
+            // What is set or removed for the first time is written, though it may read as before.
+            (value, changed || !self.written && op.writes_always())
+        });
         if let Ok((_, true)) = came_to
             && let Err(error) = job.definition.check(&self.name, state.as_ref())
         {

@@ -7,7 +7,7 @@ use super::{Comparison, DEPTH, Field, FilterError, FilterProblem, Node, between,
 use crate::json;
 
 /// Every operator, as messages list them.
-pub(super) const OPERATORS: [&str; 16] = [
+pub(super) const OPERATORS: [&str; 15] = [
     "equals",
     "not",
     "greater",
@@ -23,7 +23,6 @@ pub(super) const OPERATORS: [&str; 16] = [
     "ends_with",
     "and",
     "or",
-    "not (of a filter)",
 ];
 
 pub(super) fn filter(json: &Value) -> Result<Node, FilterError> {

@@ -1,7 +1,8 @@
 //! State containers and slots.
 
-mod broken;
 mod conflicts;
+mod crash;
+mod once_wrong;
 mod queue;
 mod schema;
 mod simulation;
