@@ -39,7 +39,7 @@ async fn containers(states: &States) -> Result {
     });
     assert!(matches!(spent.await, Err(MutationError::Refused("not enough"))));
 
-    let error = session.inc_state("pages", 1).await.unwrap_err();
+    let error = session.inc_state("pages", 1).await.expect_err("a list is no number");
     println!("{error}");
     Ok(())
 }
@@ -62,7 +62,7 @@ async fn budgets(states: &States) -> Result {
         std::future::pending::<()>().await;
         Ok::<_, std::convert::Infallible>(state)
     });
-    println!("{}", slow.await.unwrap_err());
+    println!("{}", slow.await.expect_err("it never ends"));
 
     // Sent twice under one name, applied once.
     let user = states.user("ada");
