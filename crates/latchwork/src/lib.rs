@@ -22,6 +22,8 @@
 pub mod entity;
 mod json;
 pub mod state;
+pub mod testing;
+pub mod workflow;
 
 pub use json::{JsonError, Path, PathError};
 pub use latchwork_store as store;

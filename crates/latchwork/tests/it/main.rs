@@ -6,3 +6,4 @@
 mod backends;
 mod entity;
 mod state;
+mod workflow;

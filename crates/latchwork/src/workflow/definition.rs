@@ -1,0 +1,92 @@
+//! Definitions: a name and an asynchronous function, with its types left behind.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::json;
+use crate::workflow::{Ctx, Failure};
+
+/// Starts the definition of a workflow.
+pub fn workflow(name: impl Into<String>) -> WorkflowBuilder {
+    WorkflowBuilder { name: name.into(), timeout: None }
+}
+
+/// A workflow whose function is still to come.
+#[derive(Debug, Clone)]
+#[must_use = "a workflow needs a function to run"]
+pub struct WorkflowBuilder {
+    name: String,
+    timeout: Option<Duration>,
+}
+
+impl WorkflowBuilder {
+    /// How long an execution may take, from its start to its end.
+    pub fn timeout(mut self, timeout: Duration) -> WorkflowBuilder {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// What an execution does. The function may be run again from its beginning at any time: everything that is not
+    /// the same each time belongs into a step or comes from the context.
+    pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
+    where
+        F: Fn(Ctx, I) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = std::result::Result<O, Failure>> + Send + 'static,
+        I: DeserializeOwned + Serialize,
+        O: Serialize + DeserializeOwned,
+    {
+        let begin = move |ctx: Ctx, input: &str| -> std::result::Result<Running, Failure> {
+            let input = serde_json::from_str(input).map_err(|error| Failure::new(format!("the input: {error}")))?;
+            let running = function(ctx, input);
+            Ok(Box::pin(async move {
+                let output = running.await?;
+                let output = json::to_value(&output).map_err(|error| Failure::new(format!("the output: {error}")))?;
+                Ok(output.to_string())
+            }))
+        };
+        let definition = Definition { name: self.name, timeout: self.timeout, begin: Box::new(begin) };
+        Workflow { definition: Arc::new(definition), types: PhantomData }
+    }
+}
+
+/// An execution at work. It ends with JSON text, or with a failure.
+pub(crate) type Running = Pin<Box<dyn Future<Output = std::result::Result<String, Failure>> + Send>>;
+
+type Begin = dyn Fn(Ctx, &str) -> std::result::Result<Running, Failure> + Send + Sync;
+
+pub(crate) struct Definition {
+    pub(crate) name: String,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) begin: Box<Begin>,
+}
+
+/// A workflow: what is registered with an engine and started there.
+pub struct Workflow<I, O> {
+    pub(crate) definition: Arc<Definition>,
+    types: PhantomData<fn(I) -> O>,
+}
+
+impl<I, O> Workflow<I, O> {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.definition.name
+    }
+}
+
+impl<I, O> Clone for Workflow<I, O> {
+    fn clone(&self) -> Workflow<I, O> {
+        Workflow { definition: self.definition.clone(), types: PhantomData }
+    }
+}
+
+impl<I, O> std::fmt::Debug for Workflow<I, O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workflow").field("name", &self.definition.name).finish_non_exhaustive()
+    }
+}

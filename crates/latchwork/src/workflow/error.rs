@@ -1,0 +1,81 @@
+//! What can go wrong with workflows, from the outside.
+
+use crate::json::JsonError;
+use crate::store::{ErrorKind, StoreError};
+use crate::workflow::{ExecutionId, Failure};
+
+/// The result of an operation on workflows.
+pub type Result<T, E = WorkflowError> = std::result::Result<T, E>;
+
+/// Why a call to the engine did not do what it was asked.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // The fields are what the messages say.
+pub enum WorkflowError {
+    /// The workflow itself failed.
+    #[error("execution {id:?} failed: {failure}")]
+    Failed { id: ExecutionId, failure: Failure },
+    /// The workflow took longer than it may.
+    #[error("execution {id:?} timed out")]
+    TimedOut { id: ExecutionId },
+    /// A start under an id that is taken.
+    #[error("execution {id:?} exists already; choose another id, or join it")]
+    AlreadyStarted { id: ExecutionId },
+    /// There is no such execution.
+    #[error("there is no execution {id:?}")]
+    NotFound { id: ExecutionId },
+    /// An execution of another workflow than was asked for.
+    #[error("execution {id:?} is one of workflow {found:?}, not of {asked:?}")]
+    OtherWorkflow { id: ExecutionId, asked: String, found: String },
+    /// An operation that needs a parked execution.
+    #[error("execution {id:?} is not parked")]
+    NotParked { id: ExecutionId },
+    /// A workflow that was not registered.
+    #[error("workflow {name:?} is not registered with this engine")]
+    NotRegistered { name: String },
+    /// Two definitions of one name.
+    #[error("workflow {name:?} was registered twice")]
+    RegisteredTwice { name: String },
+    /// A name or an id that cannot be.
+    #[error("{name:?} cannot be {what}: {reason}")]
+    Name { what: &'static str, name: String, reason: &'static str },
+    /// An input with something in it that JSON cannot hold.
+    #[error("the input of workflow {workflow:?}: {cause}")]
+    Input { workflow: String, cause: JsonError },
+    /// An output that does not fit the type it is read as.
+    #[error("the output of execution {id:?} does not fit: {message}")]
+    Mismatch { id: ExecutionId, message: String },
+    /// A stored record that cannot be read.
+    #[error("{place} is damaged: it cannot be read")]
+    Corrupt { place: String },
+    /// The engine was stopped.
+    #[error("the engine has stopped")]
+    Stopped,
+    /// The store below.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl WorkflowError {
+    /// The class of the failure.
+    pub fn kind(&self) -> ErrorKind {
+        use WorkflowError::*;
+        match self {
+            Failed { .. } | TimedOut { .. } | AlreadyStarted { .. } | NotParked { .. } => ErrorKind::Conflict,
+            NotFound { .. } => ErrorKind::NotFound,
+            OtherWorkflow { .. }
+            | NotRegistered { .. }
+            | RegisteredTwice { .. }
+            | Name { .. }
+            | Input { .. }
+            | Mismatch { .. } => ErrorKind::Invalid,
+            Corrupt { .. } => ErrorKind::Corrupt,
+            Stopped => ErrorKind::Unavailable,
+            Store(error) => error.kind(),
+        }
+    }
+
+    pub(crate) fn corrupt(place: impl Into<String>) -> WorkflowError {
+        WorkflowError::Corrupt { place: place.into() }
+    }
+}

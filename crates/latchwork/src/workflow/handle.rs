@@ -1,0 +1,186 @@
+//! Starting executions, and waiting for what they come to.
+
+use std::future::{Future, IntoFuture};
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
+
+use crate::json;
+use crate::workflow::definition::Workflow;
+use crate::workflow::engine::{Engine, Inner, check_name, deadline};
+use crate::workflow::record::{Execution, Status};
+use crate::workflow::run::Run;
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+
+/// A start that is about to be awaited.
+#[must_use = "nothing starts until this is awaited"]
+pub struct Start<I, O> {
+    engine: Engine,
+    workflow: Workflow<I, O>,
+    input: I,
+    id: Option<ExecutionId>,
+    join: bool,
+}
+
+/// An execution, seen from outside.
+pub struct Handle<O> {
+    engine: Arc<Inner>,
+    id: ExecutionId,
+    output: PhantomData<fn() -> O>,
+}
+
+impl Engine {
+    /// Starts an execution. Await it: when that returns, the execution is stored and survives anything.
+    pub fn start<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> Start<I, O> {
+        Start { engine: self.clone(), workflow: workflow.clone(), input, id: None, join: false }
+    }
+
+    /// An execution that was started before, here or in an earlier life.
+    pub fn handle<I, O>(&self, _workflow: &Workflow<I, O>, id: impl Into<ExecutionId>) -> Handle<O> {
+        Handle { engine: self.inner.clone(), id: id.into(), output: PhantomData }
+    }
+}
+
+impl<I, O> Start<I, O> {
+    /// Under this id; without one, a UUIDv7 is made. An id that is taken is refused.
+    pub fn id(mut self, id: impl Into<ExecutionId>) -> Start<I, O> {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// Joins the execution of that id if there is one, whatever its input was.
+    pub fn or_join(mut self) -> Start<I, O> {
+        self.join = true;
+        self
+    }
+}
+
+impl<I, O> IntoFuture for Start<I, O>
+where
+    I: Serialize + Send + 'static,
+    O: Send + 'static,
+{
+    type Output = Result<Handle<O>>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.execute())
+    }
+}
+
+impl<I: Serialize, O> Start<I, O> {
+    async fn execute(self) -> Result<Handle<O>> {
+        let inner = self.engine.inner.clone();
+        let name = self.workflow.name().to_string();
+        let definition = inner.definition(&name).cloned();
+        let definition = definition.ok_or_else(|| WorkflowError::NotRegistered { name: name.clone() })?;
+        let input = json::to_value(&self.input);
+        let input = input.map_err(|cause| WorkflowError::Input { workflow: name.clone(), cause })?.to_string();
+        if inner.is_stopped() {
+            return Err(WorkflowError::Stopped);
+        }
+        let id = match self.id {
+            Some(id) => {
+                check_name("the id of an execution", &id)?;
+                if let Some((found, _)) = inner.read(&id).await? {
+                    return existing(inner, id, &name, found, self.join);
+                }
+                id
+            }
+            None => inner.store.env().uuid().to_string().into(),
+        };
+        let now = inner.store.env().now();
+        let execution = Execution {
+            deadline_us: deadline(&definition, now),
+            workflow: name.clone(),
+            status: Status::Running,
+            input,
+            timer_us: None,
+            started_us: now.0,
+        };
+        loop {
+            let begun = inner.begun();
+            let mut begun = std::pin::pin!(begun.notified());
+            begun.as_mut().enable();
+            let (started, answer) = oneshot::channel();
+            let run = Arc::new(Run::new(inner.clone(), id.clone(), execution.clone(), started));
+            if inner.spawn(run, definition.clone())
+                && let Ok(answer) = answer.await
+            {
+                match answer {
+                    Ok(()) => return Ok(Handle { engine: inner, id, output: PhantomData }),
+                    Err(WorkflowError::AlreadyStarted { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            // Somebody starts it at this very moment, or has just done so.
+            if let Some((found, _)) = inner.read(&id).await? {
+                return existing(inner, id, &name, found, self.join);
+            }
+            if inner.is_stopped() {
+                return Err(WorkflowError::Stopped);
+            }
+            begun.await;
+        }
+    }
+}
+
+fn existing<O>(inner: Arc<Inner>, id: ExecutionId, asked: &str, found: Execution, join: bool) -> Result<Handle<O>> {
+    if !join {
+        return Err(WorkflowError::AlreadyStarted { id });
+    }
+    if found.workflow != asked {
+        return Err(WorkflowError::OtherWorkflow { id, asked: asked.into(), found: found.workflow });
+    }
+    Ok(Handle { engine: inner, id, output: PhantomData })
+}
+
+impl<O> Handle<O> {
+    /// The execution's id.
+    pub fn id(&self) -> &ExecutionId {
+        &self.id
+    }
+}
+
+impl<O: DeserializeOwned> Handle<O> {
+    /// Waits for the end and gives the output, or why there is none. From any task, before or after the end.
+    pub async fn result(&self) -> Result<O> {
+        loop {
+            let waiting = self.engine.waiting(&self.id);
+            let mut notified = std::pin::pin!(waiting.notified());
+            notified.as_mut().enable();
+            let (execution, _) = match self.engine.read(&self.id).await? {
+                Some(found) => found,
+                None => return Err(WorkflowError::NotFound { id: self.id.clone() }),
+            };
+            let id = self.id.clone();
+            match execution.status {
+                Status::Completed(output) => {
+                    let mismatch =
+                        |error: serde_json::Error| WorkflowError::Mismatch { id, message: error.to_string() };
+                    return serde_json::from_str(&output).map_err(mismatch);
+                }
+                Status::Failed(text) => {
+                    let failure = serde_json::from_str(&text).unwrap_or_else(|_| Failure::new(text));
+                    return Err(WorkflowError::Failed { id, failure });
+                }
+                Status::TimedOut => return Err(WorkflowError::TimedOut { id }),
+                Status::Running | Status::Waiting | Status::Parked(_) => {}
+            }
+            if self.engine.is_stopped() {
+                return Err(WorkflowError::Stopped);
+            }
+            notified.await;
+        }
+    }
+}
+
+impl<O> std::fmt::Debug for Handle<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle").field("id", &self.id).finish_non_exhaustive()
+    }
+}

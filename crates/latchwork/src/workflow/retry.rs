@@ -1,0 +1,74 @@
+//! How often a step is tried, and with which pauses.
+
+use std::time::Duration;
+
+use crate::store::Env;
+use crate::workflow::Failure;
+
+/// When a step that failed is tried again.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Retry {
+    first: Duration,
+    factor: f64,
+    most: Duration,
+    attempts: u32,
+}
+
+impl Default for Retry {
+    /// Three attempts, one second apart at first.
+    fn default() -> Retry {
+        Retry::exponential().max_attempts(3)
+    }
+}
+
+impl Retry {
+    /// Pauses that double: about 1 s, 2 s, 4 s and so on, up to 30 s; without end.
+    pub fn exponential() -> Retry {
+        let (first, most) = (Duration::from_secs(1), Duration::from_secs(30));
+        Retry { first, factor: 2.0, most, attempts: u32::MAX }
+    }
+
+    /// No second attempt.
+    pub fn never() -> Retry {
+        Retry::exponential().max_attempts(1)
+    }
+
+    /// How often the body runs at the most, the first time included.
+    pub fn max_attempts(mut self, attempts: u32) -> Retry {
+        self.attempts = attempts.max(1);
+        self
+    }
+
+    /// The first pause.
+    pub fn first_pause(mut self, pause: Duration) -> Retry {
+        self.first = pause;
+        self
+    }
+
+    /// The longest pause.
+    pub fn longest_pause(mut self, pause: Duration) -> Retry {
+        self.most = pause;
+        self
+    }
+
+    /// By how much each pause is longer than the one before.
+    pub fn factor(mut self, factor: f64) -> Retry {
+        self.factor = if factor.is_finite() { factor.max(1.0) } else { 2.0 };
+        self
+    }
+
+    pub(crate) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// The pause after so many attempts, if there is to be another. A part of it, up to a quarter, is left to chance.
+    pub(crate) fn pause_after(&self, attempts: u32, failure: &Failure, env: &Env) -> Option<Duration> {
+        if attempts >= self.attempts || !failure.is_retryable() {
+            return None;
+        }
+        let exponent = i32::try_from(attempts.saturating_sub(1)).unwrap_or(i32::MAX);
+        let pause = (self.first.as_secs_f64() * self.factor.powi(exponent)).min(self.most.as_secs_f64());
+        let chance = env.random() as f64 / u64::MAX as f64;
+        Some(Duration::from_secs_f64(pause * (0.75 + chance / 4.0)))
+    }
+}

@@ -1,0 +1,122 @@
+//! Recovery: the next engine goes on with everything by itself; a former owner can change nothing any more.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use latchwork::store::Store;
+use latchwork::workflow::{Ctx, Engine, Failure, Retry, workflow};
+
+async fn settle() {
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_registered_is_set_aside_and_does_not_stop_the_others() {
+    let known = workflow("known").run(async |ctx: Ctx, n: u32| {
+        ctx.run("wait", async || {
+            tokio::task::yield_now().await;
+            Ok::<_, Failure>(())
+        })
+        .await?;
+        Ok(n)
+    });
+    let unknown = workflow("unknown").run(async |ctx: Ctx, n: u32| {
+        ctx.run("stuck", async || std::future::pending::<Result<(), Failure>>().await).await?;
+        Ok(n)
+    });
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).register(&known).register(&unknown).start().await.unwrap();
+    engine.start(&unknown, 1).id("u").await.unwrap();
+    engine.start(&known, 2).id("k").await.unwrap();
+    engine.stop();
+    let engine = Engine::on(&store).register(&known).start().await.unwrap();
+    assert_eq!(engine.handle(&known, "k").result().await.unwrap(), 2);
+    let parked = engine.parked().await.unwrap();
+    assert_eq!(parked, [("u".into(), "workflow \"unknown\" is not registered".to_string())]);
+}
+
+/// A body that takes the process with it, time and again.
+#[tokio::test]
+async fn a_step_that_never_ends_is_parked_at_its_cap() {
+    let bodies = Arc::new(AtomicU32::new(0));
+    let counted = bodies.clone();
+    let poison = workflow("poison").run(move |ctx: Ctx, ()| {
+        let bodies = counted.clone();
+        async move {
+            ctx.run("first", async || Ok::<_, Failure>(())).await?;
+            let step = ctx.run("poison", async || {
+                bodies.fetch_add(1, Ordering::SeqCst);
+                std::future::pending::<Result<(), Failure>>().await
+            });
+            step.retry(Retry::exponential().max_attempts(3)).await
+        }
+    });
+    let store = Store::memory().await.unwrap();
+    for life in 0..6 {
+        let engine = Engine::on(&store).register(&poison).start().await.unwrap();
+        if life == 0 {
+            engine.start(&poison, ()).id("p").await.unwrap();
+        }
+        settle().await;
+        engine.stop();
+        settle().await;
+    }
+    assert_eq!(bodies.load(Ordering::SeqCst), 3);
+    let engine = Engine::on(&store).register(&poison).start().await.unwrap();
+    let parked = engine.parked().await.unwrap();
+    assert_eq!(parked, [("p".into(), "step \"poison\" was begun 3 times and never ended".to_string())]);
+}
+
+/// A process that was paused, and wakes when another owns its executions.
+#[tokio::test]
+async fn a_former_owner_can_change_nothing() {
+    let (gate, open) = tokio::sync::watch::channel(false);
+    let bodies = Arc::new(AtomicU32::new(0));
+    let counted = bodies.clone();
+    let paused = workflow("paused").run(move |ctx: Ctx, ()| {
+        let (mut open, bodies) = (open.clone(), counted.clone());
+        async move {
+            let first = ctx.run("first", {
+                let open = &open;
+                async move || {
+                    let mut open = open.clone();
+                    open.wait_for(|open| *open).await.map(|_| ()).map_err(Failure::from)
+                }
+            });
+            first.await?;
+            let _ = open.borrow_and_update();
+            ctx.run("second", async || Ok::<_, Failure>(bodies.fetch_add(1, Ordering::SeqCst))).await
+        }
+    });
+    let store = Store::memory().await.unwrap();
+    let zombie = Engine::on(&store).register(&paused).start().await.unwrap();
+    zombie.start(&paused, ()).id("p").await.unwrap();
+    settle().await;
+    let owner = Engine::on(&store).register(&paused).start().await.unwrap();
+    settle().await;
+    gate.send_replace(true);
+    assert_eq!(owner.handle(&paused, "p").result().await.unwrap(), 0);
+    settle().await;
+    assert_eq!(bodies.load(Ordering::SeqCst), 1, "the former owner did not get to the second step");
+    assert_eq!(zombie.residents(), 0, "and has let go of it");
+}
+
+#[tokio::test]
+async fn a_long_journal_is_read_as_it_is_needed() {
+    let long = workflow("long").run(async |ctx: Ctx, steps: u32| {
+        let mut sum = 0u64;
+        for number in 0..steps {
+            sum += ctx.run("step", async || Ok::<_, Failure>(u64::from(number))).input(&number).await?;
+            if number == steps / 2 {
+                ctx.sleep(Duration::from_secs(60)).await;
+            }
+        }
+        Ok(sum)
+    });
+    let test = latchwork::testing::TestEngine::new(&long, 1).await.unwrap();
+    assert_eq!(test.complete(&long, 1000).await.unwrap(), 499_500);
+    assert_eq!(test.bodies().len(), 1000, "each body once, though half of them were replayed");
+}

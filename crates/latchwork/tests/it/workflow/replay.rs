@@ -1,0 +1,161 @@
+//! Replay is checked: code that does not fit the journal parks the execution before any body runs, and nothing else.
+
+use std::time::Duration;
+
+use latchwork::store::Store;
+use latchwork::workflow::{Ctx, Engine, Failure, Workflow, WorkflowError, workflow};
+
+type Plan = Workflow<(), String>;
+
+/// Three steps, a sleep in the middle of which the code is changed, and a step behind it.
+fn recorded() -> Plan {
+    workflow("plan").run(async |ctx: Ctx, ()| {
+        let a = ctx.run("a", async || Ok::<_, Failure>(1)).input(&1).await?;
+        let b = ctx.run("b", async || Ok::<_, Failure>(2)).await?;
+        ctx.sleep(Duration::from_secs(3600)).await;
+        let c = ctx.run("c", async || Ok::<_, Failure>(3)).await?;
+        Ok(format!("{}", a + b + c))
+    })
+}
+
+/// The same with one thing changed.
+fn mutated(number: u32) -> Plan {
+    workflow("plan").run(move |ctx: Ctx, ()| async move {
+        let step = async |name: &str, value: i32| ctx.run(name, async || Ok::<_, Failure>(value)).await;
+        match number {
+            // Renamed, reordered, inserted, dropped, given something else, another kind, another length, ended early.
+            0 => drop(ctx.run("x", async || Ok::<_, Failure>(1)).input(&1).await?),
+            1 => drop(step("b", 2).await?),
+            2 => drop(ctx.now().await),
+            3 => ctx.sleep(Duration::from_secs(3600)).await,
+            4 => drop(ctx.run("a", async || Ok::<_, Failure>(1)).input(&2).await?),
+            5 => drop(ctx.random().await),
+            6 => return Ok("early".into()),
+            7 => drop(ctx.version("v", 1..=1).await),
+            _ => drop(ctx.run("a", async || Ok::<_, Failure>(1)).input(&1).await?),
+        }
+        match number {
+            8 => drop(step("bb", 2).await?),
+            9 => ctx.sleep(Duration::from_secs(3600)).await,
+            10 => drop(ctx.uuid().await),
+            11 => return Ok("early".into()),
+            12 => drop(ctx.run("b", async || Ok::<_, Failure>(2)).input(&9).await?),
+            _ => drop(step("b", 2).await?),
+        }
+        match number {
+            13 => ctx.sleep(Duration::from_secs(60)).await,
+            14 => drop(step("c", 3).await?),
+            15 => return Ok("early".into()),
+            16 => ctx.sleep_until(latchwork::store::Timestamp(7)).await,
+            17 => drop(ctx.now().await),
+            18 => drop(step("b", 2).await?),
+            _ => drop(ctx.run("extra", async || Ok::<_, Failure>(0)).await?),
+        }
+        Ok("the end".into())
+    })
+}
+
+async fn settle() {
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn twenty_mutations_of_the_code_are_parked_and_no_body_runs() {
+    for number in 0..20 {
+        let store = Store::memory().await.unwrap();
+        let engine = Engine::on(&store).register(&recorded()).start().await.unwrap();
+        engine.start(&recorded(), ()).id("e").await.unwrap();
+        settle().await;
+        engine.stop();
+        drop(engine);
+        // As if the timer had fired: what waits is picked up by a start that joins it.
+        let bodies = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let seen = bodies.clone();
+        let changed = mutated(number);
+        let builder = Engine::on(&store).register(&changed);
+        let engine = builder.on_step(move |_, name| seen.lock().push(name.to_string())).start().await.unwrap();
+        engine.wake("e").await.unwrap();
+        settle().await;
+        let parked = engine.parked().await.unwrap();
+        let [(id, reason)] = &parked[..] else { panic!("mutation {number}: {parked:?}") };
+        assert!(&**id == "e" && reason.contains("journal"), "mutation {number}: {reason}");
+        assert!(bodies.lock().is_empty(), "mutation {number} ran {:?}", bodies.lock());
+        // It never loops: the next life leaves it where it is.
+        engine.stop();
+        let engine = Engine::on(&store).register(&changed).start().await.unwrap();
+        settle().await;
+        assert_eq!(engine.parked().await.unwrap().len(), 1);
+        assert_eq!(engine.residents(), 0);
+        // With the code it was made by, it can go on.
+        engine.stop();
+        let engine = Engine::on(&store).register(&recorded()).start().await.unwrap();
+        engine.resume("e").await.unwrap();
+        settle().await;
+        assert!(engine.parked().await.unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_workflow_that_panics_is_parked_and_the_engine_goes_on() {
+    let panics = workflow("panics").run(async |ctx: Ctx, when: u32| {
+        assert!(when != 0, "at once");
+        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        assert!(when != 1, "later");
+        Ok(when)
+    });
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).register(&panics).start().await.unwrap();
+    for when in 0..2 {
+        engine.start(&panics, when).id(format!("{when}")).await.unwrap();
+    }
+    assert_eq!(engine.start(&panics, 2).await.unwrap().result().await.unwrap(), 2);
+    settle().await;
+    let parked = engine.parked().await.unwrap();
+    let reasons: Vec<&str> = parked.iter().map(|(_, reason)| reason.as_str()).collect();
+    assert_eq!(reasons, ["it panicked: at once", "it panicked: later"]);
+    engine.terminate("0", "a bug").await.unwrap();
+    let ended = engine.handle(&panics, "0").result().await.unwrap_err();
+    assert_eq!(ended.to_string(), "execution \"0\" failed: it was terminated: a bug");
+    assert!(matches!(engine.resume("0").await, Err(WorkflowError::NotParked { .. })));
+    assert!(matches!(engine.resume("x").await, Err(WorkflowError::NotFound { .. })));
+}
+
+#[tokio::test]
+async fn versions_let_code_change_under_running_executions() {
+    let old: Workflow<(), String> = workflow("w").run(async |ctx: Ctx, ()| {
+        let version = ctx.version("fee", 1..=1).await;
+        ctx.sleep(Duration::from_secs(3600)).await;
+        Ok(format!("{version}"))
+    });
+    let new: Workflow<(), String> = workflow("w").run(async |ctx: Ctx, ()| {
+        let version = ctx.version("fee", 1..=2).await;
+        if version >= 2 {
+            ctx.run("fee", async || Ok::<_, Failure>(())).await?;
+        }
+        ctx.sleep(Duration::from_secs(3600)).await;
+        Ok(format!("{version}"))
+    });
+    let newest: Workflow<(), String> = workflow("w").run(async |ctx: Ctx, ()| {
+        ctx.version("fee", 2..=3).await;
+        Ok("x".into())
+    });
+    let (env, clock) = latchwork::store::Env::seeded(1);
+    let store = Store::memory_with(env, latchwork::store::Limits::default()).await.unwrap();
+    let engine = Engine::on(&store).register(&old).start().await.unwrap();
+    engine.start(&old, ()).id("old").await.unwrap();
+    engine.start(&old, ()).id("left").await.unwrap();
+    settle().await;
+    engine.stop();
+    let engine = Engine::on(&store).register(&new).start().await.unwrap();
+    engine.start(&new, ()).id("new").await.unwrap();
+    settle().await;
+    clock.advance(Duration::from_secs(3600));
+    settle().await;
+    assert_eq!(engine.handle(&new, "old").result().await.unwrap(), "1");
+    assert_eq!(engine.handle(&new, "new").result().await.unwrap(), "2");
+    engine.stop();
+    let engine = Engine::on(&store).register(&newest).start().await.unwrap();
+    engine.start(&newest, ()).id("newest").await.unwrap().result().await.unwrap();
+}

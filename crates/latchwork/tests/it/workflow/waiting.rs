@@ -1,0 +1,79 @@
+//! Waiting: sleeps, deadlines, and values that are chosen once.
+
+use std::time::Duration;
+
+use latchwork::testing::TestEngine;
+use latchwork::workflow::{Ctx, Failure, WorkflowError, workflow};
+
+#[tokio::test]
+async fn sleeps_end_when_they_are_due_and_long_ones_leave_memory() {
+    let sleeper = workflow("sleeper").run(async |ctx: Ctx, ms: u64| {
+        let before = ctx.now().await;
+        ctx.sleep(Duration::from_millis(ms)).await;
+        let after = ctx.run("after", async || Ok::<_, Failure>(())).await.map(|()| ctx.clone())?.now().await;
+        Ok(after.0 - before.0)
+    });
+    let test = TestEngine::new(&sleeper, 1).await.unwrap();
+    for ms in [0, 1, 999, 1_001, 60_000, 86_400_000] {
+        assert_eq!(test.complete(&sleeper, ms).await.unwrap(), ms * 1000, "exactly when due");
+    }
+    assert_eq!(test.engine().residents(), 0);
+    let handle = test.engine().start(&sleeper, 3_600_000).await.unwrap();
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(test.engine().residents(), 0, "it is asleep on disk");
+    assert_eq!(test.run(handle.result()).await.unwrap(), 3_600_000_000);
+}
+
+#[tokio::test]
+async fn many_timers_in_any_order_fire_in_the_order_they_are_due() {
+    let sleeper = workflow("sleeper").run(async |ctx: Ctx, seconds: u64| {
+        ctx.sleep(Duration::from_secs(seconds)).await;
+        ctx.run("woke", async || Ok::<_, Failure>(())).await?;
+        Ok(ctx.now().await.0)
+    });
+    let test = TestEngine::new(&sleeper, 1).await.unwrap();
+    let began = test.env().now();
+    let mut handles = Vec::new();
+    for n in 0..500u64 {
+        let seconds = 2 + (n * 7919) % 1000;
+        handles.push((seconds, test.engine().start(&sleeper, seconds).await.unwrap()));
+    }
+    for (seconds, handle) in handles {
+        assert_eq!(test.run(handle.result()).await.unwrap(), began.0 + seconds * 1_000_000);
+    }
+}
+
+#[tokio::test]
+async fn an_execution_that_takes_too_long_is_timed_out_awake_or_asleep() {
+    let slow = workflow("slow").timeout(Duration::from_secs(100)).run(async |ctx: Ctx, asleep: bool| {
+        if asleep {
+            ctx.sleep(Duration::from_secs(1000)).await;
+        } else {
+            ctx.run("stuck", async || std::future::pending::<Result<(), Failure>>().await).await?;
+        }
+        Ok(())
+    });
+    for asleep in [false, true] {
+        let test = TestEngine::new(&slow, 1).await.unwrap();
+        let began = test.env().now();
+        let ended = test.complete(&slow, asleep).await;
+        assert!(matches!(ended, Err(WorkflowError::TimedOut { .. })), "{ended:?}");
+        assert_eq!(test.env().now().0 - began.0, 100_000_000);
+    }
+}
+
+#[tokio::test]
+async fn what_is_chosen_once_stays() {
+    let chooser = workflow("chooser").run(async |ctx: Ctx, ()| {
+        let first = (ctx.now().await.0, ctx.uuid().await.to_string(), ctx.random().await);
+        let other = (ctx.now().await.0, ctx.uuid().await.to_string(), ctx.random().await);
+        // Out of memory and back: everything above is replayed.
+        ctx.sleep(Duration::from_secs(60)).await;
+        let recorded = ctx.run("look", async || Ok::<_, Failure>(first.clone())).await?;
+        Ok((recorded == first, first.1 != other.1, first.2 != other.2, ctx.version("change", 1..=3).await))
+    });
+    let test = TestEngine::new(&chooser, 1).await.unwrap();
+    assert_eq!(test.complete(&chooser, ()).await.unwrap(), (true, true, true, 3));
+}
