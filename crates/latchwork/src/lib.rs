@@ -21,6 +21,7 @@
 
 pub mod entity;
 mod json;
+mod panic;
 pub mod state;
 pub mod testing;
 pub mod workflow;

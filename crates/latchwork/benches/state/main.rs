@@ -27,11 +27,7 @@ use load::callers;
 use report::{Figure, Report, median, resident_mb};
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    let json = arguments.iter().any(|argument| argument == "--json");
-    let quick = arguments.iter().any(|argument| argument == "--quick");
-    let wanted: Vec<&str> = arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect();
-    let report = Report::new(json, quick, wanted);
+    let report = Report::from_arguments();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime can be started");
     // First, while the process is small.

@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use crate::panic::message_of;
 use crate::state::definition::Definition;
 use crate::state::op::Op;
 use crate::state::{MutationError, Result, StateError, TimeoutOutcome};
@@ -239,11 +240,6 @@ pub(crate) async fn drive(running: &mut Running, held: Held, once: bool) -> Ran 
 pub(crate) fn start(mutator: &mut dyn Mutator, state: Option<Value>, held: &Held) -> Result<Running, String> {
     let run = || HELD.sync_scope(held.clone(), || mutator.run(state));
     std::panic::catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message_of(&*panic))
-}
-
-fn message_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
 }
 
 /// A caller that waits for its job. Going away takes the job back if it has not started.

@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
+use crate::panic::message_of;
 use crate::store::{Timestamp, Uuid};
 use crate::workflow::record::{Entry, EntryState, Kind, Status, failure_text};
 use crate::workflow::run::{IDLE, Run, Stop};
@@ -302,9 +303,7 @@ impl<F> Step<'_, F> {
 }
 
 pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
-    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    Failure::new(format!("it panicked: {}", text.unwrap_or_else(|| "without a message".into())))
+    Failure::new(format!("it panicked: {}", message_of(panic)))
 }
 
 fn read_failure(text: &str) -> Failure {

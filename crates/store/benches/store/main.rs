@@ -21,10 +21,7 @@ fn main() {
         Some("child-open") => return open::child_open(words),
         _ => {}
     }
-    let json = arguments.iter().any(|argument| argument == "--json");
-    let quick = arguments.iter().any(|argument| argument == "--quick");
-    let wanted: Vec<&str> = arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect();
-    let mut report = Report::new(json, quick, wanted);
+    let mut report = Report::from_arguments();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime can be started");
     write::latency(&runtime, &mut report);

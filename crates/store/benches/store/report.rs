@@ -21,7 +21,15 @@ pub(crate) struct Figure<'a> {
 }
 
 impl Report {
-    pub(crate) fn new(json: bool, quick: bool, wanted: Vec<&str>) -> Report {
+    /// As the command line asks: `--json`, `--quick`, and the names that are wanted.
+    pub(crate) fn from_arguments() -> Report {
+        let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+        let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
+        let wanted = arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect();
+        Report::new(has("--json"), has("--quick"), wanted)
+    }
+
+    fn new(json: bool, quick: bool, wanted: Vec<&str>) -> Report {
         let wanted = wanted.into_iter().map(str::to_string).collect();
         if !json {
             println!("{:<28} {:>14} {:>14} {:>8}  to reach", "name", "value", "floor", "ratio");
