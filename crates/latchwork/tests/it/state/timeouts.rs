@@ -91,7 +91,7 @@ async fn one_that_had_started_may_still_be_applied_and_is() {
     }
 }
 
-/// The seed's double increment: the caller is told that it may be applied, asks again, and it is applied once.
+/// A double increment elsewhere: the caller is told that it may be applied, asks again, and it is applied once.
 #[tokio::test]
 async fn a_retry_under_the_same_idempotency_key_is_applied_once() {
     let (states, clock) = states().await;
