@@ -19,6 +19,7 @@
 //! # Ok(()) }
 //! ```
 
+mod backoff;
 pub mod entity;
 mod json;
 mod panic;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
+use crate::backoff::{doubled, jittered};
 use crate::entity::document::Record;
 use crate::entity::op::object;
 use crate::entity::prepare::Change;
@@ -228,10 +229,9 @@ async fn until_decided<F: Future + Unpin>(commit: &mut F, decided: &Decided) -> 
     .await
 }
 
-/// A while of chance length, longer with every try: 1, 2, 4 … up to 32 ms at the most.
+/// A while of chance length, longer with every try: up to 1, 2, 4 … and 32 ms at the most.
 pub(crate) fn backoff(tries: u32, env: &Env) -> Duration {
-    let most = 1000u64 << tries.saturating_sub(1).min(5);
-    Duration::from_micros(env.random() % most)
+    jittered(doubled(Duration::from_millis(1), tries.min(6)), 0.0, env)
 }
 
 #[cfg(test)]

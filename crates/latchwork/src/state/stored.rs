@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::backoff::{doubled, jittered};
 use crate::state::once::{Answer, Answers};
 use crate::state::op::{Event, difference};
 use crate::state::queue::{Body, Changed, Identity, Job, Ran, Refusal, Retry, Running, Settled, drive, start};
@@ -527,9 +528,7 @@ impl Done {
 impl Retry {
     /// The pause doubles with every attempt; a part of it, up to a half, is left to chance.
     fn pause_after(self, tried: u32, env: &Env) -> Duration {
-        let pause = self.pause.saturating_mul(1 << (tried - 1).min(16));
-        let chance = env.random() as f64 / u64::MAX as f64;
-        pause.mul_f64(0.5 + chance / 2.0)
+        jittered(doubled(self.pause, tried), 0.5, env)
     }
 }
 

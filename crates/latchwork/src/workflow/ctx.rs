@@ -108,10 +108,16 @@ impl Ctx {
         self.value(Kind::Random, "", 0, |run| run.env().random()).await
     }
 
-    /// Which version of the code an execution goes by, for code that changes under running ones. New executions get
-    /// the last of the range; one that came by here before the change has the version it had then, or, if there was
-    /// none, the first.
+    /// Which version of the code an execution goes by, for code that changes under running ones. Who comes by here for
+    /// the first time gets the last of the range; who did before has the version it had then, or, if this was not asked
+    /// at that time, the first.
     pub async fn version(&self, change: &str, range: std::ops::RangeInclusive<u32>) -> u32 {
+        match self.run.peek().await {
+            // It came by before there was anything to ask, and went on with something else.
+            Ok(Some(entry)) if (entry.kind, entry.name.as_str()) != (Kind::Version, change) => return *range.start(),
+            Ok(_) => {}
+            Err(stop) => return self.run.stop_for(stop).await,
+        }
         let version = self.value(Kind::Version, change, 0, |_| *range.end()).await;
         if range.contains(&version) {
             return version;

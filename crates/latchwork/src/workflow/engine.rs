@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 use crate::store::{Check, Commit, Key, Order, Rev, Space, SpaceSpec, Store, Timestamp};
 use crate::workflow::ctx::{Ctx, panicked};
 use crate::workflow::definition::{Definition, Running, Workflow};
-use crate::workflow::record::{Execution, Status, failure_text};
+use crate::workflow::record::{Execution, Status, failure_text, timer_key};
 use crate::workflow::run::{Run, Stop};
 use crate::workflow::timers::{self, Timers};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -73,8 +73,8 @@ pub(crate) struct Inner {
     waiting: Mutex<HashMap<ExecutionId, Arc<Notify>>>,
     /// Told whenever an execution was stored or has left memory.
     begun: Arc<Notify>,
-    /// Executions whose workflow is not registered, with its name.
-    unknown: Mutex<BTreeMap<ExecutionId, String>>,
+    /// Executions that cannot run here as things are, and why: others need not wait for that.
+    set_aside: Mutex<BTreeMap<ExecutionId, String>>,
     pub(crate) timers: Arc<Timers>,
     waker: Mutex<Option<AbortHandle>>,
     stopped: std::sync::atomic::AtomicBool,
@@ -151,7 +151,7 @@ impl EngineBuilder {
             residents: Mutex::default(),
             waiting: Mutex::default(),
             begun: Arc::default(),
-            unknown: Mutex::default(),
+            set_aside: Mutex::default(),
             timers: Arc::default(),
             waker: Mutex::default(),
             stopped: Default::default(),
@@ -211,12 +211,11 @@ impl Engine {
     pub async fn parked(&self) -> Result<Vec<(ExecutionId, String)>> {
         let view = self.inner.store.view().await?;
         let found = view.scan(&self.inner.spaces.parked.all(), Order::Ascending, usize::MAX).await?;
-        let unknown = self.inner.unknown.lock();
-        let missing = unknown.iter().map(|(id, name)| (id.clone(), format!("workflow {name:?} is not registered")));
+        let set_aside = self.inner.set_aside.lock().clone();
         let parked = found.into_iter().map(|(key, item)| {
             (String::from_utf8_lossy(key.bytes()).as_ref().into(), String::from_utf8_lossy(&item.value).into_owned())
         });
-        Ok(parked.chain(missing).collect())
+        Ok(parked.chain(set_aside).collect())
     }
 
     /// Lets a parked execution go on, by the code that is registered now.
@@ -249,6 +248,9 @@ impl Engine {
         commit = commit.delete(&inner.spaces.parked.key(id.as_bytes()));
         if status == Status::Running {
             commit = commit.put(&inner.spaces.active.key(id.as_bytes()), Vec::new());
+        }
+        if status.is_terminal() {
+            commit = commit.put(&inner.spaces.ended.key(timer_key(inner.store.env().now(), id)), Vec::new());
         }
         commit = commit.put(&key, Execution { status, ..execution }.encode());
         let outcome = inner.store.commit(commit).await?;
@@ -330,12 +332,20 @@ impl Inner {
         if self.is_stopped() || self.residents.lock().contains_key(id) {
             return Ok(());
         }
-        let Some((execution, rev)) = self.read(id).await? else { return Ok(()) };
+        let found = match self.read(id).await {
+            Err(error @ WorkflowError::Corrupt { .. }) => {
+                self.set_aside.lock().insert(id.clone(), error.to_string());
+                return Ok(());
+            }
+            found => found?,
+        };
+        let Some((execution, rev)) = found else { return Ok(()) };
         if execution.status.is_terminal() || matches!(execution.status, Status::Parked(_)) {
             return Ok(());
         }
         let Some(definition) = self.definition(&execution.workflow).cloned() else {
-            self.unknown.lock().insert(id.clone(), execution.workflow);
+            let reason = format!("workflow {:?} is not registered", execution.workflow);
+            self.set_aside.lock().insert(id.clone(), reason);
             return Ok(());
         };
         self.spawn(Arc::new(Run::stored(self.clone(), id.clone(), execution, rev)), definition);
@@ -425,7 +435,7 @@ async fn settle(run: &Run, ended: Ended) {
         },
         Ended::Panicked(failure) => Status::Parked(failure.message().to_string()),
         Ended::TimedOut => Status::TimedOut,
-        Ended::Finished(result) => match run.unread().await {
+        Ended::Finished(result) => match run.peek().await {
             Ok(None) => match result {
                 Ok(output) => Status::Completed(output),
                 Err(failure) => Status::Failed(failure_text(&failure)),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::backoff::jittered;
 use crate::store::Env;
 use crate::workflow::Failure;
 
@@ -68,7 +69,6 @@ impl Retry {
         }
         let exponent = i32::try_from(attempts.saturating_sub(1)).unwrap_or(i32::MAX);
         let pause = (self.first.as_secs_f64() * self.factor.powi(exponent)).min(self.most.as_secs_f64());
-        let chance = env.random() as f64 / u64::MAX as f64;
-        Some(Duration::from_secs_f64(pause * (0.75 + chance / 4.0)))
+        Some(jittered(Duration::from_secs_f64(pause), 0.75, env))
     }
 }

@@ -181,8 +181,8 @@ impl Run {
         Ok(())
     }
 
-    /// Whether the journal holds operations that the code did not come to.
-    pub(crate) async fn unread(&self) -> Result<Option<Entry>, Stop> {
+    /// What the journal holds next, where the code has not come to it.
+    pub(crate) async fn peek(&self) -> Result<Option<Entry>, Stop> {
         self.read_ahead().await?;
         Ok(self.state.lock().read.front().cloned())
     }

@@ -159,3 +159,38 @@ async fn versions_let_code_change_under_running_executions() {
     let engine = Engine::on(&store).register(&newest).start().await.unwrap();
     engine.start(&newest, ()).id("newest").await.unwrap().result().await.unwrap();
 }
+
+/// A marker that comes into code that has none: who went past the place before it was there is on the first version.
+#[tokio::test]
+async fn a_version_can_be_asked_where_nothing_was_asked_before() {
+    let before: Workflow<u64, u32> = workflow("w").run(async |ctx: Ctx, hours: u64| {
+        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        ctx.sleep(Duration::from_secs(3600 * hours)).await;
+        ctx.run("b", async || Ok::<_, Failure>(0)).await
+    });
+    let after: Workflow<u64, u32> = workflow("w").run(async |ctx: Ctx, hours: u64| {
+        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        let early = ctx.version("fee", 0..=1).await;
+        if early == 1 {
+            ctx.run("fee", async || Ok::<_, Failure>(())).await?;
+        }
+        ctx.sleep(Duration::from_secs(3600 * hours)).await;
+        // Nobody has come by here yet.
+        let late = ctx.version("tip", 0..=1).await;
+        ctx.run("b", async || Ok::<_, Failure>(10 * early + late)).await
+    });
+    let (env, clock) = latchwork::store::Env::seeded(1);
+    let store = Store::memory_with(env, latchwork::store::Limits::default()).await.unwrap();
+    let engine = Engine::on(&store).register(&before).start().await.unwrap();
+    engine.start(&before, 1).id("old").await.unwrap();
+    settle().await;
+    engine.stop();
+    let engine = Engine::on(&store).register(&after).start().await.unwrap();
+    engine.start(&after, 1).id("new").await.unwrap();
+    settle().await;
+    clock.advance(Duration::from_secs(3600));
+    settle().await;
+    assert!(engine.parked().await.unwrap().is_empty(), "{:?}", engine.parked().await);
+    assert_eq!(engine.handle(&after, "old").result().await.unwrap(), 1);
+    assert_eq!(engine.handle(&after, "new").result().await.unwrap(), 11);
+}
