@@ -120,3 +120,20 @@ async fn a_long_journal_is_read_as_it_is_needed() {
     assert_eq!(test.complete(&long, 1000).await.unwrap(), 499_500);
     assert_eq!(test.bodies().len(), 1000, "each body once, though half of them were replayed");
 }
+
+/// Stands for a bad disk under one record.
+#[tokio::test]
+async fn a_damaged_execution_is_set_aside_and_does_not_stop_the_others() {
+    let known = workflow("known").run(async |ctx: Ctx, n: u32| ctx.run("a", async || Ok::<_, Failure>(n)).await);
+    let store = Store::memory().await.unwrap();
+    drop(Engine::on(&store).register(&known).start().await.unwrap());
+    let space = |name: &'static str| store.space(latchwork::store::SpaceSpec::new(name));
+    let executions = space("workflow.executions").await.unwrap();
+    let active = space("workflow.active").await.unwrap();
+    let damage = latchwork::store::Commit::new().put(&executions.key("bad"), "?").put(&active.key("bad"), "");
+    store.commit(damage).await.unwrap().applied().unwrap();
+    let engine = Engine::on(&store).register(&known).start().await.unwrap();
+    assert_eq!(engine.start(&known, 7).await.unwrap().result().await.unwrap(), 7);
+    let parked = engine.parked().await.unwrap();
+    assert_eq!(parked, [("bad".into(), "execution \"bad\" is damaged: it cannot be read".to_string())]);
+}
