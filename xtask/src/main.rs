@@ -90,8 +90,10 @@ fn work(task: Task) -> Result<()> {
     }
 }
 
+/// The workspace this was started in. It is asked at run time: clones that share a target folder share this program.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&package).parent().map(Path::to_path_buf).unwrap_or_default()
 }
 
 fn cargo(arguments: &[&str]) -> Command {

@@ -147,8 +147,8 @@ impl<O> Handle<O> {
 }
 
 impl<O: DeserializeOwned> Handle<O> {
-    /// Waits for the end and gives the output, or why there is none. From any task, before or after the end. One that is
-    /// parked has not ended: this waits until it is resumed and ends, or is terminated.
+    /// Waits for the end and gives the output, or why there is none. From any task, before or after the end. One that
+    /// is parked has not ended: this waits until it is resumed and ends, or is terminated.
     pub async fn result(&self) -> Result<O> {
         loop {
             let waiting = self.engine.waiting(&self.id);
