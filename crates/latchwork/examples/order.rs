@@ -14,7 +14,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         });
         let receipt = receipt.await?;
         println!("waiting five seconds; kill me");
-        ctx.sleep(Duration::from_secs(5)).await;
+        ctx.sleep(Duration::from_secs(5)).await?;
         ctx.run("ship", async || {
             println!("shipping");
             Ok::<_, Failure>(())

@@ -10,7 +10,7 @@
 //!
 //! let order = workflow("order").run(async |ctx: Ctx, price: u64| {
 //!     ctx.run("charge", async || Ok::<_, Failure>(price)).await?;
-//!     ctx.sleep(Duration::from_secs(3600)).await;
+//!     ctx.sleep(Duration::from_secs(3600)).await?;
 //!     ctx.run("ship", async || Ok::<_, Failure>("shipped".to_string())).await
 //! });
 //! // A crash right before and right after each commit, and then recovery: the outcome is always the same.

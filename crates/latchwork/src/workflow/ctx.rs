@@ -51,14 +51,16 @@ impl Ctx {
     }
 
     /// Waits. A long wait costs no memory, and goes on after a restart for what is left of it.
-    pub async fn sleep(&self, duration: Duration) {
+    pub async fn sleep(&self, duration: Duration) -> std::result::Result<(), Failure> {
         let until = |now: Timestamp| now.plus(duration);
         self.wait(hash(&u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)), until).await;
+        Ok(())
     }
 
     /// Waits until a time of day.
-    pub async fn sleep_until(&self, time: Timestamp) {
+    pub async fn sleep_until(&self, time: Timestamp) -> std::result::Result<(), Failure> {
         self.wait(hash(&time.0), |_| time).await;
+        Ok(())
     }
 
     async fn wait(&self, argument: u64, until: impl FnOnce(Timestamp) -> Timestamp) {

@@ -14,7 +14,7 @@ async fn a_crash_at_any_commit_of_fifty_steps_changes_nothing() {
         let mut chosen = Vec::new();
         for number in 0..50u64 {
             if number % 7 == 3 {
-                ctx.sleep(Duration::from_millis(number * 100)).await;
+                ctx.sleep(Duration::from_millis(number * 100)).await?;
             }
             if number % 11 == 5 {
                 chosen.push(ctx.random().await);

@@ -20,7 +20,7 @@ fn chain() -> Workflow<u32, Vec<String>> {
         for step in 0..5 {
             results.push(ctx.run("step", async || Ok::<_, Failure>(format!("{n}.{step}"))).input(&step).await?);
             if step == 2 {
-                ctx.sleep(Duration::from_millis(u64::from(n % 20))).await;
+                ctx.sleep(Duration::from_millis(u64::from(n % 20))).await?;
             }
         }
         Ok(results)

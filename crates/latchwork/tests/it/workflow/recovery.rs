@@ -111,7 +111,7 @@ async fn a_long_journal_is_read_as_it_is_needed() {
         for number in 0..steps {
             sum += ctx.run("step", async || Ok::<_, Failure>(u64::from(number))).input(&number).await?;
             if number == steps / 2 {
-                ctx.sleep(Duration::from_secs(60)).await;
+                ctx.sleep(Duration::from_secs(60)).await?;
             }
         }
         Ok(sum)

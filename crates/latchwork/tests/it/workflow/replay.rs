@@ -12,7 +12,7 @@ fn recorded() -> Plan {
     workflow("plan").run(async |ctx: Ctx, ()| {
         let a = ctx.run("a", async || Ok::<_, Failure>(1)).input(&1).await?;
         let b = ctx.run("b", async || Ok::<_, Failure>(2)).await?;
-        ctx.sleep(Duration::from_secs(3600)).await;
+        ctx.sleep(Duration::from_secs(3600)).await?;
         let c = ctx.run("c", async || Ok::<_, Failure>(3)).await?;
         Ok(format!("{}", a + b + c))
     })
@@ -27,7 +27,7 @@ fn mutated(number: u32) -> Plan {
             0 => drop(ctx.run("x", async || Ok::<_, Failure>(1)).input(&1).await?),
             1 => drop(step("b", 2).await?),
             2 => drop(ctx.now().await),
-            3 => ctx.sleep(Duration::from_secs(3600)).await,
+            3 => ctx.sleep(Duration::from_secs(3600)).await?,
             4 => drop(ctx.run("a", async || Ok::<_, Failure>(1)).input(&2).await?),
             5 => drop(ctx.random().await),
             6 => return Ok("early".into()),
@@ -36,17 +36,17 @@ fn mutated(number: u32) -> Plan {
         }
         match number {
             8 => drop(step("bb", 2).await?),
-            9 => ctx.sleep(Duration::from_secs(3600)).await,
+            9 => ctx.sleep(Duration::from_secs(3600)).await?,
             10 => drop(ctx.uuid().await),
             11 => return Ok("early".into()),
             12 => drop(ctx.run("b", async || Ok::<_, Failure>(2)).input(&9).await?),
             _ => drop(step("b", 2).await?),
         }
         match number {
-            13 => ctx.sleep(Duration::from_secs(60)).await,
+            13 => ctx.sleep(Duration::from_secs(60)).await?,
             14 => drop(step("c", 3).await?),
             15 => return Ok("early".into()),
-            16 => ctx.sleep_until(latchwork::store::Timestamp(7)).await,
+            16 => ctx.sleep_until(latchwork::store::Timestamp(7)).await?,
             17 => drop(ctx.now().await),
             18 => drop(step("b", 2).await?),
             _ => drop(ctx.run("extra", async || Ok::<_, Failure>(0)).await?),
@@ -130,7 +130,7 @@ async fn a_workflow_that_panics_is_parked_and_the_engine_goes_on() {
 async fn versions_let_code_change_under_running_executions() {
     let old: Workflow<(), String> = workflow("w").run(async |ctx: Ctx, ()| {
         let version = ctx.version("fee", 1..=1).await;
-        ctx.sleep(Duration::from_secs(3600)).await;
+        ctx.sleep(Duration::from_secs(3600)).await?;
         Ok(format!("{version}"))
     });
     let new: Workflow<(), String> = workflow("w").run(async |ctx: Ctx, ()| {
@@ -138,7 +138,7 @@ async fn versions_let_code_change_under_running_executions() {
         if version >= 2 {
             ctx.run("fee", async || Ok::<_, Failure>(())).await?;
         }
-        ctx.sleep(Duration::from_secs(3600)).await;
+        ctx.sleep(Duration::from_secs(3600)).await?;
         Ok(format!("{version}"))
     });
     let newest: Workflow<(), String> = workflow("w").run(async |ctx: Ctx, ()| {
@@ -169,7 +169,7 @@ async fn versions_let_code_change_under_running_executions() {
 async fn a_version_can_be_asked_where_nothing_was_asked_before() {
     let before: Workflow<u64, u32> = workflow("w").run(async |ctx: Ctx, hours: u64| {
         ctx.run("a", async || Ok::<_, Failure>(())).await?;
-        ctx.sleep(Duration::from_secs(3600 * hours)).await;
+        ctx.sleep(Duration::from_secs(3600 * hours)).await?;
         ctx.run("b", async || Ok::<_, Failure>(0)).await
     });
     let after: Workflow<u64, u32> = workflow("w").run(async |ctx: Ctx, hours: u64| {
@@ -178,7 +178,7 @@ async fn a_version_can_be_asked_where_nothing_was_asked_before() {
         if early == 1 {
             ctx.run("fee", async || Ok::<_, Failure>(())).await?;
         }
-        ctx.sleep(Duration::from_secs(3600 * hours)).await;
+        ctx.sleep(Duration::from_secs(3600 * hours)).await?;
         // Nobody has come by here yet.
         let late = ctx.version("tip", 0..=1).await;
         ctx.run("b", async || Ok::<_, Failure>(10 * early + late)).await

@@ -9,7 +9,7 @@ use latchwork::workflow::{Ctx, Failure, WorkflowError, workflow};
 async fn sleeps_end_when_they_are_due_and_long_ones_leave_memory() {
     let sleeper = workflow("sleeper").run(async |ctx: Ctx, ms: u64| {
         let before = ctx.now().await;
-        ctx.sleep(Duration::from_millis(ms)).await;
+        ctx.sleep(Duration::from_millis(ms)).await?;
         let after = ctx.run("after", async || Ok::<_, Failure>(())).await.map(|()| ctx.clone())?.now().await;
         Ok(after.0 - before.0)
     });
@@ -29,7 +29,7 @@ async fn sleeps_end_when_they_are_due_and_long_ones_leave_memory() {
 #[tokio::test]
 async fn many_timers_in_any_order_fire_in_the_order_they_are_due() {
     let sleeper = workflow("sleeper").run(async |ctx: Ctx, seconds: u64| {
-        ctx.sleep(Duration::from_secs(seconds)).await;
+        ctx.sleep(Duration::from_secs(seconds)).await?;
         ctx.run("woke", async || Ok::<_, Failure>(())).await?;
         Ok(ctx.now().await.0)
     });
@@ -49,7 +49,7 @@ async fn many_timers_in_any_order_fire_in_the_order_they_are_due() {
 async fn an_execution_that_takes_too_long_is_timed_out_awake_or_asleep() {
     let slow = workflow("slow").timeout(Duration::from_secs(100)).run(async |ctx: Ctx, asleep: bool| {
         if asleep {
-            ctx.sleep(Duration::from_secs(1000)).await;
+            ctx.sleep(Duration::from_secs(1000)).await?;
         } else {
             ctx.run("stuck", async || std::future::pending::<Result<(), Failure>>().await).await?;
         }
@@ -70,7 +70,7 @@ async fn what_is_chosen_once_stays() {
         let first = (ctx.now().await.0, ctx.uuid().await.to_string(), ctx.random().await);
         let other = (ctx.now().await.0, ctx.uuid().await.to_string(), ctx.random().await);
         // Out of memory and back: everything above is replayed.
-        ctx.sleep(Duration::from_secs(60)).await;
+        ctx.sleep(Duration::from_secs(60)).await?;
         let recorded = ctx.run("look", async || Ok::<_, Failure>(first.clone())).await?;
         Ok((recorded == first, first.1 != other.1, first.2 != other.2, ctx.version("change", 1..=3).await))
     });
