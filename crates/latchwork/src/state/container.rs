@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::marker::PhantomData;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use serde_json::{Map, Number, Value};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::json::{self, Path};
+use crate::state::batch::Known;
 use crate::state::definition::{Definition, Fits};
 use crate::state::memory::Memory;
 use crate::state::op::{self, Op, kind_of};
@@ -20,7 +22,7 @@ use crate::state::queue::{
 use crate::state::stored::Shelf;
 use crate::state::watch::{Change, Source, StateWatch};
 use crate::state::{MutationError, Result, StateError};
-use crate::store::{Env, Generation, Key, Rev};
+use crate::store::{Env, Generation, Key, Rev, StoreError};
 
 /// A state that is changed by one mutation at a time, in the order they came.
 ///
@@ -39,13 +41,27 @@ pub struct Container {
 enum Home {
     Stored(Arc<Place>),
     Memory(Arc<Memory>),
+    /// In the store, but changed by way of somebody else.
+    By(Arc<Place>, Arc<dyn Steward>),
 }
 
 /// A stored container's place.
-struct Place {
-    shelf: Arc<Shelf>,
-    key: Key,
-    name: Arc<str>,
+pub(crate) struct Place {
+    pub(crate) shelf: Arc<Shelf>,
+    pub(crate) key: Key,
+    pub(crate) name: Arc<str>,
+}
+
+/// Sees to it that what is read and changed goes with something of its own: a journal, or a transaction.
+pub(crate) trait Steward: Send + Sync {
+    /// What the container holds.
+    fn read<'a>(&'a self, place: &'a Place) -> Pin<Box<dyn Future<Output = Result<Known>> + Send + 'a>>;
+
+    /// Has a job done, and answered in the end.
+    fn change<'a>(&'a self, place: &'a Place, job: Job) -> Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
+
+    /// The store does not serve. What this gives is what the caller is told, if it ever is.
+    fn failed(&self, error: StoreError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>>;
 }
 
 /// How a container is treated.
@@ -76,6 +92,14 @@ impl Container {
 
     pub(crate) fn memory(name: Arc<str>, setup: Arc<Setup>) -> Container {
         Container { home: Home::Memory(Arc::new(Memory::new(name))), setup }
+    }
+
+    /// The same container, changed by way of somebody. However often others are faster, it is tried again; and it
+    /// takes the time that it takes.
+    pub(crate) fn by(self, steward: Arc<dyn Steward>) -> Container {
+        let Home::Stored(place) = self.home else { return self };
+        let container = Container { home: Home::By(place, steward), setup: self.setup };
+        container.attempts(u32::MAX).mutation_timeout(None)
     }
 
     fn set_up(mut self, change: impl FnOnce(&mut Setup)) -> Container {
@@ -160,7 +184,7 @@ impl Container {
 
     fn shared_name(&self) -> &Arc<str> {
         match &self.home {
-            Home::Stored(place) => &place.name,
+            Home::Stored(place) | Home::By(place, _) => &place.name,
             Home::Memory(memory) => memory.name(),
         }
     }
@@ -179,14 +203,13 @@ impl Container {
     /// The state as it was last committed, and its rev; zero while nothing was ever written.
     pub async fn read(&self) -> Result<(Option<Value>, Rev)> {
         self.well()?;
-        let (written, rev) = match &self.home {
+        let known = match &self.home {
             Home::Memory(memory) => memory.read(),
-            Home::Stored(place) => match place.shelf.read(&place.key, &place.name).await? {
-                Some((rev, record)) => (Some(record.into_state()), rev),
-                None => (None, Rev(0)),
-            },
+            Home::Stored(place) => place.shelf.read(&place.key, &place.name).await?,
+            Home::By(place, steward) => steward.read(place).await?,
         };
-        Ok((written.unwrap_or_else(|| self.setup.definition.initial.clone()), rev))
+        let state = if known.rev.is_some() { known.state } else { self.setup.definition.initial.clone() };
+        Ok((state, known.rev.unwrap_or_default()))
     }
 
     /// Replaces the state.
@@ -258,6 +281,7 @@ impl Container {
                 memory.watch(sender);
                 Source::Memory(receiver)
             }
+            Home::By(place, _) => return Err(StateError::Unwatchable { key: place.name.to_string() }),
             Home::Stored(place) => {
                 let range = place.shelf.space.range(place.key.bytes()..=place.key.bytes());
                 Source::Stored(Box::new(place.shelf.store.watch(range, after).await?))
@@ -283,7 +307,7 @@ impl Container {
 
     fn identity(&self) -> Identity {
         match &self.home {
-            Home::Stored(place) => Identity::Stored(place.shelf.store.clone(), place.key.clone()),
+            Home::Stored(place) | Home::By(place, _) => Identity::Stored(place.shelf.store.clone(), place.key.clone()),
             Home::Memory(memory) => memory.identity(),
         }
     }
@@ -301,13 +325,22 @@ impl Container {
     fn job(&self, operation: &'static str, body: Body, held: Held, progress: Arc<Progress>) -> Job {
         let Setup { once, retry, definition, .. } = &*self.setup;
         let (once, retry, definition) = (once.clone(), *retry, definition.clone());
-        Job { body, operation, once, definition, retry, tried: 0, held, progress }
+        Job { body, operation, once, definition, retry, tried: 0, held, progress, rider: None }
     }
 
-    fn submit(&self, job: Job) -> Result<()> {
+    async fn submit(&self, job: Job) -> Result<()> {
         match &self.home {
             Home::Stored(place) => place.shelf.submit(&place.key, &place.name, job),
             Home::Memory(memory) => memory.submit(job, &self.setup.env),
+            Home::By(place, steward) => steward.change(place, job).await,
+        }
+    }
+
+    /// What a caller is told, if it is.
+    async fn told(&self, error: StateError) -> StateError {
+        match (&self.home, error) {
+            (Home::By(_, steward), StateError::Store(error)) => steward.failed(error).await,
+            (_, error) => error,
         }
     }
 
@@ -327,11 +360,15 @@ impl Container {
             return done;
         }
         let waiting = self.waiting(answer, progress);
-        self.submit(job)?;
-        match waiting.answered::<std::convert::Infallible>().await {
+        self.submit(job).await?;
+        let answer = match waiting.answered::<std::convert::Infallible>().await {
             Ok(answer) => answer,
             Err(MutationError::State(error)) => Err(error),
             Err(MutationError::Refused(never)) => match never {},
+        };
+        match answer {
+            Ok(changed) => Ok(changed),
+            Err(error) => Err(self.told(error).await),
         }
     }
 
@@ -352,8 +389,11 @@ impl Container {
             Body::Mutator(Box::new(Own { mutator: Quiet::new(mutator), reply, made: PhantomData::<fn() -> Fut> }));
         let job = self.job(operation, body, held, progress.clone());
         let waiting = self.waiting(answer, progress);
-        self.submit(job)?;
-        waiting.answered().await?
+        self.submit(job).await?;
+        match waiting.answered().await? {
+            Err(MutationError::State(error)) => Err(self.told(error).await.into()),
+            answer => answer,
+        }
     }
 }
 

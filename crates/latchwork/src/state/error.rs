@@ -70,6 +70,9 @@ pub enum StateError {
     /// An idempotency key that was used before for another operation.
     #[error("idempotency key {once:?} of {key} was used before, for another call of {operation}")]
     OnceReused { key: String, once: String, operation: String },
+    /// A watch from where what it tells would not be the same on a replay.
+    #[error("{key} cannot be watched from within a workflow; watch it from outside, through the engine")]
+    Unwatchable { key: String },
     /// A mutation outside of a runtime that could run its queue.
     #[error("mutations run on a tokio runtime; call this from within one")]
     NoRuntime,
@@ -134,6 +137,7 @@ impl StateError {
             | Mismatch { .. }
             | TooLarge { .. }
             | OnceReused { .. }
+            | Unwatchable { .. }
             | NoRuntime => ErrorKind::Invalid,
         }
     }

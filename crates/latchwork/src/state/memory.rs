@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::state::batch::Known;
 use crate::state::op::{Event, Op, difference};
 use crate::state::queue::{Body, Changed, Identity, Job, Ran, Settled, drive, start};
 use crate::state::watch::Change;
@@ -49,9 +50,10 @@ impl Memory {
     }
 
     /// The state and its rev; `None` if it was never written.
-    pub(crate) fn read(&self) -> (Option<Option<Value>>, Rev) {
+    pub(crate) fn read(&self) -> Known {
         let inner = self.inner.lock();
-        (inner.state.clone(), inner.rev)
+        let rev = inner.state.is_some().then_some(inner.rev);
+        Known { rev, state: inner.state.clone().flatten() }
     }
 
     pub(crate) fn watch(&self, watcher: UnboundedSender<Change>) {

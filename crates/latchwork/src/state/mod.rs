@@ -24,6 +24,7 @@
 //! # Ok(()) }
 //! ```
 
+mod batch;
 mod container;
 mod definition;
 mod error;
@@ -45,7 +46,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::json;
-use crate::store::{History, Key, SpaceSpec, Store};
+use crate::store::{History, Key, Range, SpaceSpec, Store};
 
 pub use container::Container;
 pub use error::{MutationError, Result, StateError, TimeoutOutcome};
@@ -53,6 +54,11 @@ pub use op::Event;
 pub use queue::Changed;
 pub use slot::Slot;
 pub use watch::{Change, StateWatch};
+
+pub(crate) use batch::{Batch, Known};
+pub(crate) use container::{Place, Steward};
+pub(crate) use queue::{Held, Job, Rider, Settled};
+pub(crate) use watch::Told;
 
 use container::{Setup, empty};
 use definition::Definition;
@@ -185,6 +191,11 @@ impl States {
             None => setup.clone(),
         };
         Container::stored(&self.shelf, self.key(parts), name, setup)
+    }
+
+    /// The range of all slots of an execution.
+    pub(crate) fn slots_of(&self, execution: &str) -> Range {
+        self.shelf.space.prefix(self.key(&["slot", "execution", execution]).bytes())
     }
 
     fn key(&self, parts: &[&str]) -> Key {

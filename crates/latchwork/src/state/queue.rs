@@ -14,10 +14,11 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use crate::panic::message_of;
+use crate::state::batch::Known;
 use crate::state::definition::Definition;
 use crate::state::op::Op;
 use crate::state::{MutationError, Result, StateError, TimeoutOutcome};
-use crate::store::{Env, Key, Rev, Store};
+use crate::store::{self, Commit, Env, Key, Receipt, Rev, Store};
 
 /// What a mutation answers.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,6 +54,23 @@ pub(crate) struct Job {
     /// The containers that are being mutated by whoever asked.
     pub(crate) held: Held,
     pub(crate) progress: Arc<Progress>,
+    pub(crate) rider: Option<Box<dyn Rider>>,
+}
+
+/// Something of somebody else's that goes into the same commit as a mutation, or not at all.
+pub(crate) trait Rider: Send {
+    /// Adds itself to the commit that holds the change.
+    fn board(&mut self, commit: Commit, changed: &Changed) -> Commit;
+
+    /// The commit has landed.
+    fn landed(&mut self, receipt: &Receipt);
+
+    /// The commit was refused, and nothing of it is written. Tells whether that was for a reason of the rider's own:
+    /// then the mutation is dropped, and nobody is answered.
+    fn refused(&mut self, refusal: &store::Refusal) -> bool;
+
+    /// Nothing is to be written: the mutation changed nothing, or failed on this state.
+    fn rests(&mut self, seen: Known, changed: Option<Changed>);
 }
 
 /// What a job does.

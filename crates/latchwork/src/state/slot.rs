@@ -2,6 +2,7 @@
 
 use std::future::ready;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -9,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Number, Value};
 
 use crate::json;
-use crate::state::container::Container;
+use crate::state::container::{Container, Steward};
 use crate::state::op::Op;
 use crate::state::queue::Changed;
 use crate::state::{MutationError, Result, StateError, StateWatch};
@@ -40,6 +41,11 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         Slot { container: container.fits(fits::<T>), holds: PhantomData }
     }
 
+    /// The same slot, changed by way of somebody.
+    pub(crate) fn by(self, steward: Arc<dyn Steward>) -> Slot<T> {
+        Slot { container: self.container.by(steward), holds: PhantomData }
+    }
+
     /// What reads while nothing was ever written.
     pub fn initial(self, value: T) -> Slot<T> {
         Slot::new(self.container.initial(value))
@@ -56,7 +62,7 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
     }
 
     /// As [`Container::once`].
-    pub fn once(self, key: impl Into<std::sync::Arc<str>>) -> Slot<T> {
+    pub fn once(self, key: impl Into<Arc<str>>) -> Slot<T> {
         Slot::new(self.container.once(key))
     }
 
@@ -101,7 +107,7 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         E: Send + 'static,
         T: 'static,
     {
-        let name = std::sync::Arc::<str>::from(self.container.name());
+        let name = Arc::<str>::from(self.container.name());
         let mutator = move |state: Option<Value>| {
             let current = state.map(|state| T::deserialize(state).map_err(|error| mismatch(&name, &error)));
             let changed = match current.transpose() {

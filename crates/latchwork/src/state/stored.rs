@@ -6,19 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde_json::Value;
 
 use crate::backoff::{doubled, jittered};
+use crate::state::batch::{Batch, CameTo, Done, Known};
 use crate::state::once::{Answer, Answers};
-use crate::state::op::{Event, difference};
-use crate::state::queue::{Body, Changed, Identity, Job, Ran, Refusal, Retry, Running, Settled, drive, start};
-use crate::state::record::Record;
+use crate::state::queue::{Body, Changed, Identity, Job, Ran, Retry, Running, Settled, drive};
 use crate::state::watch::Told;
 use crate::state::{Result, StateError};
 use crate::store::{Actual, Commit, Env, ErrorKind, Key, Outcome, Rev, Space, Store};
 
 /// How many mutations share a commit at the most.
 const BATCH: usize = 1024;
+
+/// The longest pause between attempts.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// The stored containers of a store.
 pub(crate) struct Shelf {
@@ -56,11 +57,9 @@ impl Shelf {
         Ok(())
     }
 
-    /// What a container holds: its rev and record, or nothing if it was never written.
-    pub(crate) async fn read(&self, key: &Key, name: &str) -> Result<Option<(Rev, Record)>> {
-        let Some(item) = self.store.view().await?.get(key).await? else { return Ok(None) };
-        let record = Record::decode(&item.value).ok_or_else(|| StateError::Corrupt { key: name.into() })?;
-        Ok(Some((item.rev, record)))
+    /// What a container holds.
+    pub(crate) async fn read(&self, key: &Key, name: &str) -> Result<Known> {
+        Known::at(&self.store.view().await?, key, name).await
     }
 
     #[cfg(test)]
@@ -81,31 +80,10 @@ struct Worker {
     ended: bool,
 }
 
-/// A container as it was read or left.
-#[derive(Clone)]
-struct Known {
-    /// `None` if it was never written.
-    rev: Option<Rev>,
-    state: Option<Value>,
-}
-
 /// A job that is to run, or has been run up to where it waits.
 enum Item {
     Fresh(Job),
     Started(Job, Running),
-}
-
-/// A job that was run, and what it came to if the commit lands.
-struct Done {
-    job: Job,
-    came_to: CameTo,
-    answer: Option<(Key, Answer)>,
-}
-
-enum CameTo {
-    Change { value: Value, changed: bool },
-    Refusal(Refusal),
-    Failure(StateError),
 }
 
 impl Drop for Worker {
@@ -161,10 +139,7 @@ impl Worker {
         if let Some(known) = self.known.take() {
             return Ok(known);
         }
-        Ok(match self.shelf.read(&self.key, &self.name).await? {
-            Some((rev, record)) => Known { rev: Some(rev), state: record.into_state() },
-            None => Known { rev: None, state: None },
-        })
+        self.shelf.read(&self.key, &self.name).await
     }
 
     /// Runs some jobs and commits what they came to.
@@ -267,143 +242,17 @@ fn settle_again(job: Job, answer: Answer, name: &str) {
     job.settle(Settled::Failed(StateError::OnceReused { key: name.into(), once, operation }));
 }
 
-/// Jobs that are run on one state, for one commit.
-struct Batch {
-    name: Arc<str>,
-    /// What the commit starts from.
-    known: Known,
-    /// The state that the jobs so far have left.
-    state: Option<Value>,
-    /// Whether that is one that was written; otherwise an initial value reads in its place.
-    written: bool,
-    changed: bool,
-    done: Vec<Done>,
-    events: Vec<Event>,
-}
-
-impl Batch {
-    fn new(known: Known, name: Arc<str>) -> Batch {
-        let (state, written) = (known.state.clone(), known.rev.is_some());
-        Batch { name, known, state, written, changed: false, done: Vec::new(), events: Vec::new() }
-    }
-
-    /// The rev from the commit on, if something changed.
-    fn rev(&self) -> Rev {
-        let before = self.known.rev.unwrap_or_default();
-        if self.changed { before.next() } else { before }
-    }
-
-    fn run_op(&mut self, job: Job, answer_key: Option<Key>) {
-        let Body::Op(op, _) = &job.body else { return };
-        let initial = (!self.written).then(|| job.definition.initial.clone());
-        let mut state = match initial {
-            Some(initial) => initial,
-            None => self.state.take(),
-        };
-        let before = job.definition.may_refuse().then(|| state.clone());
-        let mut came_to = op.apply(&self.name, &mut state).map(|(value, changed)| {
-            // What is set or removed for the first time is written, though it may read as before.
-            (value, changed || !self.written && op.writes_always())
-        });
-        if let Ok((_, true)) = came_to
-            && let Err(error) = job.definition.check(&self.name, state.as_ref())
-        {
-            came_to = Err(error);
-            state = before.flatten();
-        }
-        match came_to {
-            Ok((value, changed)) => {
-                if changed {
-                    self.tell(op.event(job.operation));
-                }
-                self.keep(state, changed);
-                self.done(job, CameTo::Change { value, changed }, answer_key);
-            }
-            Err(error) => {
-                self.keep(state, false);
-                self.done(job, CameTo::Failure(error), answer_key);
-            }
-        }
-    }
-
-    /// Takes over a state; one that reads in place of none that was written stays unwritten unless it changed.
-    fn keep(&mut self, state: Option<Value>, changed: bool) {
-        self.written |= changed;
-        self.changed |= changed;
-        self.state = if self.written { state } else { None };
-    }
-
-    fn reads(&self, job: &Job) -> Option<Value> {
-        if self.written { self.state.clone() } else { job.definition.initial.clone() }
-    }
-
-    fn start(&self, job: &mut Job, held: &crate::state::queue::Held) -> Result<Running, String> {
-        let state = self.reads(job);
-        match &mut job.body {
-            Body::Mutator(mutator) => start(&mut **mutator, state, held),
-            Body::Op(..) => Err("an operation is not a mutator".into()),
-        }
-    }
-
-    fn ran(&mut self, job: Job, ran: Ran, answer_key: Option<Key>) {
-        let key = self.name.to_string();
-        let came_to = match ran {
-            Ran::Ended(Ok(after)) => self.take_over(&job, after),
-            Ran::Ended(Err(refusal)) => CameTo::Refusal(refusal),
-            Ran::Panicked(message) => CameTo::Failure(StateError::Panicked { key, message }),
-            Ran::Waits => CameTo::Failure(StateError::Abandoned { key }),
-        };
-        self.done(job, came_to, answer_key);
-    }
-
-    fn take_over(&mut self, job: &Job, after: Option<Value>) -> CameTo {
-        let before = self.reads(job);
-        let value = after.clone().unwrap_or_default();
-        if before == after {
-            return CameTo::Change { value, changed: false };
-        }
-        let checked = after.as_ref().map_or(Ok(()), |after| {
-            crate::json::check(after).map_err(|cause| StateError::Value { key: self.name.to_string(), cause })
-        });
-        if let Err(error) = checked.and_then(|()| job.definition.check(&self.name, after.as_ref())) {
-            return CameTo::Failure(error);
-        }
-        let delta = difference(before.as_ref(), after.as_ref());
-        self.tell(Event { operation: job.operation.into(), path: String::new(), delta, times: 1 });
-        self.keep(after, true);
-        CameTo::Change { value, changed: true }
-    }
-
-    fn tell(&mut self, event: Event) {
-        match self.events.last_mut() {
-            Some(last) if last.is_like(&event) => last.times += 1,
-            _ => self.events.push(event),
-        }
-    }
-
-    fn done(&mut self, job: Job, came_to: CameTo, answer_key: Option<Key>) {
-        let answer = match (&came_to, answer_key) {
-            (CameTo::Change { value, changed }, Some(key)) => {
-                let (operation, fingerprint) = (job.operation.into(), job.fingerprint());
-                Some((key, Answer { operation, fingerprint, value: value.clone(), rev: 0, changed: *changed }))
-            }
-            _ => None,
-        };
-        self.done.push(Done { job, came_to, answer });
-    }
-}
-
 impl Worker {
     /// Commits a batch and settles its jobs, or gives back those that are to be tried again.
-    async fn commit(&mut self, batch: Batch, next: &mut VecDeque<Item>) -> Result<()> {
-        let value = Record::of(batch.state.clone()).encode();
+    async fn commit(&mut self, mut batch: Batch, next: &mut VecDeque<Item>) -> Result<()> {
+        let value = batch.record().encode();
         let limit = self.shelf.store.limits().value_bytes;
         if batch.changed && value.len() > limit {
             let error = StateError::TooLarge { key: self.name.to_string(), length: value.len(), limit };
             self.too_much(batch, error, next);
             return Ok(());
         }
-        let mut commit = self.prepared(&batch, value);
+        let mut commit = self.prepared(&mut batch, value);
         if batch.done.iter().any(|done| done.answer.is_some()) {
             commit = match self.shelf.answers.sweep(&self.shelf.store, commit).await {
                 Ok(commit) => commit,
@@ -411,17 +260,26 @@ impl Worker {
             };
         }
         match self.shelf.store.commit(commit).await {
-            Ok(Outcome::Applied(_)) => {
+            Ok(Outcome::Applied(receipt)) => {
                 let rev = batch.rev();
                 let written = batch.changed || batch.known.rev.is_some();
                 self.known = Some(Known { rev: written.then_some(rev), state: batch.state });
                 self.most = BATCH.min(self.most * 2);
-                for done in batch.done {
+                for mut done in batch.done {
+                    match &mut done.job.rider {
+                        Some(rider) if done.came_to.boards() => rider.landed(&receipt),
+                        _ => done.rests(rev),
+                    }
                     done.settle(rev);
                 }
                 Ok(())
             }
             Ok(Outcome::Refused(refusal)) => {
+                // Whoever rides may have lost the right to; the others go without it.
+                batch.done.retain_mut(|done| match &mut done.job.rider {
+                    Some(rider) if done.came_to.boards() => !rider.refused(&refusal),
+                    _ => true,
+                });
                 let moved = refusal.failed.iter().find(|failed| failed.index == 0);
                 let actual = moved.map(|moved| match &moved.actual {
                     Actual::AtRev(rev) => Some(*rev),
@@ -440,18 +298,24 @@ impl Worker {
     }
 
     /// The first check is that on the container itself.
-    fn prepared(&self, batch: &Batch, value: crate::store::Bytes) -> Commit {
+    fn prepared(&self, batch: &mut Batch, value: crate::store::Bytes) -> Commit {
         let mut commit = match batch.known.rev {
             Some(rev) => Commit::new().at_rev(&self.key, rev),
             None => Commit::new().absent(&self.key),
         };
         if batch.changed {
-            let told = Told { container: self.name.to_string(), events: batch.events.clone() };
-            commit = commit.put(&self.key, value).meta(told.encode());
+            commit = commit.put(&self.key, value).meta(Told::encode(vec![batch.told()]));
         }
         for (key, answer) in batch.done.iter().filter_map(|done| done.answer.as_ref()) {
             let answer = Answer { rev: batch.rev().0, ..answer.clone() };
             commit = self.shelf.answers.put(commit, key, self.env().now(), &answer);
+        }
+        let rev = batch.rev();
+        for done in batch.done.iter_mut().filter(|done| done.came_to.boards()) {
+            let changed = done.answers(rev);
+            if let (Some(rider), Some(changed)) = (&mut done.job.rider, changed) {
+                commit = rider.board(commit, &changed);
+            }
         }
         commit
     }
@@ -497,9 +361,13 @@ impl Worker {
         self.known = Some(batch.known);
         self.most = (batch.done.len() / 2).max(1);
         if batch.done.len() == 1
-            && let Some(Done { job, .. }) = batch.done.pop()
+            && let Some(mut done) = batch.done.pop()
         {
-            job.settle(Settled::Failed(error));
+            if let StateError::TooLarge { .. } = error {
+                done.came_to = CameTo::Failure(error.clone());
+                done.rests(Rev(0));
+            }
+            done.job.settle(Settled::Failed(error));
         }
         // One that had begun has seen a state that will not be.
         let behind = next.drain(..).map(|(Item::Fresh(job) | Item::Started(job, _))| Item::Fresh(job));
@@ -515,20 +383,10 @@ fn fail(batch: Batch, error: StateError) -> StateError {
     error
 }
 
-impl Done {
-    fn settle(self, rev: Rev) {
-        self.job.settle(match self.came_to {
-            CameTo::Change { value, changed } => Settled::Done(Changed { value, rev, changed, repeated: false }),
-            CameTo::Refusal(refusal) => Settled::Refused(refusal),
-            CameTo::Failure(error) => Settled::Failed(error),
-        });
-    }
-}
-
 impl Retry {
     /// The pause doubles with every attempt; a part of it, up to a half, is left to chance.
     fn pause_after(self, tried: u32, env: &Env) -> Duration {
-        jittered(doubled(self.pause, tried), 0.5, env)
+        jittered(doubled(self.pause, tried).min(LONGEST), 0.5, env)
     }
 }
 

@@ -75,8 +75,8 @@ struct Meta {
 }
 
 impl Told {
-    pub(crate) fn encode(self) -> Vec<u8> {
-        serde_json::to_vec(&Meta { state: vec![self] }).expect("events can be written as JSON")
+    pub(crate) fn encode(told: Vec<Told>) -> Vec<u8> {
+        serde_json::to_vec(&Meta { state: told }).expect("events can be written as JSON")
     }
 
     /// What is told of one container. Commits that tell nothing, a restore for one, have changed it all the same.

@@ -1,0 +1,254 @@
+//! Jobs that are run on one state, one after the other, before anything is committed.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::state::once::Answer;
+use crate::state::op::{Event, difference};
+use crate::state::queue::{Body, Changed, Held, Job, Ran, Refusal, Running, Settled, drive, start};
+use crate::state::record::Record;
+use crate::state::watch::Told;
+use crate::state::{Result, StateError};
+use crate::store::{Key, Rev, View};
+
+/// A container as it was read or left.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Known {
+    /// `None` if it was never written.
+    pub(crate) rev: Option<Rev>,
+    pub(crate) state: Option<Value>,
+}
+
+impl Known {
+    /// What a container holds as a view shows it.
+    pub(crate) async fn at(view: &View, key: &Key, name: &str) -> Result<Known> {
+        let Some(item) = view.get(key).await? else { return Ok(Known { rev: None, state: None }) };
+        let record = Record::decode(&item.value).ok_or_else(|| StateError::Corrupt { key: name.into() })?;
+        Ok(Known { rev: Some(item.rev), state: record.into_state() })
+    }
+}
+
+/// A job that was run, and what it came to if the commit lands.
+pub(crate) struct Done {
+    pub(crate) job: Job,
+    pub(crate) came_to: CameTo,
+    pub(crate) answer: Option<(Key, Answer)>,
+    /// The state that it was run on, if somebody rides on it.
+    pub(crate) seen: Option<Known>,
+}
+
+pub(crate) enum CameTo {
+    Change { value: Value, changed: bool },
+    Refusal(Refusal),
+    Failure(StateError),
+}
+
+impl CameTo {
+    /// Whether the commit has to hold it, and whoever rides on it, too.
+    pub(crate) fn boards(&self) -> bool {
+        matches!(self, CameTo::Change { changed: true, .. })
+    }
+}
+
+/// Jobs that are run on one state, for one commit.
+pub(crate) struct Batch {
+    name: Arc<str>,
+    /// What the commit starts from.
+    pub(crate) known: Known,
+    /// The state that the jobs so far have left.
+    pub(crate) state: Option<Value>,
+    /// Whether that is one that was written; otherwise an initial value reads in its place.
+    written: bool,
+    pub(crate) changed: bool,
+    pub(crate) done: Vec<Done>,
+    pub(crate) events: Vec<Event>,
+}
+
+impl Batch {
+    pub(crate) fn new(known: Known, name: Arc<str>) -> Batch {
+        let (state, written) = (known.state.clone(), known.rev.is_some());
+        Batch { name, known, state, written, changed: false, done: Vec::new(), events: Vec::new() }
+    }
+
+    /// The state as the jobs so far have left it.
+    pub(crate) fn now(&self) -> Known {
+        Known { rev: self.written.then(|| self.rev()), state: self.state.clone() }
+    }
+
+    /// The state as it is to be stored.
+    pub(crate) fn record(&self) -> Record {
+        Record::of(self.state.clone())
+    }
+
+    /// What is told of it to those who watch.
+    pub(crate) fn told(&self) -> Told {
+        Told { container: self.name.to_string(), events: self.events.clone() }
+    }
+
+    /// The rev from the commit on, if something changed.
+    pub(crate) fn rev(&self) -> Rev {
+        let before = self.known.rev.unwrap_or_default();
+        if self.changed { before.next() } else { before }
+    }
+
+    pub(crate) fn run_op(&mut self, job: Job, answer_key: Option<Key>) {
+        let Body::Op(op, _) = &job.body else { return };
+        let seen = self.seen(&job);
+        let initial = (!self.written).then(|| job.definition.initial.clone());
+        let mut state = match initial {
+            Some(initial) => initial,
+            None => self.state.take(),
+        };
+        let before = job.definition.may_refuse().then(|| state.clone());
+        let mut came_to = op.apply(&self.name, &mut state).map(|(value, changed)| {
+            // What is set or removed for the first time is written, though it may read as before.
+            (value, changed || !self.written && op.writes_always())
+        });
+        if let Ok((_, true)) = came_to
+            && let Err(error) = job.definition.check(&self.name, state.as_ref())
+        {
+            came_to = Err(error);
+            state = before.flatten();
+        }
+        match came_to {
+            Ok((value, changed)) => {
+                if changed {
+                    self.tell(op.event(job.operation));
+                }
+                self.keep(state, changed);
+                self.done(job, CameTo::Change { value, changed }, answer_key, seen);
+            }
+            Err(error) => {
+                self.keep(state, false);
+                self.done(job, CameTo::Failure(error), answer_key, seen);
+            }
+        }
+    }
+
+    /// Takes over a state; one that reads in place of none that was written stays unwritten unless it changed.
+    fn keep(&mut self, state: Option<Value>, changed: bool) {
+        self.written |= changed;
+        self.changed |= changed;
+        self.state = if self.written { state } else { None };
+    }
+
+    fn reads(&self, job: &Job) -> Option<Value> {
+        if self.written { self.state.clone() } else { job.definition.initial.clone() }
+    }
+
+    pub(crate) fn start(&self, job: &mut Job, held: &Held) -> Result<Running, String> {
+        let state = self.reads(job);
+        match &mut job.body {
+            Body::Mutator(mutator) => start(&mut **mutator, state, held),
+            Body::Op(..) => Err("an operation is not a mutator".into()),
+        }
+    }
+
+    /// The state as the next job finds it, if somebody rides on that.
+    fn seen(&self, job: &Job) -> Option<Known> {
+        job.rider.is_some().then(|| self.now())
+    }
+
+    /// Runs a job to its end, whatever it waits for, and takes it out again.
+    pub(crate) async fn run_alone(&mut self, mut job: Job, held: Held) -> Option<Done> {
+        if let Body::Op(..) = job.body {
+            self.run_op(job, None);
+            return self.done.pop();
+        }
+        let ran = match self.start(&mut job, &held) {
+            Ok(mut running) => drive(&mut running, held, false).await,
+            Err(message) => Ran::Panicked(message),
+        };
+        self.ran(job, ran, None);
+        self.done.pop()
+    }
+
+    pub(crate) fn ran(&mut self, job: Job, ran: Ran, answer_key: Option<Key>) {
+        let seen = self.seen(&job);
+        let key = self.name.to_string();
+        let came_to = match ran {
+            Ran::Ended(Ok(after)) => self.take_over(&job, after),
+            Ran::Ended(Err(refusal)) => CameTo::Refusal(refusal),
+            Ran::Panicked(message) => CameTo::Failure(StateError::Panicked { key, message }),
+            Ran::Waits => CameTo::Failure(StateError::Abandoned { key }),
+        };
+        self.done(job, came_to, answer_key, seen);
+    }
+
+    fn take_over(&mut self, job: &Job, after: Option<Value>) -> CameTo {
+        let before = self.reads(job);
+        let value = after.clone().unwrap_or_default();
+        if before == after {
+            return CameTo::Change { value, changed: false };
+        }
+        let checked = after.as_ref().map_or(Ok(()), |after| {
+            crate::json::check(after).map_err(|cause| StateError::Value { key: self.name.to_string(), cause })
+        });
+        if let Err(error) = checked.and_then(|()| job.definition.check(&self.name, after.as_ref())) {
+            return CameTo::Failure(error);
+        }
+        let delta = difference(before.as_ref(), after.as_ref());
+        self.tell(Event { operation: job.operation.into(), path: String::new(), delta, times: 1 });
+        self.keep(after, true);
+        CameTo::Change { value, changed: true }
+    }
+
+    fn tell(&mut self, event: Event) {
+        match self.events.last_mut() {
+            Some(last) if last.is_like(&event) => last.times += 1,
+            _ => self.events.push(event),
+        }
+    }
+
+    fn done(&mut self, job: Job, came_to: CameTo, answer_key: Option<Key>, seen: Option<Known>) {
+        let answer = match (&came_to, answer_key) {
+            (CameTo::Change { value, changed }, Some(key)) => {
+                let (operation, fingerprint) = (job.operation.into(), job.fingerprint());
+                Some((key, Answer { operation, fingerprint, value: value.clone(), rev: 0, changed: *changed }))
+            }
+            _ => None,
+        };
+        self.done.push(Done { job, came_to, answer, seen });
+    }
+}
+
+impl Done {
+    /// What it answers, if it is a change.
+    pub(crate) fn answers(&self, rev: Rev) -> Option<Changed> {
+        match &self.came_to {
+            CameTo::Change { value, changed } => {
+                Some(Changed { value: value.clone(), rev, changed: *changed, repeated: false })
+            }
+            CameTo::Refusal(_) | CameTo::Failure(_) => None,
+        }
+    }
+
+    /// The same, or a failure if the state that it leaves is too large to be stored.
+    pub(crate) fn within(mut self, limit: usize, batch: &Batch) -> Done {
+        if self.came_to.boards() {
+            let length = batch.record().encode().len();
+            if length > limit {
+                let error = StateError::TooLarge { key: batch.name.to_string(), length, limit };
+                self.came_to = CameTo::Failure(error);
+            }
+        }
+        self
+    }
+
+    /// Tells whoever rides on it that nothing was to be written for it.
+    pub(crate) fn rests(&mut self, rev: Rev) {
+        let changed = self.answers(rev);
+        if let (Some(rider), Some(seen)) = (&mut self.job.rider, self.seen.take()) {
+            rider.rests(seen, changed);
+        }
+    }
+
+    pub(crate) fn settle(self, rev: Rev) {
+        self.job.settle(match self.came_to {
+            CameTo::Change { value, changed } => Settled::Done(Changed { value, rev, changed, repeated: false }),
+            CameTo::Refusal(refusal) => Settled::Refused(refusal),
+            CameTo::Failure(error) => Settled::Failed(error),
+        });
+    }
+}
