@@ -211,10 +211,15 @@ impl Entities {
 
     /// Makes all operations of a transaction in one commit, or none: then the error lists every check that failed.
     pub async fn transact(&self, transaction: Transaction) -> Result<Receipt> {
+        self.send(self.checked(transaction)?).await
+    }
+
+    /// A transaction whose parts are known to be well.
+    pub(crate) fn checked(&self, transaction: Transaction) -> Result<Checked> {
         for reads in &transaction.reads {
             reads.validate(self.inner.store.limits().operations)?;
         }
-        self.send(Checked::new(transaction, self.inner.store.env())?).await
+        Checked::new(transaction, self.inner.store.env())
     }
 
     async fn single(&self, transaction: Transaction) -> Result<OpReceipt> {

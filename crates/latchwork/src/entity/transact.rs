@@ -160,6 +160,19 @@ impl Entities {
         }
     }
 
+    /// Whether a transaction was refused because what it has read has changed, or for a reason of its own: then that
+    /// is the error. Checks behind its own are somebody else's, and stand for something that was read.
+    pub(crate) async fn outrun(&self, refusal: Refusal, prepared: &Understood) -> Result<()> {
+        if refusal.failed.iter().any(|failed| failed.index >= prepared.meanings.len()) {
+            return Ok(());
+        }
+        let failed = self.failures(refusal, &prepared.meanings, &prepared.ops).await?;
+        if failed.iter().all(|failed| failed.op.is_some()) && !failed.is_empty() {
+            return Err(EntityError::Rejected { failed });
+        }
+        Ok(())
+    }
+
     /// Why a change was refused; `None` if it was outrun.
     pub(crate) async fn explain_change(&self, refusal: Refusal, prepared: &Understood) -> Result<Option<EntityError>> {
         let failed = self.failures(refusal, &prepared.meanings, &prepared.ops).await?;

@@ -23,6 +23,7 @@
 //! ```
 
 mod fault;
+mod replay;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -34,9 +35,10 @@ use serde::de::DeserializeOwned;
 use crate::store::backend::MemoryBackend;
 use crate::store::disk::RealDisk;
 use crate::store::{Env, Limits, Store, VirtualClock};
-use crate::workflow::{Engine, Result, Workflow, WorkflowError};
+use crate::workflow::{Engine, EngineBuilder, ExecutionId, Failure, History, Result, Workflow, WorkflowError};
 
 pub use fault::{Crash, Side};
+pub use replay::{Mismatch, replay};
 
 use fault::Life;
 
@@ -63,15 +65,62 @@ pub struct CrashOutcome<O> {
     pub bodies: Vec<String>,
 }
 
-impl TestEngine {
-    /// An engine with one workflow. The seed decides about all chance.
-    pub async fn new<I, O>(workflow: &Workflow<I, O>, seed: u64) -> Result<TestEngine> {
-        let (env, clock) = Env::seeded(seed);
+/// A test engine that is about to start.
+#[must_use = "an engine does nothing until it is started"]
+pub struct TestEngineBuilder {
+    seed: u64,
+    set_up: SetUp,
+}
+
+/// Registers workflows and mocks, again and again if need be.
+type SetUp = Vec<Box<dyn Fn(EngineBuilder) -> EngineBuilder + Send + Sync>>;
+
+impl TestEngineBuilder {
+    /// Makes a workflow known.
+    pub fn register<I: 'static, O: 'static>(mut self, workflow: &Workflow<I, O>) -> TestEngineBuilder {
+        let workflow = workflow.clone();
+        self.set_up.push(Box::new(move |builder| builder.register(&workflow)));
+        self
+    }
+
+    /// Has this run in place of the body of every step of that name. It is given the number of the attempt, from 1.
+    pub fn mock<T: Serialize>(
+        mut self,
+        step: &str,
+        mock: impl Fn(u32) -> std::result::Result<T, Failure> + Send + Sync + 'static,
+    ) -> TestEngineBuilder {
+        let text = |error: crate::json::JsonError| Failure::new(format!("the mock's result: {error}"));
+        let mock = Arc::new(move |attempt| crate::json::to_value(&mock(attempt)?).map_err(text));
+        let step = step.to_string();
+        self.set_up.push(Box::new(move |builder| builder.mock(&step, mock.clone())));
+        self
+    }
+
+    /// Starts the engine.
+    pub async fn start(self) -> Result<TestEngine> {
+        let (env, clock) = Env::seeded(self.seed);
         let memory = Arc::new(MemoryBackend::new(env.clone()));
         let life = Arc::new(Life::new(memory, None));
         let bodies = Arc::default();
-        let engine = engine(&life, &env, workflow, &bodies).await?;
+        let engine = engine(&life, &env, &self.set_up, &bodies).await?;
         Ok(TestEngine { engine, clock, env, bodies })
+    }
+}
+
+impl TestEngine {
+    /// An engine on which more can be said than a workflow. The seed decides about all chance.
+    pub fn build(seed: u64) -> TestEngineBuilder {
+        TestEngineBuilder { seed, set_up: Vec::new() }
+    }
+
+    /// An engine with one workflow. The seed decides about all chance.
+    pub async fn new<I: 'static, O: 'static>(workflow: &Workflow<I, O>, seed: u64) -> Result<TestEngine> {
+        TestEngine::build(seed).register(workflow).start().await
+    }
+
+    /// What happened to an execution so far, to be compared with what should have.
+    pub async fn history(&self, id: impl Into<ExecutionId>) -> Result<History> {
+        self.engine.history(id).await
     }
 
     /// The engine itself.
@@ -108,15 +157,11 @@ impl TestEngine {
     }
 }
 
-async fn engine<I, O>(
-    life: &Arc<Life>,
-    env: &Env,
-    workflow: &Workflow<I, O>,
-    bodies: &Arc<Mutex<Vec<String>>>,
-) -> Result<Engine> {
+async fn engine(life: &Arc<Life>, env: &Env, set_up: &SetUp, bodies: &Arc<Mutex<Vec<String>>>) -> Result<Engine> {
     let store = Store::with_backend(life.clone(), env.clone(), Limits::default(), Arc::new(RealDisk)).await?;
     let bodies = bodies.clone();
-    Engine::on(&store).register(workflow).on_step(move |_, name| bodies.lock().push(name.into())).start().await
+    let builder = Engine::on(&store).on_step(move |_, name| bodies.lock().push(name.into()));
+    set_up.iter().fold(builder, |builder, set_up| set_up(builder)).start().await
 }
 
 /// Drives a future; whenever it and everybody else has had their turns, time goes on to the next sleeper.
@@ -147,12 +192,13 @@ where
     I: Serialize + Clone + Send + 'static,
     O: DeserializeOwned + Send + 'static,
 {
+    let set_up = TestEngine::build(0).register(workflow).set_up;
     let mut crashes = 0;
     let mut commit = 1;
     loop {
         let mut has_crashed = false;
         for side in [Side::Before, Side::After] {
-            if let Some(outcome) = crash_once(workflow, input.clone(), Crash { commit, side }).await {
+            if let Some(outcome) = crash_once(workflow, &set_up, input.clone(), Crash { commit, side }).await {
                 has_crashed = true;
                 crashes += 1;
                 check(&outcome);
@@ -169,7 +215,7 @@ where
 /// The id under which an execution is started, and started again if the crash left no trace of it.
 const ID: &str = "execution";
 
-async fn crash_once<I, O>(workflow: &Workflow<I, O>, input: I, crash: Crash) -> Option<CrashOutcome<O>>
+async fn crash_once<I, O>(workflow: &Workflow<I, O>, set_up: &SetUp, input: I, crash: Crash) -> Option<CrashOutcome<O>>
 where
     I: Serialize + Clone + Send + 'static,
     O: DeserializeOwned + Send + 'static,
@@ -179,13 +225,13 @@ where
     let bodies = Arc::default();
     // The engine's own commits when it starts are not the workflow's.
     let idle = Arc::new(Life::new(memory.clone(), None));
-    drop(engine(&idle, &env, workflow, &bodies).await.ok()?);
+    drop(engine(&idle, &env, set_up, &bodies).await.ok()?);
     let before = Arc::new(Life::new(memory.clone(), None));
-    drop(engine(&before, &env, workflow, &bodies).await.ok()?);
+    drop(engine(&before, &env, set_up, &bodies).await.ok()?);
     let crash_at = Crash { commit: crash.commit + before.commits(), side: crash.side };
     let life = Arc::new(Life::new(memory.clone(), Some(crash_at)));
     let first = while_time_passes(&clock, &env, async {
-        let engine = engine(&life, &env, workflow, &bodies).await?;
+        let engine = engine(&life, &env, set_up, &bodies).await?;
         let handle = engine.start(workflow, input.clone()).id(ID).await?;
         let mut ended = std::pin::pin!(handle.result());
         // A crash leaves nobody to tell of it.
@@ -206,7 +252,7 @@ where
     }
     let life = Arc::new(Life::new(memory, None));
     let result = while_time_passes(&clock, &env, async {
-        let engine = engine(&life, &env, workflow, &bodies).await?;
+        let engine = engine(&life, &env, set_up, &bodies).await?;
         engine.start(workflow, input).id(ID).or_join().await?.result().await
     });
     let result = result.await;

@@ -1,21 +1,19 @@
 //! What a workflow's function is given: every operation that is recorded.
 
-use std::future::{Future, IntoFuture};
-use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
+use std::future::Future;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
-use crate::panic::message_of;
 use crate::store::{Timestamp, Uuid};
-use crate::workflow::record::{Entry, EntryState, Kind, Status, failure_text};
-use crate::workflow::run::{IDLE, Run, Stop};
-use crate::workflow::{ExecutionId, Failure, Retry};
+use crate::workflow::record::{Entry, EntryState, Kind};
+use crate::workflow::run::{IDLE, Next, Run, Stop, hash_text};
+use crate::workflow::slots::CtxState;
+use crate::workflow::step::{Attempt, Plain, Step, Told};
+use crate::workflow::{ExecutionId, Failure};
 
 /// The context of an execution.
 #[derive(Clone)]
@@ -29,9 +27,8 @@ impl std::fmt::Debug for Ctx {
     }
 }
 
-fn hash(value: &impl Serialize) -> u64 {
-    let value = json::to_value(value).unwrap_or_default();
-    xxhash_rust::xxh3::xxh3_64(value.to_string().as_bytes())
+pub(crate) fn hash(value: &impl Serialize) -> u64 {
+    hash_text(&json::to_value(value).unwrap_or_default().to_string())
 }
 
 impl Ctx {
@@ -42,12 +39,49 @@ impl Ctx {
 
     /// A step: its body runs at least once, and its result is recorded exactly once. Await it, after saying how it is
     /// to be tried.
-    pub fn run<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, F>
+    pub fn run<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, Plain<F>>
     where
         F: Fn() -> Fut,
         Fut: Future<Output = std::result::Result<T, E>>,
     {
-        Step { ctx: self, name: name.into(), body, retry: Retry::default(), timeout: None, deadline: None, argument: 0 }
+        Step::new(self, name, Plain(body))
+    }
+
+    /// Like [`Ctx::run`], with a body that is told which attempt it is, and of its idempotency key.
+    pub fn run_with<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, Told<F>>
+    where
+        F: Fn(Attempt) -> Fut,
+        Fut: Future<Output = std::result::Result<T, E>>,
+    {
+        Step::new(self, name, Told(body))
+    }
+
+    /// Slots of the store. What is done to them from here is one commit with the record that it was done, so neither a
+    /// crash nor a replay does it twice.
+    pub fn state(&self) -> CtxState {
+        CtxState::new(self.run.clone())
+    }
+
+    /// Starts the execution anew with another input, under the same id and with an empty journal: so that a loop
+    /// without end does not grow without end. Await it and return what it gives; it never does.
+    pub async fn continue_as_new<T>(&self, input: impl Serialize) -> std::result::Result<T, Failure> {
+        let input = json::to_value(&input).map_err(|error| Failure::new(format!("the next input: {error}")))?;
+        let input = input.to_string();
+        self.run.fits("the next input", input.len())?;
+        match self.run.peek().await {
+            Ok(None) => {}
+            Ok(Some(entry)) => {
+                let reason =
+                    format!("the code continues as new, and the journal goes on with {} {:?}", entry.kind, entry.name);
+                return self.run.stop_for(Stop::Parked(reason)).await;
+            }
+            Err(stop) => return self.run.stop_for(stop).await,
+        }
+        self.run.effect().await;
+        match self.run.commit(Next::Continues(input)).await {
+            Ok(()) => self.run.stop_for(Stop::Continued).await,
+            Err(stop) => self.run.stop_for(stop).await,
+        }
     }
 
     /// Waits. A long wait costs no memory, and goes on after a restart for what is left of it.
@@ -66,24 +100,20 @@ impl Ctx {
     async fn wait(&self, argument: u64, until: impl FnOnce(Timestamp) -> Timestamp) {
         let (place, found) = self.run.take(Kind::Sleep, "", argument).await;
         let is_new = found.is_none();
+        let now = self.run.env().now();
         let until = match found.map(|found| found.state) {
             Some(EntryState::Until(until)) => Timestamp(until),
-            _ => until(self.run.env().now()),
+            _ => until(now),
         };
         if is_new {
-            let state = EntryState::Until(until.0);
-            self.run.put(place, Entry { kind: Kind::Sleep, name: String::new(), argument, attempts: 0, state });
+            self.run.put(place, Entry::new(Kind::Sleep, "", argument, now, EntryState::Until(until.0)));
         }
-        let left = Duration::from_micros(until.0.saturating_sub(self.run.env().now().0));
+        if self.run.engine.replays {
+            return;
+        }
+        let left = Duration::from_micros(until.0.saturating_sub(now.0));
         if left > IDLE {
-            // What is to end before that is to be woken for its end.
-            let deadline = self.run.execution().deadline_us.map_or(until, Timestamp);
-            let timer = until.min(deadline);
-            if let Err(stop) = self.run.commit(Some((Status::Waiting, Some(timer)))).await {
-                return self.run.stop_for(stop).await;
-            }
-            self.run.engine.timers.set(timer);
-            return self.run.stop_for(Stop::Suspended).await;
+            return self.run.suspend(until).await;
         }
         if is_new {
             self.run.flush().await;
@@ -149,171 +179,7 @@ impl Ctx {
         }
         let value = choose(&self.run);
         let text = serde_json::to_string(&value).expect("a number can be written as JSON");
-        let (name, state) = (name.to_string(), EntryState::Done(text));
-        self.run.put(place, Entry { kind, name, argument, attempts: 0, state });
+        self.run.put(place, Entry::new(kind, name, argument, self.run.env().now(), EntryState::Done(text)));
         value
     }
-}
-
-/// A step that is about to be awaited.
-#[must_use = "a step does nothing until it is awaited"]
-pub struct Step<'a, F> {
-    ctx: &'a Ctx,
-    name: String,
-    body: F,
-    retry: Retry,
-    timeout: Option<Duration>,
-    deadline: Option<Duration>,
-    argument: u64,
-}
-
-impl<F> Step<'_, F> {
-    /// When it is tried again if it fails: twice more, unless this is said.
-    pub fn retry(mut self, retry: Retry) -> Self {
-        self.retry = retry;
-        self
-    }
-
-    /// How long one attempt may take.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// How long all attempts and the pauses between them may take together, as this process sees it.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = Some(deadline);
-        self
-    }
-
-    /// What the body is given, so that a replay can tell when it is given something else.
-    pub fn input(mut self, input: &impl Serialize) -> Self {
-        self.argument = hash(input);
-        self
-    }
-}
-
-impl<'a, F, Fut, T, E> IntoFuture for Step<'a, F>
-where
-    F: Fn() -> Fut + Send + Sync + 'a,
-    Fut: Future<Output = std::result::Result<T, E>> + Send + 'a,
-    T: Serialize + DeserializeOwned + Send + 'a,
-    E: Into<Failure> + Send + 'a,
-{
-    type Output = std::result::Result<T, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.execute())
-    }
-}
-
-impl<F> Step<'_, F> {
-    async fn execute<Fut, T, E>(self) -> std::result::Result<T, Failure>
-    where
-        F: Fn() -> Fut,
-        Fut: Future<Output = std::result::Result<T, E>>,
-        T: Serialize + DeserializeOwned,
-        E: Into<Failure>,
-    {
-        let run = &self.ctx.run;
-        let (place, found) = run.take(Kind::Step, &self.name, self.argument).await;
-        let mut entry = match found {
-            Some(Entry { state: EntryState::Done(text), .. }) => return self.recorded(place, &text).await,
-            Some(Entry { state: EntryState::Gave(text), .. }) => return Err(read_failure(&text)),
-            Some(entry) => entry,
-            None => {
-                let (name, state) = (self.name.clone(), EntryState::Begun);
-                Entry { kind: Kind::Step, name, argument: self.argument, attempts: 0, state }
-            }
-        };
-        let began = run.env().monotonic();
-        loop {
-            if let EntryState::Failed { next_us, .. } = entry.state {
-                let left = Duration::from_micros(next_us.saturating_sub(run.env().now().0));
-                run.env().sleep(left).await;
-            } else if entry.attempts >= self.retry.attempts() {
-                // Begun as often as it may be and never ended: it takes the process with it.
-                let reason = format!("step {:?} was begun {} times and never ended", self.name, entry.attempts);
-                return run.stop_for(Stop::Parked(reason)).await;
-            }
-            entry.attempts += 1;
-            entry.state = EntryState::Begun;
-            run.put(place, entry.clone());
-            run.flush().await;
-            let ended = self.attempt().await.and_then(|value| match json::to_value(&value) {
-                Ok(json) => Ok((value, json.to_string())),
-                Err(error) => Err(Failure::new(format!("the result: {error}")).not_retryable()),
-            });
-            let failure = match ended {
-                Ok((value, text)) => {
-                    entry.state = EntryState::Done(text);
-                    run.put(place, entry);
-                    return Ok(value);
-                }
-                Err(failure) => failure,
-            };
-            let spent = run.env().monotonic() - began;
-            let pause = self.retry.pause_after(entry.attempts, &failure, run.env());
-            let pause = pause.filter(|pause| self.deadline.is_none_or(|deadline| spent + *pause < deadline));
-            let Some(pause) = pause else {
-                entry.state = EntryState::Gave(failure_text(&failure));
-                run.put(place, entry);
-                return Err(failure);
-            };
-            let next_us = run.env().now().plus(pause).0;
-            entry.state = EntryState::Failed { failure: failure_text(&failure), next_us };
-            run.put(place, entry.clone());
-            run.flush().await;
-        }
-    }
-
-    async fn recorded<T: DeserializeOwned>(&self, place: u32, text: &str) -> std::result::Result<T, Failure> {
-        match serde_json::from_str(text) {
-            Ok(value) => Ok(value),
-            Err(error) => {
-                let reason =
-                    format!("the result of step {:?} (operation {place}) does not fit its type: {error}", self.name);
-                self.ctx.run.stop_for(Stop::Parked(reason)).await
-            }
-        }
-    }
-
-    /// Runs the body once.
-    async fn attempt<Fut, T, E>(&self) -> std::result::Result<T, Failure>
-    where
-        F: Fn() -> Fut,
-        Fut: Future<Output = std::result::Result<T, E>>,
-        E: Into<Failure>,
-    {
-        if let Some(told) = &self.ctx.run.engine.on_step {
-            told(&self.ctx.run.id, &self.name);
-        }
-        let body = match std::panic::catch_unwind(AssertUnwindSafe(|| (self.body)())) {
-            Ok(body) => body,
-            Err(panic) => return Err(panicked(&*panic)),
-        };
-        let mut body = std::pin::pin!(body);
-        let mut limit = self.timeout.map(|timeout| self.ctx.run.env().sleep(timeout));
-        std::future::poll_fn(|context| {
-            match std::panic::catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(context))) {
-                Ok(Poll::Ready(ended)) => return Poll::Ready(ended.map_err(Into::into)),
-                Ok(Poll::Pending) => {}
-                Err(panic) => return Poll::Ready(Err(panicked(&*panic))),
-            }
-            match limit.as_mut().map(|limit| limit.as_mut().poll(context)) {
-                Some(Poll::Ready(())) => Poll::Ready(Err(Failure::new("the attempt took too long"))),
-                _ => Poll::Pending,
-            }
-        })
-        .await
-    }
-}
-
-pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
-    Failure::new(format!("it panicked: {}", message_of(panic)))
-}
-
-fn read_failure(text: &str) -> Failure {
-    serde_json::from_str(text).unwrap_or_else(|_| Failure::new(text))
 }

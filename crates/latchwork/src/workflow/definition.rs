@@ -12,9 +12,12 @@ use serde::de::DeserializeOwned;
 use crate::json;
 use crate::workflow::{Ctx, Failure};
 
+/// How long an execution is kept after its end, unless it is said.
+pub(crate) const DEFAULT_KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
 /// Starts the definition of a workflow.
 pub fn workflow(name: impl Into<String>) -> WorkflowBuilder {
-    WorkflowBuilder { name: name.into(), timeout: None }
+    WorkflowBuilder { name: name.into(), timeout: None, keep: DEFAULT_KEEP }
 }
 
 /// A workflow whose function is still to come.
@@ -23,12 +26,20 @@ pub fn workflow(name: impl Into<String>) -> WorkflowBuilder {
 pub struct WorkflowBuilder {
     name: String,
     timeout: Option<Duration>,
+    keep: Duration,
 }
 
 impl WorkflowBuilder {
     /// How long an execution may take, from its start to its end.
     pub fn timeout(mut self, timeout: Duration) -> WorkflowBuilder {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long an execution is kept after its end: seven days unless this is said. Until then its id is taken and its
+    /// result can be asked for; then it is removed with everything it has left.
+    pub fn keep(mut self, keep: Duration) -> WorkflowBuilder {
+        self.keep = keep;
         self
     }
 
@@ -50,7 +61,7 @@ impl WorkflowBuilder {
                 Ok(output.to_string())
             }))
         };
-        let definition = Definition { name: self.name, timeout: self.timeout, begin: Box::new(begin) };
+        let definition = Definition { name: self.name, timeout: self.timeout, keep: self.keep, begin: Box::new(begin) };
         Workflow { definition: Arc::new(definition), types: PhantomData }
     }
 }
@@ -63,6 +74,7 @@ type Begin = dyn Fn(Ctx, &str) -> std::result::Result<Running, Failure> + Send +
 pub(crate) struct Definition {
     pub(crate) name: String,
     pub(crate) timeout: Option<Duration>,
+    pub(crate) keep: Duration,
     pub(crate) begin: Box<Begin>,
 }
 

@@ -1,30 +1,23 @@
 //! The engine: owns executions, starts them, finds them again after a restart, and lets go of those that wait.
 
 use std::collections::{BTreeMap, HashMap};
-use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::task::Poll;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+use crate::entity::Entities;
+use crate::state::States;
 use crate::store::{Check, Commit, Key, Order, Rev, Space, SpaceSpec, Store, Timestamp};
-use crate::workflow::ctx::{Ctx, panicked};
-use crate::workflow::definition::{Definition, Running, Workflow};
-use crate::workflow::record::{Execution, Status, failure_text, timer_key};
-use crate::workflow::run::{Run, Stop};
-use crate::workflow::timers::{self, Timers};
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::alarm::{self, Alarms};
+use crate::workflow::definition::{DEFAULT_KEEP, Definition, Workflow};
+use crate::workflow::record::{Execution, Removal, Status, alarm_key, failure_text, journal_key};
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError, recover, remove};
 
 /// How many shards executions are spread over. Each has an owner, whose commits check that it still is.
 const SHARDS: u64 = 64;
-
-/// How many executions are found at once when the engine starts.
-const BATCH: usize = 256;
 
 /// Runs workflows.
 ///
@@ -50,7 +43,13 @@ pub struct EngineBuilder {
     source: Source,
     definitions: Vec<Arc<Definition>>,
     on_step: Option<OnStep>,
+    mocks: HashMap<String, Mock>,
+    most_crashes: u32,
+    replays: bool,
 }
+
+/// Stands in for the body of a step. Is given the number of the attempt, and gives JSON.
+pub(crate) type Mock = Arc<dyn Fn(u32) -> std::result::Result<serde_json::Value, Failure> + Send + Sync>;
 
 /// Told of every attempt at a step, before its body runs.
 pub(crate) type OnStep = Arc<dyn Fn(&ExecutionId, &str) + Send + Sync>;
@@ -63,22 +62,39 @@ enum Source {
 pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) spaces: Spaces,
+    pub(crate) states: States,
+    pub(crate) entities: Entities,
     definitions: HashMap<String, Arc<Definition>>,
     pub(crate) on_step: Option<OnStep>,
+    pub(crate) mocks: HashMap<String, Mock>,
+    /// How often in a row something may take the process with it.
+    pub(crate) most_crashes: u32,
+    /// Whether nothing is to happen that is not in a journal.
+    pub(crate) replays: bool,
+    /// When it started.
+    pub(crate) since: Timestamp,
     /// The rev of each shard's record, which tells that this engine owns it.
     shards: Vec<(Key, Rev)>,
     /// Executions in memory.
-    residents: Mutex<HashMap<ExecutionId, Option<AbortHandle>>>,
+    pub(crate) residents: Mutex<HashMap<ExecutionId, Option<AbortHandle>>>,
     /// Those who wait for an end.
     waiting: Mutex<HashMap<ExecutionId, Arc<Notify>>>,
     /// Told whenever an execution was stored or has left memory.
     begun: Arc<Notify>,
     /// Executions that cannot run here as things are, and why: others need not wait for that.
-    set_aside: Mutex<BTreeMap<ExecutionId, String>>,
-    pub(crate) timers: Arc<Timers>,
-    waker: Mutex<Option<AbortHandle>>,
+    pub(crate) set_aside: Mutex<BTreeMap<ExecutionId, String>>,
+    pub(crate) timers: Arc<Alarms>,
+    pub(crate) removals: Arc<Alarms>,
+    /// Whether everything that was running has been found.
+    pub(crate) found: tokio::sync::watch::Sender<bool>,
+    /// What the engine does beside running executions.
+    chores: Mutex<Vec<AbortHandle>>,
     stopped: std::sync::atomic::AtomicBool,
 }
+
+/// The names of the spaces that hold what happened.
+pub(crate) const EXECUTIONS: &str = "workflow.executions";
+pub(crate) const JOURNAL: &str = "workflow.journal";
 
 /// Where everything is kept.
 pub(crate) struct Spaces {
@@ -86,34 +102,42 @@ pub(crate) struct Spaces {
     pub(crate) executions: Space,
     /// id, place → entry
     pub(crate) journal: Space,
-    /// Ids of executions that were running at their last commit.
+    /// id of an execution that was running at its last commit → how often it was taken up since
     pub(crate) active: Space,
-    /// due time, id
+    /// due time, id → how often it was woken for it in earlier lives
     pub(crate) timers: Space,
     /// id → reason
     pub(crate) parked: Space,
-    /// time of the end, id
-    pub(crate) ended: Space,
+    /// due time, id → what is to be removed
+    pub(crate) removals: Space,
+    /// workflow, idempotency key → the execution started under it
+    pub(crate) keys: Space,
     /// number → owner
     shards: Space,
 }
 
 impl Spaces {
-    async fn declare(store: &Store) -> Result<Spaces> {
+    pub(crate) async fn declare(store: &Store) -> Result<Spaces> {
         let space = |name: &'static str| store.space(SpaceSpec::new(name));
         Ok(Spaces {
-            executions: space("workflow.executions").await?,
-            journal: space("workflow.journal").await?,
+            executions: space(EXECUTIONS).await?,
+            journal: space(JOURNAL).await?,
             active: space("workflow.active").await?,
             timers: space("workflow.timers").await?,
             parked: space("workflow.parked").await?,
-            ended: space("workflow.ended").await?,
+            removals: space("workflow.removals").await?,
+            keys: space("workflow.keys").await?,
             shards: space("workflow.shards").await?,
         })
     }
 }
 
 impl EngineBuilder {
+    fn new(source: Source) -> EngineBuilder {
+        let (definitions, mocks) = (Vec::new(), HashMap::new());
+        EngineBuilder { source, definitions, on_step: None, mocks, most_crashes: 5, replays: false }
+    }
+
     /// Makes a workflow known, so that its executions can run here.
     pub fn register<I, O>(mut self, workflow: &Workflow<I, O>) -> EngineBuilder {
         self.definitions.push(workflow.definition.clone());
@@ -123,6 +147,26 @@ impl EngineBuilder {
     /// Has every attempt at a step told, by the execution's id and the step's name, before its body runs.
     pub fn on_step(mut self, told: impl Fn(&ExecutionId, &str) + Send + Sync + 'static) -> EngineBuilder {
         self.on_step = Some(Arc::new(told));
+        self
+    }
+
+    /// Has a step's body replaced wherever it is called by this name.
+    pub(crate) fn mock(mut self, name: &str, mock: Mock) -> EngineBuilder {
+        self.mocks.insert(name.into(), mock);
+        self
+    }
+
+    /// How often in a row an execution may take the process with it before it is parked: five times unless this is
+    /// said. Counted are the attempts at a step that began and never ended, and the times that an execution was taken
+    /// up after a restart and did not come to its next commit.
+    pub fn most_crashes(mut self, crashes: u32) -> EngineBuilder {
+        self.most_crashes = crashes.max(1);
+        self
+    }
+
+    /// Has nothing happen that is not in a journal.
+    pub(crate) fn replays(mut self) -> EngineBuilder {
+        self.replays = true;
         self
     }
 
@@ -141,24 +185,39 @@ impl EngineBuilder {
             }
         }
         let spaces = Spaces::declare(&store).await?;
+        let (states, entities) = (States::on(&store).await?, Entities::on(&store).await?);
         let shards = own_shards(&store, &spaces.shards).await?;
         let inner = Arc::new(Inner {
+            since: store.env().now(),
             store,
             spaces,
+            states,
+            entities,
             definitions,
             on_step: self.on_step,
+            mocks: self.mocks,
+            most_crashes: self.most_crashes,
+            replays: self.replays,
             shards,
             residents: Mutex::default(),
             waiting: Mutex::default(),
             begun: Arc::default(),
             set_aside: Mutex::default(),
             timers: Arc::default(),
-            waker: Mutex::default(),
+            removals: Arc::default(),
+            found: tokio::sync::watch::Sender::new(false),
+            chores: Mutex::default(),
             stopped: Default::default(),
         });
-        inner.recover().await?;
-        let waker = tokio::spawn(timers::wake(Arc::downgrade(&inner)));
-        *inner.waker.lock() = Some(waker.abort_handle());
+        if !inner.replays {
+            let running = inner.store.view().await?;
+            let chores = [
+                tokio::spawn(recover::recover(Arc::downgrade(&inner), running)).abort_handle(),
+                tokio::spawn(alarm::keep::<recover::Wake>(Arc::downgrade(&inner))).abort_handle(),
+                tokio::spawn(alarm::keep::<remove::Remove>(Arc::downgrade(&inner))).abort_handle(),
+            ];
+            inner.chores.lock().extend(chores);
+        }
         Ok(Engine { _stop: Arc::new(StopOnDrop(inner.clone())), inner })
     }
 }
@@ -184,17 +243,27 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
 impl Engine {
     /// An engine on a data directory, which is created if it is missing.
     pub fn open(directory: impl AsRef<Path>) -> EngineBuilder {
-        EngineBuilder { source: Source::Directory(directory.as_ref().into()), definitions: Vec::new(), on_step: None }
+        EngineBuilder::new(Source::Directory(directory.as_ref().into()))
     }
 
     /// An engine on a store, beside other things in it.
     pub fn on(store: &Store) -> EngineBuilder {
-        EngineBuilder { source: Source::Store(store.clone()), definitions: Vec::new(), on_step: None }
+        EngineBuilder::new(Source::Store(store.clone()))
     }
 
     /// The store below.
     pub fn store(&self) -> &Store {
         &self.inner.store
+    }
+
+    /// The state in that store: slots of executions and others, from outside.
+    pub fn states(&self) -> &States {
+        &self.inner.states
+    }
+
+    /// The entities in that store.
+    pub fn entities(&self) -> &Entities {
+        &self.inner.entities
     }
 
     /// Stops all executions where they are. The next engine on the same store goes on with them.
@@ -209,6 +278,8 @@ impl Engine {
 
     /// The executions that wait for an operator, with the reasons.
     pub async fn parked(&self) -> Result<Vec<(ExecutionId, String)>> {
+        // Some are found to be so only when they are taken up.
+        let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
         let view = self.inner.store.view().await?;
         let found = view.scan(&self.inner.spaces.parked.all(), Order::Ascending, usize::MAX).await?;
         let set_aside = self.inner.set_aside.lock().clone();
@@ -222,12 +293,12 @@ impl Engine {
     pub async fn resume(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
         self.unpark(&id, Status::Running).await?;
-        self.inner.pick_up(&id).await
+        self.inner.pick_up(&id, 0).await
     }
 
     /// Takes an execution that waits into memory at once, to see whether it can go on; if it has to wait, it leaves.
     pub async fn wake(&self, id: impl Into<ExecutionId>) -> Result<()> {
-        self.inner.pick_up(&id.into()).await
+        self.inner.pick_up(&id.into(), 0).await
     }
 
     /// Ends a parked execution as failed.
@@ -250,7 +321,9 @@ impl Engine {
             commit = commit.put(&inner.spaces.active.key(id.as_bytes()), Vec::new());
         }
         if status.is_terminal() {
-            commit = commit.put(&inner.spaces.ended.key(timer_key(inner.store.env().now(), id)), Vec::new());
+            let keep = inner.definition(&execution.workflow).map_or(DEFAULT_KEEP, |definition| definition.keep);
+            let due = inner.store.env().now().plus(keep);
+            commit = commit.put(&inner.spaces.removals.key(alarm_key(due, id)), Removal::Execution.encode());
         }
         commit = commit.put(&key, Execution { status, ..execution }.encode());
         let outcome = inner.store.commit(commit).await?;
@@ -264,20 +337,11 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// How an execution's stay in memory ended.
-enum Ended {
-    Finished(std::result::Result<String, Failure>),
-    Panicked(Failure),
-    TimedOut,
-    Stopped,
-}
-
 impl Inner {
     fn stop(&self) {
         self.stopped.store(true, std::sync::atomic::Ordering::SeqCst);
-        if let Some(waker) = self.waker.lock().take() {
-            waker.abort();
-        }
+        self.chores.lock().drain(..).for_each(|chore| chore.abort());
+        self.found.send_replace(true);
         let residents = std::mem::take(&mut *self.residents.lock());
         let mut residents: Vec<_> = residents.into_iter().collect();
         residents.sort_by(|a, b| a.0.cmp(&b.0));
@@ -291,15 +355,25 @@ impl Inner {
         self.stopped.load(std::sync::atomic::Ordering::SeqCst)
     }
 
-    pub(crate) fn timers_handle(&self) -> Arc<Timers> {
-        self.timers.clone()
-    }
-
     /// That this engine owns the execution.
     pub(crate) fn shard_check(&self, id: &ExecutionId) -> Check {
         let shard = xxhash_rust::xxh3::xxh3_64(id.as_bytes()) % SHARDS;
         let (key, rev) = &self.shards[shard as usize];
         Check::AtRev(key.clone(), *rev)
+    }
+
+    /// That this engine owns all executions.
+    pub(crate) fn owner_checks(&self) -> Vec<Check> {
+        self.shards.iter().map(|(key, rev)| Check::AtRev(key.clone(), *rev)).collect()
+    }
+
+    /// A commit that is refused if this engine is no longer the owner.
+    pub(crate) fn owned(&self) -> Commit {
+        self.owner_checks().into_iter().fold(Commit::new(), Commit::check)
+    }
+
+    pub(crate) fn journal_key(&self, id: &str, run: u32, place: u32) -> Key {
+        self.spaces.journal.key(journal_key(&id.into(), run, place))
     }
 
     pub(crate) fn definition(&self, name: &str) -> Option<&Arc<Definition>> {
@@ -311,58 +385,6 @@ impl Inner {
         let Some(item) = item else { return Ok(None) };
         let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
         Ok(Some((Execution::decode(&item.value).ok_or_else(damaged)?, item.rev)))
-    }
-
-    /// Goes on with everything that was running.
-    async fn recover(self: &Arc<Inner>) -> Result<()> {
-        let mut rest = self.spaces.active.all();
-        loop {
-            let found = self.store.view().await?.scan(&rest, Order::Ascending, BATCH).await?;
-            let Some((last, _)) = found.last() else { return Ok(()) };
-            rest = rest.after(last);
-            for (key, _) in &found {
-                let Ok(id) = std::str::from_utf8(key.bytes()) else { continue };
-                self.pick_up(&id.into()).await?;
-            }
-        }
-    }
-
-    /// Takes an execution into memory, if it is not there and is to run.
-    pub(crate) async fn pick_up(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
-        if self.is_stopped() || self.residents.lock().contains_key(id) {
-            return Ok(());
-        }
-        let found = match self.read(id).await {
-            Err(error @ WorkflowError::Corrupt { .. }) => {
-                self.set_aside.lock().insert(id.clone(), error.to_string());
-                return Ok(());
-            }
-            found => found?,
-        };
-        let Some((execution, rev)) = found else { return Ok(()) };
-        if execution.status.is_terminal() || matches!(execution.status, Status::Parked(_)) {
-            return Ok(());
-        }
-        let Some(definition) = self.definition(&execution.workflow).cloned() else {
-            let reason = format!("workflow {:?} is not registered", execution.workflow);
-            self.set_aside.lock().insert(id.clone(), reason);
-            return Ok(());
-        };
-        self.spawn(Arc::new(Run::stored(self.clone(), id.clone(), execution, rev)), definition);
-        Ok(())
-    }
-
-    /// Runs an execution in a task of its own, unless it runs already.
-    pub(crate) fn spawn(self: &Arc<Inner>, run: Arc<Run>, definition: Arc<Definition>) -> bool {
-        let id = run.id.clone();
-        let mut residents = self.residents.lock();
-        if self.is_stopped() || residents.contains_key(&id) {
-            return false;
-        }
-        residents.insert(id.clone(), None);
-        let task = tokio::spawn(drive(run, definition));
-        residents.insert(id, Some(task.abort_handle()));
-        true
     }
 
     /// Tells those who wait that an execution has come to its end.
@@ -381,79 +403,13 @@ impl Inner {
     pub(crate) fn waiting(&self, id: &ExecutionId) -> Arc<Notify> {
         self.waiting.lock().entry(id.clone()).or_default().clone()
     }
-}
 
-/// An execution's stay in memory.
-async fn drive(run: Arc<Run>, definition: Arc<Definition>) {
-    let ended = live(&run, &definition).await;
-    let inner = run.engine.clone();
-    settle(&run, ended).await;
-    inner.residents.lock().remove(&run.id);
-    inner.begun.notify_waiters();
-    inner.ended(&run.id);
-}
-
-async fn live(run: &Arc<Run>, definition: &Definition) -> Ended {
-    let execution = run.execution();
-    let now = run.env().now();
-    let left = execution.deadline_us.map(|deadline| Duration::from_micros(deadline.saturating_sub(now.0)));
-    if left.is_some_and(|left| left.is_zero()) {
-        return Ended::TimedOut;
+    /// Forgets where to wait for an execution's end if nobody does.
+    pub(crate) fn forget_waiting(&self, id: &ExecutionId, waiting: &Arc<Notify>) {
+        let mut all = self.waiting.lock();
+        // The map's and this one: nobody can get another while the map is locked.
+        if Arc::strong_count(waiting) == 2 && all.get(id).is_some_and(|found| Arc::ptr_eq(found, waiting)) {
+            all.remove(id);
+        }
     }
-    let ctx = Ctx { run: run.clone() };
-    let begin = || (definition.begin)(ctx, &execution.input);
-    let mut running: Running = match std::panic::catch_unwind(AssertUnwindSafe(begin)) {
-        Ok(Ok(running)) => running,
-        Ok(Err(failure)) => return Ended::Finished(Err(failure)),
-        Err(panic) => return Ended::Panicked(panicked(&*panic)),
-    };
-    let mut deadline = left.map(|left| run.env().sleep(left));
-    let mut stopped = std::pin::pin!(run.until_stopped());
-    std::future::poll_fn(|context| {
-        match std::panic::catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(context))) {
-            Ok(Poll::Ready(ended)) => return Poll::Ready(Ended::Finished(ended)),
-            Ok(Poll::Pending) => {}
-            Err(panic) => return Poll::Ready(Ended::Panicked(panicked(&*panic))),
-        }
-        if stopped.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Ended::Stopped);
-        }
-        match deadline.as_mut().map(|deadline| deadline.as_mut().poll(context)) {
-            Some(Poll::Ready(())) => Poll::Ready(Ended::TimedOut),
-            _ => Poll::Pending,
-        }
-    })
-    .await
-}
-
-/// Commits how it ended.
-async fn settle(run: &Run, ended: Ended) {
-    let status = match ended {
-        Ended::Stopped => match run.stop() {
-            Some(Stop::Parked(reason)) => Status::Parked(reason),
-            _ => return,
-        },
-        Ended::Panicked(failure) => Status::Parked(failure.message().to_string()),
-        Ended::TimedOut => Status::TimedOut,
-        Ended::Finished(result) => match run.peek().await {
-            Ok(None) => match result {
-                Ok(output) => Status::Completed(output),
-                Err(failure) => Status::Failed(failure_text(&failure)),
-            },
-            Ok(Some(entry)) => Status::Parked(format!(
-                "the code has ended, and the journal goes on with {} {:?}",
-                entry.kind, entry.name
-            )),
-            Err(Stop::Parked(reason)) => Status::Parked(reason),
-            Err(stop) => return run.set_stop(stop),
-        },
-    };
-    if let Err(stop) = run.commit(Some((status, None))).await {
-        run.set_stop(stop);
-    }
-}
-
-/// When an execution is to have ended.
-pub(crate) fn deadline(definition: &Definition, now: Timestamp) -> Option<u64> {
-    definition.timeout.map(|timeout| now.plus(timeout).0)
 }

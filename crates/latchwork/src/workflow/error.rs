@@ -1,6 +1,8 @@
 //! What can go wrong with workflows, from the outside.
 
+use crate::entity::EntityError;
 use crate::json::JsonError;
+use crate::state::StateError;
 use crate::store::{ErrorKind, StoreError};
 use crate::workflow::{ExecutionId, Failure};
 
@@ -51,6 +53,15 @@ pub enum WorkflowError {
     /// The engine was stopped.
     #[error("the engine has stopped")]
     Stopped,
+    /// A start under an idempotency key that was used with another input.
+    #[error("idempotency key {key:?} was used before to start execution {id:?}, with another input")]
+    KeyReused { key: String, id: ExecutionId },
+    /// The state in the store below.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The entities in the store below.
+    #[error(transparent)]
+    Entity(#[from] EntityError),
     /// The store below.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -67,10 +78,13 @@ impl WorkflowError {
             | NotRegistered { .. }
             | RegisteredTwice { .. }
             | Name { .. }
+            | KeyReused { .. }
             | Input { .. }
             | Mismatch { .. } => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,
+            State(error) => error.kind(),
+            Entity(error) => error.kind(),
             Store(error) => error.kind(),
         }
     }

@@ -51,6 +51,12 @@ impl Failure {
         !self.final_
     }
 
+    /// The same, without its value and with a message of at most so many bytes.
+    pub(crate) fn shortened(&self, bytes: usize) -> Failure {
+        let message = crate::workflow::record::shortened(&self.message, bytes).to_string();
+        Failure { message, details: Value::Null, kind: self.kind.clone(), final_: self.final_ }
+    }
+
     /// What went wrong.
     pub fn message(&self) -> &str {
         &self.message

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::json;
 use crate::workflow::definition::Workflow;
-use crate::workflow::engine::{Engine, Inner, check_name, deadline};
-use crate::workflow::record::{Execution, Status};
-use crate::workflow::run::Run;
+use crate::workflow::engine::{Engine, Inner, check_name};
+use crate::workflow::record::{Execution, Keyed, Status, keyed_key};
+use crate::workflow::run::{Run, hash_text};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// A start that is about to be awaited.
@@ -23,6 +23,7 @@ pub struct Start<I, O> {
     workflow: Workflow<I, O>,
     input: I,
     id: Option<ExecutionId>,
+    key: Option<String>,
     join: bool,
 }
 
@@ -36,7 +37,7 @@ pub struct Handle<O> {
 impl Engine {
     /// Starts an execution. Await it: when that returns, the execution is stored and survives anything.
     pub fn start<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> Start<I, O> {
-        Start { engine: self.clone(), workflow: workflow.clone(), input, id: None, join: false }
+        Start { engine: self.clone(), workflow: workflow.clone(), input, id: None, key: None, join: false }
     }
 
     /// An execution that was started before, here or in an earlier life.
@@ -49,6 +50,13 @@ impl<I, O> Start<I, O> {
     /// Under this id; without one, a UUIDv7 is made. An id that is taken is refused.
     pub fn id(mut self, id: impl Into<ExecutionId>) -> Start<I, O> {
         self.id = Some(id.into());
+        self
+    }
+
+    /// Under this idempotency key: however often a start of this workflow is sent under one key, it starts once, and all
+    /// get the same execution, until that is removed some time after its end. With another input it is an error.
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Start<I, O> {
+        self.key = Some(key.into());
         self
     }
 
@@ -83,6 +91,12 @@ impl<I: Serialize, O> Start<I, O> {
         if inner.is_stopped() {
             return Err(WorkflowError::Stopped);
         }
+        if let Some(key) = &self.key {
+            check_name("an idempotency key", key)?;
+            if let Some(id) = keyed(&inner, &name, key, &input).await? {
+                return Ok(Handle { engine: inner, id, output: PhantomData });
+            }
+        }
         let id = match self.id {
             Some(id) => {
                 check_name("the id of an execution", &id)?;
@@ -95,20 +109,22 @@ impl<I: Serialize, O> Start<I, O> {
         };
         let now = inner.store.env().now();
         let execution = Execution {
-            deadline_us: deadline(&definition, now),
+            deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
             workflow: name.clone(),
             status: Status::Running,
             input,
             timer_us: None,
             started_us: now.0,
+            run: 0,
+            key: self.key,
         };
         loop {
             let begun = inner.begun();
             let mut begun = std::pin::pin!(begun.notified());
             begun.as_mut().enable();
             let (started, answer) = oneshot::channel();
-            let run = Arc::new(Run::new(inner.clone(), id.clone(), execution.clone(), started));
-            if inner.spawn(run, definition.clone())
+            let run = Run::new(inner.clone(), definition.clone(), id.clone(), execution.clone(), started);
+            if inner.spawn(Arc::new(run))
                 && let Ok(answer) = answer.await
             {
                 match answer {
@@ -118,6 +134,11 @@ impl<I: Serialize, O> Start<I, O> {
                 }
             }
             // Somebody starts it at this very moment, or has just done so.
+            if let Some(key) = &execution.key
+                && let Some(id) = keyed(&inner, &name, key, &execution.input).await?
+            {
+                return Ok(Handle { engine: inner, id, output: PhantomData });
+            }
             if let Some((found, _)) = inner.read(&id).await? {
                 return existing(inner, id, &name, found, self.join);
             }
@@ -127,6 +148,16 @@ impl<I: Serialize, O> Start<I, O> {
             begun.await;
         }
     }
+}
+
+/// The execution that was started under an idempotency key, if one was.
+async fn keyed(inner: &Inner, workflow: &str, key: &str, input: &str) -> Result<Option<ExecutionId>> {
+    let place = inner.spaces.keys.key(keyed_key(workflow, key));
+    let Some(item) = inner.store.view().await?.get(&place).await? else { return Ok(None) };
+    let damaged = || WorkflowError::corrupt(format!("idempotency key {key:?}"));
+    let found = Keyed::decode(&item.value).ok_or_else(damaged)?;
+    let id = ExecutionId::from(found.id);
+    if found.input == hash_text(input) { Ok(Some(id)) } else { Err(WorkflowError::KeyReused { key: key.into(), id }) }
 }
 
 fn existing<O>(inner: Arc<Inner>, id: ExecutionId, asked: &str, found: Execution, join: bool) -> Result<Handle<O>> {
@@ -151,8 +182,8 @@ impl<O: DeserializeOwned> Handle<O> {
     /// is parked has not ended: this waits until it is resumed and ends, or is terminated.
     pub async fn result(&self) -> Result<O> {
         loop {
-            let waiting = self.engine.waiting(&self.id);
-            let mut notified = std::pin::pin!(waiting.notified());
+            let waiting = Wait { engine: &self.engine, id: &self.id, ended: self.engine.waiting(&self.id) };
+            let mut notified = std::pin::pin!(waiting.ended.notified());
             notified.as_mut().enable();
             let (execution, _) = match self.engine.read(&self.id).await? {
                 Some(found) => found,
@@ -177,6 +208,19 @@ impl<O: DeserializeOwned> Handle<O> {
             }
             notified.await;
         }
+    }
+}
+
+/// Somebody who waits for an execution's end.
+struct Wait<'a> {
+    engine: &'a Inner,
+    id: &'a ExecutionId,
+    ended: Arc<Notify>,
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.engine.forget_waiting(self.id, &self.ended);
     }
 }
 

@@ -16,28 +16,40 @@
 //! # Ok(()) }
 //! ```
 
+mod alarm;
 mod ctx;
 mod definition;
+pub(crate) mod drive;
 mod engine;
 mod error;
 mod failure;
 mod handle;
+mod history;
 mod record;
+mod recover;
+mod remove;
 mod retry;
-mod run;
-mod timers;
+pub(crate) mod run;
+mod slots;
+mod step;
+mod transaction;
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-pub use ctx::{Ctx, Step};
+pub use ctx::Ctx;
 pub use definition::{Workflow, WorkflowBuilder, workflow};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Result, WorkflowError};
 pub use failure::Failure;
 pub use handle::{Handle, Start};
+pub use history::{AttemptFailure, ExecutionState, History, Operation, OperationState};
+pub use record::Kind;
 pub use retry::Retry;
+pub use slots::CtxState;
+pub use step::{Attempt, Body, Plain, Step, Told};
+pub use transaction::{Transacting, Tx};
 
 /// Names an execution: any text of 1 to 512 bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

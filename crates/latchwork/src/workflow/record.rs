@@ -18,6 +18,10 @@ pub(crate) struct Execution {
     /// The timer that is set for it, which goes with the next commit.
     pub(crate) timer_us: Option<u64>,
     pub(crate) started_us: u64,
+    /// How often it was continued as new. Each time the journal starts anew.
+    pub(crate) run: u32,
+    /// The idempotency key of its start.
+    pub(crate) key: Option<String>,
 }
 
 /// How an execution is.
@@ -48,20 +52,65 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     /// A hash of what the operation was given.
     pub(crate) argument: u64,
+    /// When the code came to it; microseconds.
+    pub(crate) since_us: u64,
     /// How often the body was begun.
     pub(crate) attempts: u32,
+    /// How many of the last of these did not end, because the process did.
+    pub(crate) lost: u32,
+    /// The last attempts that failed.
+    pub(crate) failures: Vec<FailedAttempt>,
     pub(crate) state: EntryState,
 }
 
+/// An attempt that failed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct FailedAttempt {
+    pub(crate) attempt: u32,
+    pub(crate) at_us: u64,
+    /// What went wrong, as text.
+    pub(crate) message: String,
+}
+
+/// How many failed attempts are kept.
+const FAILURES: usize = 8;
+
+impl Entry {
+    pub(crate) fn new(kind: Kind, name: &str, argument: u64, since: Timestamp, state: EntryState) -> Entry {
+        let (name, since_us, failures) = (name.to_string(), since.0, Vec::new());
+        Entry { kind, name, argument, since_us, attempts: 0, lost: 0, failures, state }
+    }
+
+    pub(crate) fn failed(&mut self, failure: &Failure, at: Timestamp) {
+        if self.failures.len() == FAILURES {
+            self.failures.remove(0);
+        }
+        let message = shortened(failure.message(), 1024).to_string();
+        self.failures.push(FailedAttempt { attempt: self.attempts, at_us: at.0, message });
+    }
+}
+
 /// What an operation is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Kind {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Kind {
+    /// A step, whose body runs outside.
     Step,
+    /// A wait for a time.
     Sleep,
+    /// The time of day.
     Now,
+    /// A new id.
     Uuid,
+    /// A random number.
     Random,
+    /// The choice of a version of the code.
     Version,
+    /// A read or change of a slot.
+    Slot,
+    /// A transaction.
+    Transaction,
 }
 
 impl std::fmt::Display for Kind {
@@ -73,6 +122,8 @@ impl std::fmt::Display for Kind {
             Kind::Uuid => "uuid",
             Kind::Random => "random",
             Kind::Version => "version",
+            Kind::Slot => "slot",
+            Kind::Transaction => "transaction",
         })
     }
 }
@@ -90,6 +141,25 @@ pub(crate) enum EntryState {
     Done(String),
     /// The failure is JSON text.
     Gave(String),
+    /// The state that was read, JSON text, and its rev. What the code made of it, it makes again.
+    Saw { rev: Option<u64>, state: Option<String> },
+}
+
+/// What is to be removed when its time has come.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Removal {
+    /// The execution and everything it has left.
+    Execution,
+    /// The journals of all runs before this one.
+    Before(u32),
+}
+
+/// A start that was given an idempotency key.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Keyed {
+    pub(crate) id: String,
+    /// A hash of what it was started with.
+    pub(crate) input: u64,
 }
 
 const VERSION: u8 = 1;
@@ -103,53 +173,76 @@ fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     postcard::from_bytes(rest).ok()
 }
 
-impl Execution {
-    pub(crate) fn encode(&self) -> Bytes {
-        encode(self)
-    }
+macro_rules! stored {
+    ($($record:ty),*) => {$(
+        impl $record {
+            pub(crate) fn encode(&self) -> Bytes {
+                encode(self)
+            }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Execution> {
-        decode(bytes)
-    }
+            pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+                decode(bytes)
+            }
+        }
+    )*};
 }
 
-impl Entry {
-    pub(crate) fn encode(&self) -> Bytes {
-        encode(self)
-    }
+stored!(Execution, Entry, Removal, Keyed);
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Entry> {
-        decode(bytes)
-    }
-}
+/// The longest text that is kept of a failure, in bytes.
+const FAILURE_BYTES: usize = 64 << 10;
 
 pub(crate) fn failure_text(failure: &Failure) -> String {
-    serde_json::to_string(failure).expect("a failure can be written as JSON")
+    let text = |failure: &Failure| serde_json::to_string(failure).expect("a failure can be written as JSON");
+    let whole = text(failure);
+    if whole.len() <= FAILURE_BYTES { whole } else { text(&failure.shortened(FAILURE_BYTES / 8)) }
 }
 
-/// The key of a journal entry: the id's length and the id, then the place.
-pub(crate) fn journal_key(id: &ExecutionId, place: u32) -> Vec<u8> {
+/// The beginning of a text, of at most so many bytes.
+pub(crate) fn shortened(text: &str, bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes)]
+}
+
+/// The key of a journal entry: the id's length and the id, the run, the place.
+pub(crate) fn journal_key(id: &ExecutionId, run: u32, place: u32) -> Vec<u8> {
     let mut key = journal_prefix(id);
+    key.extend_from_slice(&run.to_be_bytes());
     key.extend_from_slice(&place.to_be_bytes());
     key
 }
 
+/// What all journal keys of an execution start with.
 pub(crate) fn journal_prefix(id: &ExecutionId) -> Vec<u8> {
-    let mut key = Vec::with_capacity(id.len() + 6);
+    let mut key = Vec::with_capacity(id.len() + 10);
     key.extend_from_slice(&(id.len() as u16).to_be_bytes());
     key.extend_from_slice(id.as_bytes());
     key
 }
 
-/// The key of a timer: when it is due, and whose it is.
-pub(crate) fn timer_key(due: Timestamp, id: &ExecutionId) -> Vec<u8> {
-    let mut key = due.0.to_be_bytes().to_vec();
+/// The key of an alarm: when it is due, and whose it is.
+pub(crate) fn alarm_key(due: Timestamp, id: &ExecutionId) -> Vec<u8> {
+    let mut key = Vec::with_capacity(id.len() + 8);
+    key.extend_from_slice(&due.0.to_be_bytes());
     key.extend_from_slice(id.as_bytes());
     key
 }
 
-/// When a timer is due, and whose it is.
-pub(crate) fn read_timer_key(key: &[u8]) -> Option<(Timestamp, ExecutionId)> {
+/// When an alarm is due, and whose it is.
+pub(crate) fn read_alarm_key(key: &[u8]) -> Option<(Timestamp, ExecutionId)> {
     let (due, id) = key.split_first_chunk::<8>()?;
     Some((Timestamp(u64::from_be_bytes(*due)), std::str::from_utf8(id).ok()?.into()))
+}
+
+/// The key of an idempotency key of a workflow's starts.
+pub(crate) fn keyed_key(workflow: &str, key: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(workflow.len() + key.len() + 2);
+    out.extend_from_slice(&(workflow.len() as u16).to_be_bytes());
+    out.extend_from_slice(workflow.as_bytes());
+    out.extend_from_slice(key.as_bytes());
+    out
+}
+
+/// How often an execution was taken up without coming to anything: the value of an alarm or of an active execution.
+pub(crate) fn read_count(value: &[u8]) -> u32 {
+    value.try_into().map_or(0, u32::from_be_bytes)
 }

@@ -8,10 +8,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::store::{Check, Commit, Env, Key, Order, Outcome, Rev, StoreError, Timestamp};
+use crate::store::{Check, Commit, Env, ErrorKind, Key, Order, Outcome, Receipt, Refusal, Rev, StoreError, Timestamp};
+use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Entry, Execution, Kind, Status, journal_key, journal_prefix, timer_key};
-use crate::workflow::{ExecutionId, Result, WorkflowError};
+use crate::workflow::record::{
+    Entry, Execution, Keyed, Kind, Removal, Status, alarm_key, journal_key, journal_prefix, keyed_key,
+};
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// How many entries are read ahead in a replay.
 const READ_AHEAD: usize = 64;
@@ -19,9 +22,13 @@ const READ_AHEAD: usize = 64;
 /// An execution that waits longer than this leaves memory.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
 
+/// How much of a value is left to everything but what the caller has put there.
+const ROOM: usize = 256 << 10;
+
 pub(crate) struct Run {
     pub(crate) engine: Arc<Inner>,
     pub(crate) id: ExecutionId,
+    pub(crate) definition: Arc<Definition>,
     state: Mutex<State>,
     stopped: Notify,
 }
@@ -38,6 +45,10 @@ struct State {
     more: bool,
     /// Entries that no commit holds yet.
     pending: BTreeMap<u32, Entry>,
+    /// How often it was taken up by now without coming to anything.
+    taken_up: u32,
+    /// Whether its own task waits for a commit.
+    commits: bool,
     stop: Option<Stop>,
     started: Option<oneshot::Sender<Result<()>>>,
 }
@@ -45,8 +56,10 @@ struct State {
 /// Why an execution does not go on in this memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Stop {
-    /// It waits, and everything it needs to go on is stored.
-    Suspended,
+    /// It waits until then, and everything it needs to go on is stored.
+    Suspended(Timestamp),
+    /// It goes on with an empty journal.
+    Continued,
     /// It needs an operator.
     Parked(String),
     /// It was changed by somebody else, or this engine is no longer its owner.
@@ -55,42 +68,89 @@ pub(crate) enum Stop {
     Failed(StoreError),
     /// There is an execution of that id.
     Taken,
+    /// It has come to the end of a journal that is only to be replayed.
+    Replayed,
+}
+
+/// What an execution is from a commit on.
+pub(crate) enum Next {
+    Runs,
+    /// Out of memory until then.
+    Waits(Timestamp),
+    /// It is parked, or has ended.
+    Rests(Status),
+    /// Anew, with this input.
+    Continues(String),
+}
+
+/// What a commit holds of an execution.
+pub(crate) struct Boarded {
+    entries: BTreeMap<u32, Entry>,
+    /// The record from then on, and the place of its write.
+    after: Option<(Execution, usize)>,
+    /// The places of its checks.
+    checks: std::ops::Range<usize>,
+    is_first: bool,
+    /// When something of it is to be removed.
+    removal: Option<Timestamp>,
 }
 
 impl Run {
     /// An execution that is about to be stored by its first commit; `started` is told when it is.
     pub(crate) fn new(
         engine: Arc<Inner>,
+        definition: Arc<Definition>,
         id: ExecutionId,
         execution: Execution,
         started: oneshot::Sender<Result<()>>,
     ) -> Run {
-        Run::with(engine, id, execution, None, Some(started))
+        let mut run = Run::stored(engine, definition, id, execution, Rev(0), 0);
+        let state = run.state.get_mut();
+        (state.rev, state.more, state.started) = (None, false, Some(started));
+        run
     }
 
-    /// An execution that is stored.
-    pub(crate) fn stored(engine: Arc<Inner>, id: ExecutionId, execution: Execution, rev: Rev) -> Run {
-        Run::with(engine, id, execution, Some(rev), None)
-    }
-
-    fn with(
+    /// An execution that is stored, and was taken up so often before without coming to anything.
+    pub(crate) fn stored(
         engine: Arc<Inner>,
+        definition: Arc<Definition>,
         id: ExecutionId,
         execution: Execution,
-        rev: Option<Rev>,
-        started: Option<oneshot::Sender<Result<()>>>,
+        rev: Rev,
+        taken_up: u32,
     ) -> Run {
-        let (read, pending) = (VecDeque::new(), BTreeMap::new());
-        let state = State { execution, rev, next: 0, read, more: rev.is_some(), pending, stop: None, started };
-        Run { engine, id, state: Mutex::new(state), stopped: Notify::new() }
+        let state = State {
+            execution,
+            rev: Some(rev),
+            next: 0,
+            read: VecDeque::new(),
+            more: true,
+            pending: BTreeMap::new(),
+            taken_up,
+            commits: false,
+            stop: None,
+            started: None,
+        };
+        Run { engine, id, definition, state: Mutex::new(state), stopped: Notify::new() }
     }
 
     pub(crate) fn env(&self) -> &Env {
         self.engine.store.env()
     }
 
-    pub(crate) fn execution(&self) -> Execution {
-        self.state.lock().execution.clone()
+    pub(crate) fn input(&self) -> String {
+        self.state.lock().execution.input.clone()
+    }
+
+    /// When it is to have ended.
+    pub(crate) fn deadline(&self) -> Option<Timestamp> {
+        self.state.lock().execution.deadline_us.map(Timestamp)
+    }
+
+    /// Tells this run of the execution from every other, also from one that has had the same id.
+    pub(crate) fn number(&self) -> (u64, u32) {
+        let state = self.state.lock();
+        (state.execution.started_us, state.execution.run)
     }
 
     /// Why it is to stop, if it is.
@@ -100,6 +160,12 @@ impl Run {
 
     pub(crate) async fn until_stopped(&self) {
         self.stopped.notified().await;
+    }
+
+    /// Whether it is not stored, and nothing is on its way that would.
+    pub(crate) fn waits_unstored(&self) -> bool {
+        let state = self.state.lock();
+        state.rev.is_none() && !state.commits && state.stop.is_none()
     }
 
     /// Ends the execution's stay in memory. Its future is never polled again.
@@ -112,11 +178,9 @@ impl Run {
     pub(crate) fn set_stop(&self, stop: Stop) {
         let started = {
             let mut state = self.state.lock();
-            let first = state.stop.is_none();
-            if first {
-                state.stop = Some(stop.clone());
-            }
-            state.started.take().filter(|_| first)
+            state.stop.get_or_insert_with(|| stop.clone());
+            // One that is parked is told of when that is stored.
+            if let Stop::Parked(_) = stop { None } else { state.started.take() }
         };
         if let Some(started) = started {
             let answer = match stop {
@@ -124,7 +188,7 @@ impl Run {
                 Stop::Failed(error) => Err(error.into()),
                 Stop::Fenced => Err(WorkflowError::Stopped),
                 // It is stored as what it is.
-                Stop::Suspended | Stop::Parked(_) => Ok(()),
+                Stop::Suspended(_) | Stop::Continued | Stop::Parked(_) | Stop::Replayed => Ok(()),
             };
             let _ = started.send(answer);
         }
@@ -142,32 +206,39 @@ impl Run {
             state.next += 1;
             (place, state.read.pop_front())
         };
-        if let Some(found) = &found
-            && (found.kind, found.name.as_str(), found.argument) != (kind, name, argument)
-        {
-            let other = if found.kind == kind && found.name == name { ", given something else" } else { "" };
-            let reason = format!(
-                "operation {place} is {kind} {name:?} in the code, and {} {:?} in the journal{other}",
-                found.kind, found.name
-            );
-            return self.stop_for(Stop::Parked(reason)).await;
+        match &found {
+            None => self.effect().await,
+            Some(found) if (found.kind, found.name.as_str(), found.argument) != (kind, name, argument) => {
+                let other = if found.kind == kind && found.name == name { ", given something else" } else { "" };
+                let reason = format!(
+                    "operation {place} is {kind} {name:?} in the code, and {} {:?} in the journal{other}",
+                    found.kind, found.name
+                );
+                return self.stop_for(Stop::Parked(reason)).await;
+            }
+            Some(_) => {}
         }
         (place, found)
     }
 
+    /// Where something happens that did not before: a journal that is only to be replayed has come to its end.
+    pub(crate) async fn effect(&self) {
+        if self.engine.replays {
+            self.stop_for(Stop::Replayed).await
+        }
+    }
+
     /// Sees to it that the next entry of the journal is in memory, if there is one.
     async fn read_ahead(&self) -> Result<(), Stop> {
-        let from = {
+        let (from, run) = {
             let state = self.state.lock();
             if !state.read.is_empty() || !state.more {
                 return Ok(());
             }
-            state.next
+            (state.next, state.execution.run)
         };
         let space = &self.engine.spaces.journal;
-        let mut end = journal_prefix(&self.id);
-        end.extend_from_slice(&u32::MAX.to_be_bytes());
-        let range = space.range(journal_key(&self.id, from)..end);
+        let range = space.range(journal_key(&self.id, run, from)..journal_key(&self.id, run, u32::MAX));
         let view = self.engine.store.view().await.map_err(Stop::Failed)?;
         let found = view.scan(&range, Order::Ascending, READ_AHEAD).await.map_err(Stop::Failed)?;
         let mut state = self.state.lock();
@@ -192,88 +263,226 @@ impl Run {
         self.state.lock().pending.insert(place, entry);
     }
 
+    /// Keeps an entry no longer.
+    pub(crate) fn take_back(&self, place: u32) {
+        self.state.lock().pending.remove(&place);
+    }
+
     /// Makes everything so far durable. Returns only if that has happened.
     pub(crate) async fn flush(&self) {
-        if let Err(stop) = self.commit(None).await {
+        if let Err(stop) = self.commit(Next::Runs).await {
             self.stop_for::<()>(stop).await;
         }
     }
 
-    /// Makes everything so far durable, with another status. With `timer`, also a timer.
-    pub(crate) async fn commit(&self, status: Option<(Status, Option<Timestamp>)>) -> Result<(), Stop> {
-        let (commit, after, entries) = self.prepared(status);
-        let is_first = self.state.lock().rev.is_none();
-        match self.engine.store.commit(commit).await {
+    /// Makes sure that the execution is stored, for those whose commits are not its own task's.
+    pub(crate) async fn ensure_stored(&self) {
+        if self.state.lock().rev.is_none() {
+            self.flush().await;
+        }
+    }
+
+    /// Makes everything so far durable, and leaves memory until then, or until the execution is to have ended.
+    pub(crate) async fn suspend<T>(&self, until: Timestamp) -> T {
+        let timer = self.deadline().map_or(until, |deadline| deadline.min(until));
+        if let Err(stop) = self.commit(Next::Waits(timer)).await {
+            return self.stop_for(stop).await;
+        }
+        self.stop_for(Stop::Suspended(timer)).await
+    }
+
+    /// Makes everything so far durable, with what the execution is from then on.
+    pub(crate) async fn commit(&self, next: Next) -> Result<(), Stop> {
+        let (commit, boarded) = self.board(Commit::new(), next);
+        self.send(commit, boarded).await
+    }
+
+    /// Sends a commit that holds nothing that may be refused but what is the execution's own.
+    async fn send(&self, commit: Commit, boarded: Boarded) -> Result<(), Stop> {
+        self.state.lock().commits = true;
+        let outcome = self.engine.store.commit(commit).await;
+        self.state.lock().commits = false;
+        match outcome {
             Ok(Outcome::Applied(receipt)) => {
-                let mut state = self.state.lock();
-                if let Some((execution, write)) = after {
-                    state.execution = execution;
-                    state.rev = receipt.revs.get(write).copied().flatten();
-                }
-                if let Some(started) = state.started.take() {
-                    let _ = started.send(Ok(()));
-                    self.engine.begun().notify_waiters();
-                }
+                self.landed(boarded, &receipt);
                 Ok(())
             }
-            Ok(Outcome::Refused(_)) if is_first => Err(Stop::Taken),
-            Ok(Outcome::Refused(_)) => Err(Stop::Fenced),
+            Ok(Outcome::Refused(refusal)) => Err(self.refused(boarded, &refusal).unwrap_or(Stop::Fenced)),
             Err(error) => {
-                // What was not committed is still to be.
-                self.state.lock().pending.extend(entries);
-                Err(Stop::Failed(error))
+                self.put_back(boarded);
+                Err(self.failed(error))
             }
         }
     }
 
-    /// The commit of what is pending; with the execution's record, and the place of its write, if that changes.
-    #[allow(clippy::type_complexity)] // Three things that belong together for a moment.
-    fn prepared(
-        &self,
-        status: Option<(Status, Option<Timestamp>)>,
-    ) -> (Commit, Option<(Execution, usize)>, BTreeMap<u32, Entry>) {
+    /// What an error of the store's means: what cannot be stored will not be the next time either.
+    pub(crate) fn failed(&self, error: StoreError) -> Stop {
+        let is_stored = self.state.lock().rev.is_some();
+        match error.kind() {
+            ErrorKind::Invalid if is_stored => Stop::Parked(format!("it cannot be stored: {error}")),
+            _ => Stop::Failed(error),
+        }
+    }
+
+    /// Why it stops after all.
+    pub(crate) fn replace_stop(&self, stop: Stop) {
+        self.state.lock().stop = None;
+        self.set_stop(stop);
+    }
+
+    /// Goes on with an empty journal, as it was stored to.
+    pub(crate) fn begin_anew(&self) {
+        self.state.lock().stop = None;
+    }
+
+    /// Refuses what is too large to be stored.
+    pub(crate) fn fits(&self, what: &str, length: usize) -> std::result::Result<(), Failure> {
+        let limit = self.engine.store.limits().value_bytes - ROOM;
+        if length <= limit {
+            return Ok(());
+        }
+        let message = format!("{what} takes {length} bytes as JSON; the limit is {limit}");
+        Err(Failure::new(message).not_retryable())
+    }
+
+    /// What no commit holds is not to be.
+    pub(crate) fn forget_pending(&self) {
+        self.state.lock().pending.clear();
+    }
+}
+
+/// Commits: what they hold of an execution, and what becomes of it.
+impl Run {
+    /// Adds to a commit that the execution is this engine's and as it was, everything pending, and, if that changes,
+    /// its record.
+    pub(crate) fn board(&self, mut commit: Commit, next: Next) -> (Commit, Boarded) {
         let spaces = &self.engine.spaces;
         let mut state = self.state.lock();
-        let entries = std::mem::take(&mut state.pending);
+        let first_check = commit.checks().len();
         let key = spaces.executions.key(self.id.as_bytes());
-        let mut commit = Commit::new().check(self.engine.shard_check(&self.id));
+        commit = commit.check(self.engine.shard_check(&self.id));
         commit = match state.rev {
             Some(rev) => commit.check(Check::AtRev(key.clone(), rev)),
             None => commit.check(Check::Absent(key.clone())),
         };
+        let is_first = state.rev.is_none();
+        let mut entries = std::mem::take(&mut state.pending);
+        let (mut status, mut timer_us, mut input) = (Status::Running, None, None);
+        match next {
+            Next::Runs => {}
+            Next::Waits(timer) => (status, timer_us) = (Status::Waiting, Some(timer.0)),
+            Next::Rests(rests) => status = rests,
+            Next::Continues(continued) => {
+                input = Some(continued);
+                entries.clear();
+            }
+        }
         for (place, entry) in &entries {
-            commit = commit.put(&spaces.journal.key(journal_key(&self.id, *place)), entry.encode());
+            let key = journal_key(&self.id, state.execution.run, *place);
+            commit = commit.put(&spaces.journal.key(key), entry.encode());
         }
+        let (mut after, mut removal) = (None, None);
         let before = &state.execution;
-        let (status, timer) = status.unwrap_or((Status::Running, None));
-        let (is_stored, timer_us) = (state.rev.is_some(), timer.map(|timer| timer.0));
-        if is_stored && status == before.status && timer_us == before.timer_us {
-            return (commit, None, entries);
+        if is_first || status != before.status || timer_us != before.timer_us || input.is_some() {
+            let mut execution = Execution { status, timer_us, ..before.clone() };
+            if let Some(input) = input {
+                (execution.input, execution.run) = (input, execution.run + 1);
+            }
+            (commit, removal) = self.turns(commit, &state, &execution);
+            let write = commit.writes().len();
+            commit = commit.put(&key, execution.encode());
+            after = Some((execution, write));
+        } else if state.taken_up > 0 {
+            commit = commit.put(&spaces.active.key(self.id.as_bytes()), Vec::new());
         }
-        let was_active = is_stored && before.status == Status::Running;
-        let is_active = status == Status::Running;
-        let active: Key = spaces.active.key(self.id.as_bytes());
+        let checks = first_check..commit.checks().len();
+        (commit, Boarded { entries, after, checks, is_first, removal })
+    }
+
+    /// What goes with a change of the execution's record.
+    fn turns(&self, mut commit: Commit, state: &State, after: &Execution) -> (Commit, Option<Timestamp>) {
+        let spaces = &self.engine.spaces;
+        let (id, before) = (self.id.as_bytes(), &state.execution);
+        let is_first = state.rev.is_none();
+        let was_active = !is_first && before.status == Status::Running;
+        let is_active = after.status == Status::Running;
+        let active: Key = spaces.active.key(id);
         commit = match (was_active, is_active) {
             (false, true) => commit.put(&active, Vec::new()),
+            (true, true) if state.taken_up > 0 => commit.put(&active, Vec::new()),
             (true, false) => commit.delete(&active),
             _ => commit,
         };
         if let Some(old) = before.timer_us {
-            commit = commit.delete(&spaces.timers.key(timer_key(Timestamp(old), &self.id)));
+            commit = commit.delete(&spaces.timers.key(alarm_key(Timestamp(old), &self.id)));
         }
-        if let Some(timer) = timer {
-            commit = commit.put(&spaces.timers.key(timer_key(timer, &self.id)), Vec::new());
+        if let Some(timer) = after.timer_us {
+            commit = commit.put(&spaces.timers.key(alarm_key(Timestamp(timer), &self.id)), Vec::new());
         }
-        if let Status::Parked(reason) = &status {
-            commit = commit.put(&spaces.parked.key(self.id.as_bytes()), reason.clone());
+        if let (true, Some(key)) = (is_first, &after.key) {
+            let place = spaces.keys.key(keyed_key(&after.workflow, key));
+            let keyed = Keyed { id: self.id.to_string(), input: hash_text(&after.input) };
+            commit = commit.absent(&place).put(&place, keyed.encode());
         }
-        if status.is_terminal() {
-            let ended = timer_key(self.env().now(), &self.id);
-            commit = commit.put(&spaces.ended.key(ended), Vec::new());
+        let now = self.env().now();
+        if let Status::Parked(reason) = &after.status {
+            commit = commit.put(&spaces.parked.key(id), reason.clone());
         }
-        let execution = Execution { status, timer_us, ..before.clone() };
-        let write = commit.writes().len();
-        commit = commit.put(&key, execution.encode());
-        (commit, Some((execution, write)), entries)
+        let removal = match after.status.is_terminal() {
+            true => Some((now.plus(self.definition.keep), Removal::Execution)),
+            false => (after.run != before.run).then_some((now, Removal::Before(after.run))),
+        };
+        let Some((due, removal)) = removal else { return (commit, None) };
+        (commit.put(&spaces.removals.key(alarm_key(due, &self.id)), removal.encode()), Some(due))
+    }
+
+    /// A commit with the execution in it has landed.
+    pub(crate) fn landed(&self, boarded: Boarded, receipt: &Receipt) {
+        let mut state = self.state.lock();
+        state.taken_up = 0;
+        if let Some((execution, write)) = boarded.after {
+            if execution.run != state.execution.run {
+                state.next = 0;
+                (state.read, state.more) = (VecDeque::new(), false);
+            }
+            state.execution = execution;
+            state.rev = receipt.revs.get(write).copied().flatten();
+        }
+        if let Some(due) = boarded.removal {
+            self.engine.removals.set(due);
+        }
+        if let Some(started) = state.started.take() {
+            let _ = started.send(Ok(()));
+            self.engine.begun().notify_waiters();
+        }
+    }
+
+    /// A commit with the execution in it was refused. If that was for a reason of the execution's own, it has to stop.
+    pub(crate) fn refused(&self, boarded: Boarded, refusal: &Refusal) -> Option<Stop> {
+        let own = refusal.failed.iter().any(|failed| boarded.checks.contains(&failed.index));
+        let is_first = boarded.is_first;
+        self.put_back(boarded);
+        own.then_some(if is_first { Stop::Taken } else { Stop::Fenced })
+    }
+
+    /// What was not committed is still to be.
+    pub(crate) fn put_back(&self, boarded: Boarded) {
+        let mut state = self.state.lock();
+        for (place, entry) in boarded.entries {
+            state.pending.entry(place).or_insert(entry);
+        }
+    }
+}
+
+pub(crate) fn hash_text(text: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(text.as_bytes())
+}
+
+/// The range of an execution's journal, of all its runs or of those before one.
+pub(crate) fn journal_range(engine: &Inner, id: &ExecutionId, before: Option<u32>) -> crate::store::Range {
+    let space = &engine.spaces.journal;
+    match before {
+        None => space.prefix(journal_prefix(id)),
+        Some(run) => space.range(journal_key(id, 0, 0)..journal_key(id, run, 0)),
     }
 }

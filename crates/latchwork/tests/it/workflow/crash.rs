@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use latchwork::testing::crash_everywhere;
-use latchwork::workflow::{Ctx, Failure, Retry, workflow};
+use latchwork::workflow::{Attempt, Ctx, Failure, Retry, workflow};
 
 /// Fifty steps with timers between them and failures in them, the outcome of which tells what each step gave.
 #[tokio::test]
@@ -19,10 +19,8 @@ async fn a_crash_at_any_commit_of_fifty_steps_changes_nothing() {
             if number % 11 == 5 {
                 chosen.push(ctx.random().await);
             }
-            let attempts = std::sync::atomic::AtomicU64::new(0);
-            let step = ctx.run("step", async || {
-                let attempt = attempts.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                if number % 13 == 6 && attempt == 0 {
+            let step = ctx.run_with("step", async |attempt: Attempt| {
+                if number % 13 == 6 && attempt.number <= 2 {
                     return Err(Failure::new("not at first"));
                 }
                 Ok(seed * number)

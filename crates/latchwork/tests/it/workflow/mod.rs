@@ -2,7 +2,11 @@
 
 mod crash;
 mod kill;
+mod kit;
 mod recovery;
 mod replay;
+mod slots;
+mod starts;
 mod steps;
+mod transactions;
 mod waiting;

@@ -67,7 +67,7 @@ async fn a_step_that_never_ends_is_parked_at_its_cap() {
     assert_eq!(bodies.load(Ordering::SeqCst), 3);
     let engine = Engine::on(&store).register(&poison).start().await.unwrap();
     let parked = engine.parked().await.unwrap();
-    assert_eq!(parked, [("p".into(), "step \"poison\" was begun 3 times and never ended".to_string())]);
+    assert_eq!(parked, [("p".into(), "step \"poison\" was begun 3 times and did not end".to_string())]);
 }
 
 /// A process that was paused, and wakes when another owns its executions.

@@ -1,0 +1,85 @@
+//! Checks code against what executions of it have recorded.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::store::{Commit, Env, Limits, Store};
+use crate::workflow::drive::{Ended, live};
+use crate::workflow::run::{Run, Stop};
+use crate::workflow::{Engine, ExecutionState, History, Result, Workflow, WorkflowError};
+
+/// Why code does not fit what an execution has recorded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("execution {id:?} would be parked: {reason}")]
+#[non_exhaustive]
+pub struct Mismatch {
+    /// The execution's id.
+    pub id: String,
+    /// Both sides, named.
+    pub reason: String,
+}
+
+/// Runs a workflow's code on a recorded history, up to where that ends, without running the body of any step. Fails
+/// where an engine would park the execution, or if the code comes to another end than was recorded.
+pub async fn replay<I, O>(history: &History, workflow: &Workflow<I, O>) -> std::result::Result<(), Mismatch> {
+    let mismatch = |reason: String| Err(Mismatch { id: history.id.clone(), reason });
+    if history.workflow != workflow.name() {
+        return mismatch(format!("it is one of workflow {:?}, not of {:?}", history.workflow, workflow.name()));
+    }
+    match ended(history, workflow).await {
+        Ok(reason) => reason.map_or(Ok(()), mismatch),
+        Err(error) => mismatch(format!("it cannot be replayed: {error}")),
+    }
+}
+
+/// What is wrong, if anything is.
+async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Option<String>> {
+    let (env, _) = Env::seeded(0);
+    let store = Store::memory_with(env, Limits::default()).await?;
+    let engine = Engine::on(&store).register(workflow).replays().start().await?;
+    let inner = &engine.inner;
+    for operation in &history.operations {
+        let key = inner.journal_key(&history.id, history.run, operation.place);
+        let stored = store.commit(Commit::new().put(&key, operation.entry().encode())).await?;
+        stored.applied().map_err(|_| WorkflowError::Stopped)?;
+    }
+    let (definition, id) = (workflow.definition.clone(), history.id.as_str().into());
+    let run = Arc::new(Run::stored(inner.clone(), definition, id, history.execution(), crate::store::Rev(1), 0));
+    let came_to = match live(&run).await {
+        Ended::Panicked(failure) => return Ok(Some(failure.message().to_string())),
+        Ended::TimedOut => return Ok(None),
+        Ended::Stopped => None,
+        Ended::Finished(result) => Some(result),
+    };
+    Ok(match (came_to, run.stop()) {
+        (None, Some(Stop::Parked(reason))) => Some(reason),
+        (None, _) => match &history.state {
+            ExecutionState::Completed(_) => Some("the code goes on where the execution had completed".into()),
+            _ => None,
+        },
+        (Some(result), _) => match run.peek().await {
+            Ok(Some(entry)) => {
+                Some(format!("the code has ended, and the journal goes on with {} {:?}", entry.kind, entry.name))
+            }
+            Ok(None) => other_end(history, &result.map_err(|failure| failure.message().to_string())),
+            Err(_) => Some("its journal cannot be read".into()),
+        },
+    })
+}
+
+fn other_end(history: &History, result: &std::result::Result<String, String>) -> Option<String> {
+    match (&history.state, result) {
+        (ExecutionState::Completed(output), Ok(text)) => {
+            let now: Value = serde_json::from_str(text).unwrap_or_default();
+            (now != *output).then(|| format!("the code gives {now}, and the execution has given {output}"))
+        }
+        (ExecutionState::Completed(output), Err(message)) => {
+            Some(format!("the code fails ({message}), and the execution has given {output}"))
+        }
+        (ExecutionState::Failed(failure), Ok(text)) => {
+            Some(format!("the code gives {text}, and the execution has failed: {failure}"))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,184 @@
+//! An execution's stay in memory: its future is driven until it ends, waits, or may not go on; then that is committed.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::backoff::jittered;
+use crate::store::{ErrorKind, StoreError};
+use crate::workflow::Failure;
+use crate::workflow::ctx::Ctx;
+use crate::workflow::definition::Running;
+use crate::workflow::engine::Inner;
+use crate::workflow::record::{Status, failure_text};
+use crate::workflow::run::{Next, Run, Stop};
+use crate::workflow::step::panicked;
+
+/// How long it takes at the most until an execution is taken up again that could not be committed.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// How an execution's stay in memory ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    Finished(std::result::Result<String, Failure>),
+    Panicked(Failure),
+    TimedOut,
+    Stopped,
+}
+
+impl Inner {
+    /// Runs an execution in a task of its own, unless it runs already.
+    pub(crate) fn spawn(self: &Arc<Inner>, run: Arc<Run>) -> bool {
+        let id = run.id.clone();
+        let mut residents = self.residents.lock();
+        if self.is_stopped() || residents.contains_key(&id) {
+            return false;
+        }
+        residents.insert(id.clone(), None);
+        let span = tracing::info_span!("execution", workflow = run.definition.name, %id);
+        let task = tokio::spawn(drive(run).instrument(span));
+        residents.insert(id, Some(task.abort_handle()));
+        true
+    }
+}
+
+async fn drive(run: Arc<Run>) {
+    loop {
+        let ended = live(&run).await;
+        settle(&run, ended).await;
+        match run.stop() {
+            Some(Stop::Continued) => run.begin_anew(),
+            _ => break,
+        }
+    }
+    let inner = &run.engine;
+    inner.residents.lock().remove(&run.id);
+    inner.begun().notify_waiters();
+    match run.stop() {
+        // It may be due by now, and nobody has woken it while it was here.
+        Some(Stop::Suspended(timer)) => inner.timers.set(timer),
+        Some(Stop::Failed(error)) => again(&run, error).await,
+        stop => {
+            tracing::debug!(?stop, "left memory");
+            inner.ended(&run.id);
+        }
+    }
+}
+
+/// The store did not serve, and whether the last commit has landed is not known. What is stored tells: the execution is
+/// taken up again from there.
+async fn again(run: &Run, error: StoreError) {
+    let inner = &run.engine;
+    tracing::warn!(%error, "could not be committed");
+    if matches!(error, StoreError::Closed | StoreError::Stopped { .. }) || error.kind() != ErrorKind::Unavailable {
+        inner.ended(&run.id);
+        return;
+    }
+    loop {
+        run.env().sleep(jittered(AGAIN, 0.5, run.env())).await;
+        match inner.pick_up(&run.id, 0).await {
+            Ok(()) => break,
+            Err(error) if inner.is_stopped() || error.kind() != ErrorKind::Unavailable => break,
+            Err(_) => {}
+        }
+    }
+    // It may have ended with that commit.
+    inner.ended(&run.id);
+}
+
+/// Drives the future until it ends or is to stop.
+pub(crate) async fn live(run: &Arc<Run>) -> Ended {
+    let now = run.env().now();
+    let left = run.deadline().map(|deadline| Duration::from_micros(deadline.0.saturating_sub(now.0)));
+    if left.is_some_and(|left| left.is_zero()) && !run.engine.replays {
+        return Ended::TimedOut;
+    }
+    let ctx = Ctx { run: run.clone() };
+    let begin = || (run.definition.begin)(ctx, &run.input());
+    let mut running: Running = match std::panic::catch_unwind(AssertUnwindSafe(begin)) {
+        Ok(Ok(running)) => running,
+        Ok(Err(failure)) => return Ended::Finished(Err(failure)),
+        Err(panic) => return Ended::Panicked(panicked(&*panic)),
+    };
+    let mut deadline = left.filter(|_| !run.engine.replays).map(|left| run.env().sleep(left));
+    let mut stopped = std::pin::pin!(run.until_stopped());
+    loop {
+        let polled = std::future::poll_fn(|context| {
+            match std::panic::catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(context))) {
+                Ok(Poll::Ready(ended)) => return Poll::Ready(Some(Ended::Finished(ended))),
+                Ok(Poll::Pending) => {}
+                Err(panic) => return Poll::Ready(Some(Ended::Panicked(panicked(&*panic)))),
+            }
+            if stopped.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Some(Ended::Stopped));
+            }
+            match deadline.as_mut().map(|deadline| deadline.as_mut().poll(context)) {
+                Some(Poll::Ready(())) => Poll::Ready(Some(Ended::TimedOut)),
+                _ if run.waits_unstored() => Poll::Ready(None),
+                _ => Poll::Pending,
+            }
+        });
+        match polled.await {
+            Some(ended) => return ended,
+            // It waits for something of its own before its first operation; whoever started it need not.
+            None => {
+                if let Err(stop) = run.commit(Next::Runs).await {
+                    run.set_stop(stop);
+                    return Ended::Stopped;
+                }
+            }
+        }
+    }
+}
+
+/// Commits how it ended.
+async fn settle(run: &Run, ended: Ended) {
+    let status = match ended {
+        Ended::Stopped => match run.stop() {
+            Some(Stop::Parked(reason)) => Status::Parked(reason),
+            _ => return,
+        },
+        Ended::Panicked(failure) => Status::Parked(failure.message().to_string()),
+        Ended::TimedOut => Status::TimedOut,
+        Ended::Finished(result) => match run.peek().await {
+            Ok(None) => finished(run, result),
+            Ok(Some(entry)) => Status::Parked(format!(
+                "the code has ended, and the journal goes on with {} {:?}",
+                entry.kind, entry.name
+            )),
+            Err(Stop::Parked(reason)) => Status::Parked(reason),
+            Err(stop) => return run.set_stop(stop),
+        },
+    };
+    let ended = run.commit(Next::Rests(status.clone())).await;
+    let ended = match (ended, status) {
+        (Err(Stop::Parked(reason)), _) => {
+            // What cannot be stored is left out, so that the reason can be.
+            run.forget_pending();
+            run.commit(Next::Rests(Status::Parked(reason))).await
+        }
+        (ended, Status::Parked(reason)) => {
+            tracing::warn!(reason, "parked");
+            ended
+        }
+        (ended, _) => ended,
+    };
+    if let Err(stop) = ended {
+        run.replace_stop(stop);
+    }
+}
+
+/// What an execution has come to. An output that is too large to be stored is a failure.
+fn finished(run: &Run, result: std::result::Result<String, Failure>) -> Status {
+    let result = result.and_then(|output| match run.fits("the output", output.len()) {
+        Ok(()) => Ok(output),
+        Err(failure) => Err(failure),
+    });
+    match result {
+        Ok(output) => Status::Completed(output),
+        Err(failure) => Status::Failed(failure_text(&failure)),
+    }
+}

@@ -1,0 +1,312 @@
+//! What happened to an execution: every operation of its journal with its times, attempts and outcome. It can be
+//! written to a file as JSON, and new code be checked against it.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::store::{Order, Space, Store, Timestamp, View};
+use crate::workflow::engine::{EXECUTIONS, Engine, JOURNAL};
+use crate::workflow::record::{Entry, EntryState, Execution, FailedAttempt, Kind, Status, journal_key};
+use crate::workflow::step::read_failure;
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+
+/// How many operations are read in one go.
+const BATCH: usize = 1000;
+
+/// What happened to an execution so far.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct History {
+    /// The execution's id.
+    pub id: String,
+    /// The workflow's name.
+    pub workflow: String,
+    /// What it was started with, or continued with.
+    pub input: Value,
+    /// When it was started, in microseconds since 1970.
+    pub started_us: u64,
+    /// When it was last changed as a whole, in microseconds since 1970: for one that has ended, its end.
+    pub changed_us: u64,
+    /// How often it was continued as new. What happened before that is not kept.
+    pub run: u32,
+    /// How it is.
+    pub state: ExecutionState,
+    /// The operations in the order in which the code came to them.
+    pub operations: Vec<Operation>,
+}
+
+/// How an execution is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ExecutionState {
+    /// At work, or about to be.
+    Running,
+    /// Out of memory until a timer is due.
+    Waiting,
+    /// Waits for an operator, for this reason.
+    Parked(String),
+    /// Has come to this output.
+    Completed(Value),
+    /// Has failed.
+    Failed(Failure),
+    /// Has taken longer than it may.
+    TimedOut,
+}
+
+/// An operation of an execution.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Operation {
+    /// Its place, counted from 0.
+    pub place: u32,
+    /// What it is.
+    pub kind: Kind,
+    /// What it is called, if it has a name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// A hash of what it was given.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub argument: u64,
+    /// When the code came to it, in microseconds since 1970.
+    pub since_us: u64,
+    /// When what this tells was committed, in microseconds since 1970.
+    pub recorded_us: u64,
+    /// How often its body was begun.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub attempts: u32,
+    /// The last attempts that failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<AttemptFailure>,
+    /// How far it is.
+    pub state: OperationState,
+}
+
+/// An attempt that failed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AttemptFailure {
+    /// Which attempt, counted from 1.
+    pub attempt: u32,
+    /// When it failed, in microseconds since 1970.
+    pub at_us: u64,
+    /// What went wrong.
+    pub message: String,
+}
+
+/// How far an operation is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OperationState {
+    /// Its body was begun.
+    Begun,
+    /// The last attempt failed, and the next is due then.
+    Retrying {
+        /// Why it failed.
+        failure: Failure,
+        /// In microseconds since 1970.
+        next_us: u64,
+    },
+    /// It waits, or waited, until then, in microseconds since 1970.
+    Until(u64),
+    /// It gave this.
+    Done(Value),
+    /// It failed for good.
+    Failed(Failure),
+    /// It saw this state of a slot.
+    Saw {
+        /// The slot's rev; `None` if it was never written.
+        rev: Option<u64>,
+        /// `None` if there was none.
+        state: Option<Value>,
+    },
+}
+
+fn is_zero(argument: &u64) -> bool {
+    *argument == 0
+}
+
+fn is_none(attempts: &u32) -> bool {
+    *attempts == 0
+}
+
+fn value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.into()))
+}
+
+impl Engine {
+    /// What happened to an execution so far.
+    pub async fn history(&self, id: impl Into<ExecutionId>) -> Result<History> {
+        let id = id.into();
+        let found = History::of(self.store(), id.clone()).await?;
+        found.ok_or(WorkflowError::NotFound { id })
+    }
+}
+
+impl History {
+    /// What happened to an execution so far, as a store holds it. Needs no engine, and changes nothing.
+    pub async fn of(store: &Store, id: impl Into<ExecutionId>) -> Result<Option<History>> {
+        let id = id.into();
+        let Some((executions, journal)) = spaces(store).await? else { return Ok(None) };
+        let view = store.view().await?;
+        let Some(item) = view.get(&executions.key(id.as_bytes())).await? else { return Ok(None) };
+        let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
+        let execution = Execution::decode(&item.value).ok_or_else(damaged)?;
+        let operations = operations(&view, &journal, &id, execution.run).await?;
+        Ok(Some(History::new(&id, execution, item.time, operations)))
+    }
+
+    /// The ids of all executions in a store, and the names of their workflows.
+    pub async fn ids(store: &Store) -> Result<Vec<(ExecutionId, String)>> {
+        let Some((executions, _)) = spaces(store).await? else { return Ok(Vec::new()) };
+        let view = store.view().await?;
+        let (mut rest, mut ids) = (executions.all(), Vec::new());
+        loop {
+            let found = view.scan(&rest, Order::Ascending, BATCH).await?;
+            let Some((last, _)) = found.last() else { return Ok(ids) };
+            rest = rest.after(last);
+            for (key, item) in &found {
+                let id: ExecutionId = String::from_utf8_lossy(key.bytes()).as_ref().into();
+                let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
+                let execution = Execution::decode(&item.value).ok_or_else(damaged)?;
+                ids.push((id, execution.workflow));
+            }
+        }
+    }
+
+    fn new(id: &ExecutionId, execution: Execution, changed: Timestamp, operations: Vec<Operation>) -> History {
+        let state = match execution.status {
+            Status::Running => ExecutionState::Running,
+            Status::Waiting => ExecutionState::Waiting,
+            Status::Parked(reason) => ExecutionState::Parked(reason),
+            Status::Completed(output) => ExecutionState::Completed(value(&output)),
+            Status::Failed(failure) => ExecutionState::Failed(read_failure(&failure)),
+            Status::TimedOut => ExecutionState::TimedOut,
+        };
+        History {
+            id: id.to_string(),
+            workflow: execution.workflow,
+            input: value(&execution.input),
+            started_us: execution.started_us,
+            changed_us: changed.0,
+            run: execution.run,
+            state,
+            operations,
+        }
+    }
+
+    /// The names of the steps that the code came to, in order.
+    pub fn steps(&self) -> Vec<&str> {
+        let steps = self.operations.iter().filter(|operation| operation.kind == Kind::Step);
+        steps.map(|operation| operation.name.as_str()).collect()
+    }
+
+    /// The first operation of this kind and name.
+    pub fn find(&self, kind: Kind, name: &str) -> Option<&Operation> {
+        self.operations.iter().find(|operation| (operation.kind, operation.name.as_str()) == (kind, name))
+    }
+
+    /// The execution that this is the history of, as if it were running.
+    pub(crate) fn execution(&self) -> Execution {
+        Execution {
+            workflow: self.workflow.clone(),
+            status: Status::Running,
+            input: self.input.to_string(),
+            deadline_us: None,
+            timer_us: None,
+            started_us: self.started_us,
+            run: self.run,
+            key: None,
+        }
+    }
+}
+
+async fn spaces(store: &Store) -> Result<Option<(Space, Space)>> {
+    let known = store.spaces().await?;
+    let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
+    Ok(space(EXECUTIONS).zip(space(JOURNAL)))
+}
+
+async fn operations(view: &View, journal: &Space, id: &ExecutionId, run: u32) -> Result<Vec<Operation>> {
+    let mut rest = journal.range(journal_key(id, run, 0)..journal_key(id, run, u32::MAX));
+    let mut operations = Vec::new();
+    loop {
+        let found = view.scan(&rest, Order::Ascending, BATCH).await?;
+        let Some((last, _)) = found.last() else { return Ok(operations) };
+        rest = rest.after(last);
+        for (_, item) in &found {
+            let place = operations.len() as u32;
+            let damaged = || WorkflowError::corrupt(format!("operation {place} of execution {id:?}"));
+            let entry = Entry::decode(&item.value).ok_or_else(damaged)?;
+            operations.push(Operation::new(place, entry, item.time));
+        }
+    }
+}
+
+impl Operation {
+    fn new(place: u32, entry: Entry, recorded: Timestamp) -> Operation {
+        let state = match entry.state {
+            EntryState::Begun => OperationState::Begun,
+            EntryState::Failed { failure, next_us } => {
+                OperationState::Retrying { failure: read_failure(&failure), next_us }
+            }
+            EntryState::Until(until) => OperationState::Until(until),
+            EntryState::Done(text) => OperationState::Done(value(&text)),
+            EntryState::Gave(failure) => OperationState::Failed(read_failure(&failure)),
+            EntryState::Saw { rev, state } => OperationState::Saw { rev, state: state.as_deref().map(value) },
+        };
+        let failures = entry.failures.into_iter().map(|failed| AttemptFailure {
+            attempt: failed.attempt,
+            at_us: failed.at_us,
+            message: failed.message,
+        });
+        Operation {
+            place,
+            kind: entry.kind,
+            name: entry.name,
+            argument: entry.argument,
+            since_us: entry.since_us,
+            recorded_us: recorded.0,
+            attempts: entry.attempts,
+            failures: failures.collect(),
+            state,
+        }
+    }
+
+    /// What it gave, if it did and if that fits the type.
+    pub fn value<T: DeserializeOwned>(&self) -> Option<T> {
+        match &self.state {
+            OperationState::Done(value) => T::deserialize(value).ok(),
+            _ => None,
+        }
+    }
+
+    /// The journal's entry that this tells of.
+    pub(crate) fn entry(&self) -> Entry {
+        let text = |failure: &Failure| crate::workflow::record::failure_text(failure);
+        let state = match &self.state {
+            OperationState::Begun => EntryState::Begun,
+            OperationState::Retrying { failure, next_us } => {
+                EntryState::Failed { failure: text(failure), next_us: *next_us }
+            }
+            OperationState::Until(until) => EntryState::Until(*until),
+            OperationState::Done(value) => EntryState::Done(value.to_string()),
+            OperationState::Failed(failure) => EntryState::Gave(text(failure)),
+            OperationState::Saw { rev, state } => {
+                EntryState::Saw { rev: *rev, state: state.as_ref().map(Value::to_string) }
+            }
+        };
+        let failures = self.failures.iter().map(|failed| FailedAttempt {
+            attempt: failed.attempt,
+            at_us: failed.at_us,
+            message: failed.message.clone(),
+        });
+        Entry {
+            attempts: self.attempts,
+            failures: failures.collect(),
+            ..Entry::new(self.kind, &self.name, self.argument, Timestamp(self.since_us), state)
+        }
+    }
+}

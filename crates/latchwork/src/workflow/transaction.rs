@@ -1,0 +1,398 @@
+//! Transactions: entities and slots are read, changed, and written in one commit with the record that it was done.
+
+use std::collections::BTreeMap;
+use std::future::{Future, IntoFuture};
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::backoff::{doubled, jittered};
+use crate::entity::{Add, Entity, EntityError, EntityId, EntityView, Page, Query, Remove, Transaction, Update};
+use crate::json;
+use crate::state::{Batch, Held, Job, Known, Place, Slot, StateError, Steward, Told};
+use crate::store::{Commit, Key, Outcome, StoreError};
+use crate::workflow::Failure;
+use crate::workflow::ctx::{Ctx, hash};
+use crate::workflow::record::{Entry, EntryState, Kind, failure_text};
+use crate::workflow::run::{Next, Run, Stop};
+use crate::workflow::slots::CtxState;
+use crate::workflow::step::{panicked, read_failure};
+
+/// How often a transaction is tried that others outran. Each time one of them got through.
+const TRIES: u32 = 1000;
+
+/// The first and the longest pause between two tries.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(100));
+
+/// A transaction at work: what it reads is as of one moment, and what it writes is written at its end, all of it or
+/// nothing. It is cheap to clone.
+#[derive(Clone)]
+pub struct Tx {
+    inner: Arc<Inner>,
+    slots: CtxState,
+}
+
+struct Inner {
+    view: EntityView,
+    writes: Mutex<Option<Transaction>>,
+    staged: Arc<Staged>,
+}
+
+impl Tx {
+    /// The entity of this id, as it was when the transaction began. If it is another when it ends, the transaction is
+    /// run again.
+    pub async fn get(&self, id: impl Into<EntityId>) -> Result<Option<Entity>, EntityError> {
+        self.inner.view.get(id).await
+    }
+
+    /// The entities that a query asks for, as [`Tx::get`] gives them.
+    pub async fn find(&self, query: &Query) -> Result<Page, EntityError> {
+        self.inner.view.find(query).await
+    }
+
+    fn write(&self, write: impl FnOnce(Transaction) -> Transaction) {
+        let mut writes = self.inner.writes.lock();
+        *writes = Some(write(writes.take().unwrap_or_default()));
+    }
+
+    /// Adds an entity.
+    pub fn add(&self, add: Add) {
+        self.write(|writes| writes.add(add));
+    }
+
+    /// Changes an entity. A transaction writes an entity at most once.
+    pub fn update(&self, update: Update) {
+        self.write(|writes| writes.update(update));
+    }
+
+    /// Removes an entity.
+    pub fn remove(&self, remove: impl Into<Remove>) {
+        self.write(|writes| writes.remove(remove));
+    }
+
+    /// Has the transaction fail if there is no such entity.
+    pub fn require_exists(&self, id: impl Into<EntityId>) {
+        self.write(|writes| writes.require_exists(id));
+    }
+
+    /// Has the transaction fail if there is such an entity.
+    pub fn require_absent(&self, id: impl Into<EntityId>) {
+        self.write(|writes| writes.require_absent(id));
+    }
+
+    /// A slot that everybody shares. The transaction sees what it has itself written to slots.
+    pub fn global<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
+        self.slots.global(key)
+    }
+
+    /// A slot that all executions of this workflow share.
+    pub fn workflow<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
+        self.slots.workflow(key)
+    }
+
+    /// A slot of this execution.
+    pub fn execution<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
+        self.slots.execution(key)
+    }
+}
+
+impl std::fmt::Debug for Tx {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tx").field("generation", &self.inner.view.generation()).finish_non_exhaustive()
+    }
+}
+
+/// The slots of a transaction as they will be.
+struct Staged {
+    /// The largest value.
+    limit: usize,
+    view: Arc<crate::store::View>,
+    slots: tokio::sync::Mutex<BTreeMap<Key, Batch>>,
+}
+
+impl Steward for Staged {
+    fn read<'a>(&'a self, place: &'a Place) -> Pin<Box<dyn Future<Output = Result<Known, StateError>> + Send + 'a>> {
+        Box::pin(async move {
+            let mut slots = self.slots.lock().await;
+            Ok(self.batch(&mut slots, place).await?.now())
+        })
+    }
+
+    fn change<'a>(
+        &'a self,
+        place: &'a Place,
+        job: Job,
+    ) -> Pin<Box<dyn Future<Output = Result<(), StateError>> + Send + 'a>> {
+        Box::pin(async move {
+            let mut slots = self.slots.lock().await;
+            let batch = self.batch(&mut slots, place).await?;
+            if let Some(done) = batch.run_alone(job, Held::default()).await {
+                done.within(self.limit, batch).settle(batch.rev());
+            }
+            Ok(())
+        })
+    }
+
+    fn failed(&self, error: StoreError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>> {
+        Box::pin(std::future::ready(error.into()))
+    }
+}
+
+impl Staged {
+    async fn batch<'a>(&self, slots: &'a mut BTreeMap<Key, Batch>, place: &Place) -> Result<&'a mut Batch, StateError> {
+        if !slots.contains_key(&place.key) {
+            let known = Known::at(&self.view, &place.key, &place.name).await?;
+            slots.insert(place.key.clone(), Batch::new(known, place.name.clone()));
+        }
+        Ok(slots.get_mut(&place.key).expect("it was put there"))
+    }
+
+    /// Adds the slots to a commit: what was read is to be as it was, and what was changed is written.
+    async fn board(&self, mut commit: Commit) -> Commit {
+        let mut told = Vec::new();
+        for (key, batch) in self.slots.lock().await.iter() {
+            commit = match batch.known.rev {
+                Some(rev) => commit.at_rev(key, rev),
+                None => commit.absent(key),
+            };
+            if batch.changed {
+                commit = commit.put(key, batch.record().encode());
+                told.push(batch.told());
+            }
+        }
+        if told.is_empty() { commit } else { commit.meta(Told::encode(told)) }
+    }
+}
+
+/// A transaction that is about to be awaited.
+#[must_use = "a transaction does nothing until it is awaited"]
+pub struct Transacting<'a, F> {
+    ctx: &'a Ctx,
+    name: String,
+    body: F,
+    argument: u64,
+}
+
+impl Ctx {
+    /// A transaction: entities and slots are changed in one commit with the record of it, so what it does, it does
+    /// exactly once. The body may run several times, until nobody else has changed what it has read; it must do
+    /// nothing else. Its error undoes everything and is recorded.
+    pub fn transaction<F, Fut, T, E>(&self, name: &str, body: F) -> Transacting<'_, F>
+    where
+        F: Fn(Tx) -> Fut,
+        Fut: Future<Output = std::result::Result<T, E>>,
+    {
+        Transacting { ctx: self, name: name.into(), body, argument: 0 }
+    }
+}
+
+impl<F> Transacting<'_, F> {
+    /// What the body is given, so that a replay can tell when it is given something else.
+    pub fn input(mut self, input: &impl Serialize) -> Self {
+        self.argument = hash(input);
+        self
+    }
+}
+
+impl<'a, F, Fut, T, E> IntoFuture for Transacting<'a, F>
+where
+    F: Fn(Tx) -> Fut + Send + Sync + 'a,
+    Fut: Future<Output = std::result::Result<T, E>> + Send + 'a,
+    T: Serialize + DeserializeOwned + Send + 'a,
+    E: Into<Failure> + Send + 'a,
+{
+    type Output = std::result::Result<T, Failure>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.execute())
+    }
+}
+
+/// What became of one try.
+enum Tried<T> {
+    Done(T),
+    Failed(Failure),
+    /// Somebody else was faster.
+    Outrun,
+}
+
+impl<F> Transacting<'_, F> {
+    async fn execute<Fut, T, E>(self) -> std::result::Result<T, Failure>
+    where
+        F: Fn(Tx) -> Fut,
+        Fut: Future<Output = std::result::Result<T, E>>,
+        T: Serialize + DeserializeOwned,
+        E: Into<Failure>,
+    {
+        let run = &self.ctx.run;
+        let (place, found) = run.take(Kind::Transaction, &self.name, self.argument).await;
+        match found.map(|found| found.state) {
+            Some(EntryState::Done(text)) => {
+                return match serde_json::from_str(&text) {
+                    Ok(value) => Ok(value),
+                    Err(error) => {
+                        let reason =
+                            format!("the result of transaction {:?} does not fit its type: {error}", self.name);
+                        run.stop_for(Stop::Parked(reason)).await
+                    }
+                };
+            }
+            Some(EntryState::Gave(text)) => return Err(read_failure(&text)),
+            _ => {}
+        }
+        run.ensure_stored().await;
+        let mut entry = Entry::new(Kind::Transaction, &self.name, self.argument, run.env().now(), EntryState::Begun);
+        for tries in 1..=TRIES {
+            entry.attempts = tries;
+            let tried = match self.attempt(place, &entry).await {
+                Ok(tried) => tried,
+                Err(stop) => return run.stop_for(stop).await,
+            };
+            match tried {
+                Tried::Done(value) => return Ok(value),
+                Tried::Failed(failure) => return self.gave(place, entry, failure),
+                Tried::Outrun => {
+                    let pause = doubled(PAUSES.0, tries).min(PAUSES.1);
+                    run.env().sleep(jittered(pause, 0.5, run.env())).await;
+                }
+            }
+        }
+        let failure = Failure::new(format!("others were faster each of the {TRIES} times this was tried"));
+        self.gave(place, entry, failure)
+    }
+
+    fn gave<T>(&self, place: u32, mut entry: Entry, failure: Failure) -> std::result::Result<T, Failure> {
+        entry.state = EntryState::Gave(failure_text(&failure));
+        self.ctx.run.put(place, entry);
+        Err(failure)
+    }
+
+    /// Runs the body once and commits what it did.
+    async fn attempt<Fut, T, E>(&self, place: u32, entry: &Entry) -> Result<Tried<T>, Stop>
+    where
+        F: Fn(Tx) -> Fut,
+        Fut: Future<Output = std::result::Result<T, E>>,
+        T: Serialize,
+        E: Into<Failure>,
+    {
+        let run = &self.ctx.run;
+        let tx = match begin(run).await {
+            Ok(tx) => tx,
+            Err(error) => return failed(run, error),
+        };
+        let value = match self.body_of(tx.clone()).await {
+            Ok(value) => value,
+            Err(failure) => return Ok(Tried::Failed(failure)),
+        };
+        let text = match json::to_value(&value) {
+            Ok(json) => json.to_string(),
+            Err(error) => return Ok(Tried::Failed(Failure::new(format!("the result: {error}")))),
+        };
+        if let Err(failure) = run.fits("the result", text.len()) {
+            return Ok(Tried::Failed(failure));
+        }
+        run.put(place, Entry { state: EntryState::Done(text), ..entry.clone() });
+        let sent = send(run, &tx).await;
+        match sent {
+            Ok(Some(_)) => return Ok(Tried::Done(value)),
+            _ => run.take_back(place),
+        }
+        match sent {
+            Ok(_) => Ok(Tried::Outrun),
+            Err(Refused::Stop(stop)) => Err(stop),
+            Err(Refused::Entity(error)) => failed(run, error),
+        }
+    }
+
+    /// Runs the body.
+    async fn body_of<Fut, T, E>(&self, tx: Tx) -> std::result::Result<T, Failure>
+    where
+        F: Fn(Tx) -> Fut,
+        Fut: Future<Output = std::result::Result<T, E>>,
+        E: Into<Failure>,
+    {
+        let body = match std::panic::catch_unwind(AssertUnwindSafe(|| (self.body)(tx))) {
+            Ok(body) => body,
+            Err(panic) => return Err(panicked(&*panic)),
+        };
+        let mut body = std::pin::pin!(body);
+        std::future::poll_fn(|context| {
+            match std::panic::catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(context))) {
+                Ok(polled) => polled.map_err(Into::into),
+                Err(panic) => std::task::Poll::Ready(Err(panicked(&*panic))),
+            }
+        })
+        .await
+    }
+}
+
+/// What an error of the entities' means: the store's stops the execution, the others are the transaction's.
+fn failed<T>(run: &Run, error: EntityError) -> Result<Tried<T>, Stop> {
+    match error {
+        EntityError::Store(error) => Err(run.failed(error)),
+        error => Ok(Tried::Failed(error.into())),
+    }
+}
+
+async fn begin(run: &Arc<Run>) -> Result<Tx, EntityError> {
+    let view = run.engine.entities.now().await?;
+    let staged = Arc::new(Staged {
+        limit: run.engine.store.limits().value_bytes,
+        view: view.pinned()?,
+        slots: Default::default(),
+    });
+    let slots = CtxState::with(run.clone(), staged.clone());
+    Ok(Tx { inner: Arc::new(Inner { view, writes: Mutex::default(), staged }), slots })
+}
+
+/// Why a commit did not land.
+enum Refused {
+    Stop(Stop),
+    Entity(EntityError),
+}
+
+impl From<EntityError> for Refused {
+    fn from(error: EntityError) -> Refused {
+        Refused::Entity(error)
+    }
+}
+
+/// Commits what a transaction did, with everything that waits to be. Nothing if others were faster.
+async fn send(run: &Run, tx: &Tx) -> Result<Option<()>, Refused> {
+    let entities = &run.engine.entities;
+    let writes = tx.inner.writes.lock().take().unwrap_or_default();
+    let checked = entities.checked(writes.if_unchanged(&tx.inner.view))?;
+    let prepared = entities.prepare(&*tx.inner.view.pinned()?, &checked).await?;
+    let doomed = prepared.doomed;
+    let (commit, understood) = prepared.split();
+    if doomed {
+        return match run.engine.store.commit(commit).await.map_err(EntityError::from)? {
+            Outcome::Applied(_) => Ok(None),
+            Outcome::Refused(refusal) => Ok(entities.outrun(refusal, &understood).await.map(|()| None)?),
+        };
+    }
+    let commit = tx.inner.staged.board(commit).await;
+    let (commit, boarded) = run.board(commit, Next::Runs);
+    match run.engine.store.commit(commit).await {
+        Ok(Outcome::Applied(receipt)) => {
+            run.landed(boarded, &receipt);
+            Ok(Some(()))
+        }
+        Ok(Outcome::Refused(refusal)) => {
+            if let Some(stop) = run.refused(boarded, &refusal) {
+                return Err(Refused::Stop(stop));
+            }
+            Ok(entities.outrun(refusal, &understood).await.map(|()| None)?)
+        }
+        Err(error) => {
+            run.put_back(boarded);
+            Err(Refused::Stop(run.failed(error)))
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The test kit: mocks, histories, and code that is checked against histories.
+
+use std::time::Duration;
+
+use latchwork::testing::{TestEngine, replay};
+use latchwork::workflow::{
+    Ctx, ExecutionState, Failure, History, Kind, OperationState, Retry, Workflow, WorkflowError, workflow,
+};
+
+fn order() -> Workflow<u64, String> {
+    workflow("order").run(async |ctx: Ctx, price: u64| {
+        let paid = ctx.run("charge", async || Err::<u64, _>(Failure::new("no bank here"))).input(&price);
+        let paid = paid.retry(Retry::exponential().max_attempts(3)).await?;
+        ctx.sleep(Duration::from_secs(3600)).await?;
+        let count = ctx.state().global::<u64>("orders").increment(1).await?.value;
+        ctx.run("ship", async || Ok::<_, Failure>(format!("{paid} for order {count}"))).await
+    })
+}
+
+#[tokio::test]
+async fn mocks_stand_in_for_bodies() {
+    let order = order();
+    let test = TestEngine::build(1).register(&order).mock("charge", |attempt| match attempt {
+        1 => Err(Failure::new("busy")),
+        _ => Ok(u64::from(attempt) * 100),
+    });
+    let test = test.start().await.unwrap();
+    let handle = test.engine().start(&order, 7).id("o").await.unwrap();
+    assert_eq!(test.run(handle.result()).await.unwrap(), "200 for order 1");
+    assert_eq!(test.bodies(), ["charge", "charge", "ship"]);
+    let history = test.history("o").await.unwrap();
+    assert_eq!(history.steps(), ["charge", "ship"]);
+    let charge = history.find(Kind::Step, "charge").unwrap();
+    assert_eq!((charge.attempts, charge.value::<u64>()), (2, Some(200)));
+    assert_eq!(charge.failures[0].message, "busy");
+    assert!(charge.recorded_us > charge.since_us + 700_000, "there was a pause");
+    let kinds: Vec<Kind> = history.operations.iter().map(|operation| operation.kind).collect();
+    assert_eq!(kinds, [Kind::Step, Kind::Sleep, Kind::Slot, Kind::Step]);
+    assert_eq!(history.state, ExecutionState::Completed("200 for order 1".into()));
+    // A mock that gives something else than the step does is a failure, not a panic.
+    let test = TestEngine::build(1).register(&order).mock("charge", |_| Ok("text")).start().await.unwrap();
+    match test.complete(&order, 7).await {
+        Err(WorkflowError::Failed { failure, .. }) => assert!(failure.message().contains("the mock's result")),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(test.history("nobody").await, Err(WorkflowError::NotFound { .. })));
+}
+
+/// Histories of an execution at every stage of its life, as files would hold them.
+async fn histories() -> Vec<History> {
+    let order = order();
+    let test = TestEngine::build(1).register(&order).mock("charge", |_| Ok(5u64)).start().await.unwrap();
+    let handle = test.engine().start(&order, 7).id("o").await.unwrap();
+    let mut histories = Vec::new();
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    histories.push(test.history("o").await.unwrap());
+    test.run(handle.result()).await.unwrap();
+    histories.push(test.history("o").await.unwrap());
+    let failing = TestEngine::new(&order, 1).await.unwrap();
+    let handle = failing.engine().start(&order, 7).id("f").await.unwrap();
+    histories.push(failing.history("f").await.unwrap());
+    let _ = failing.run(handle.result()).await;
+    histories.push(failing.history("f").await.unwrap());
+    let as_files = histories.iter().map(|history| serde_json::to_string_pretty(history).unwrap());
+    let read: Vec<History> = as_files.map(|text| serde_json::from_str(&text).unwrap()).collect();
+    assert_eq!(read, histories);
+    read
+}
+
+#[tokio::test]
+async fn code_is_checked_against_histories_and_no_body_runs() {
+    let histories = histories().await;
+    assert!(matches!(histories[0].state, ExecutionState::Waiting), "{:?}", histories[0].state);
+    assert!(matches!(histories[3].state, ExecutionState::Failed(_)), "{:?}", histories[3].state);
+    for history in &histories {
+        assert_eq!(replay(history, &order()).await, Ok(()));
+    }
+    let renamed = workflow("order").run(async |ctx: Ctx, price: u64| {
+        let paid = ctx.run("pay", async || Err::<u64, _>(Failure::new("a body ran"))).input(&price).await?;
+        Ok(paid.to_string())
+    });
+    let longer = workflow("order").run(async |ctx: Ctx, price: u64| {
+        let paid = ctx.run("charge", async || Err::<u64, _>(Failure::new("a body ran"))).input(&price).await?;
+        ctx.sleep(Duration::from_secs(3600)).await?;
+        let count = ctx.state().global::<u64>("orders").increment(1).await?.value;
+        let text = ctx.run("ship", async || Err::<String, _>(Failure::new("a body ran"))).await?;
+        ctx.run("thank", async || Err::<(), _>(Failure::new("a body ran"))).await?;
+        Ok(format!("{text} {paid} {count}"))
+    });
+    let other_end = workflow("order").run(async |ctx: Ctx, price: u64| {
+        let paid = ctx.run("charge", async || Err::<u64, _>(Failure::new("a body ran"))).input(&price).await?;
+        ctx.sleep(Duration::from_secs(3600)).await?;
+        ctx.state().global::<u64>("orders").increment(1).await?;
+        ctx.run("ship", async || Err::<String, _>(Failure::new("a body ran"))).await?;
+        Ok(format!("paid {paid}"))
+    });
+    let reasons = |workflow: Workflow<u64, String>| {
+        let histories = histories.clone();
+        async move {
+            let mut reasons = Vec::new();
+            for history in &histories {
+                reasons.push(replay(history, &workflow).await.err().map(|mismatch| mismatch.reason));
+            }
+            reasons
+        }
+    };
+    let renamed = reasons(renamed).await;
+    let both = "operation 0 is step \"pay\" in the code, and step \"charge\" in the journal";
+    assert!(renamed.iter().all(|reason| reason.as_deref() == Some(both)), "{renamed:?}");
+    let longer = reasons(longer).await;
+    assert_eq!(longer[0], None, "it still sleeps, and what comes later may change");
+    assert_eq!(longer[1].as_deref(), Some("the code goes on where the execution had completed"));
+    let other_end = reasons(other_end).await;
+    let gives = "the code gives \"paid 5\", and the execution has given \"5 for order 1\"";
+    assert_eq!(other_end[1].as_deref(), Some(gives));
+    let foreign = workflow("other").run(async |_: Ctx, price: u64| Ok(price));
+    assert!(replay(&histories[0], &foreign).await.unwrap_err().reason.contains("not of \"other\""));
+}
+
+#[tokio::test]
+async fn a_history_tells_of_attempts_that_are_still_to_come() {
+    let order = order();
+    let test = TestEngine::new(&order, 1).await.unwrap();
+    test.engine().start(&order, 7).id("o").await.unwrap();
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    let history = test.history("o").await.unwrap();
+    let charge = history.find(Kind::Step, "charge").unwrap();
+    assert!(matches!(charge.state, OperationState::Retrying { .. }), "{charge:?}");
+    assert_eq!(charge.failures.len(), 1);
+}
