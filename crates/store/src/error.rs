@@ -71,6 +71,9 @@ pub enum StoreError {
     /// A write or sync failed, and the store ended its service.
     #[error("the store has stopped: {cause}; open it again to go on from what was acknowledged")]
     Stopped { cause: Arc<str> },
+    /// The answer to a commit was lost. The commit has landed, or it never will: reading again tells which.
+    #[error("whether the commit landed is not known: {cause}")]
+    Uncertain { cause: Arc<str> },
     /// Another process, or this one, has the directory open.
     #[error("{} is in use by process {owner}; one process opens a data directory at a time", path.display())]
     Locked { path: PathBuf, owner: String },
@@ -137,7 +140,7 @@ impl StoreError {
             | ForeignSnapshot => ErrorKind::Invalid,
             UnknownSpace { .. } | HistoryDropped { .. } | TimeDropped { .. } => ErrorKind::NotFound,
             Locked { .. } | ViewsOpen { .. } => ErrorKind::Conflict,
-            Closed | Stopped { .. } | Io { .. } => ErrorKind::Unavailable,
+            Closed | Stopped { .. } | Uncertain { .. } | Io { .. } => ErrorKind::Unavailable,
             Corrupt { .. } => ErrorKind::Corrupt,
         }
     }

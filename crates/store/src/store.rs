@@ -2,6 +2,7 @@
 //! the backend's.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -127,27 +128,31 @@ impl Store {
     ///
     /// Dropping the future gives up waiting, not the commit: it may still be applied. Give the commit an id to be
     /// able to ask again.
-    pub async fn commit(&self, commit: Commit) -> Result<Outcome> {
-        self.inner.limits.check_commit(&commit)?;
+    // Not an `async fn`: its future would hold the commit once more, and those of its callers again.
+    pub fn commit(&self, commit: Commit) -> impl Future<Output = Result<Outcome>> + Send + use<'_> {
+        let answer = self.check_commit(&commit).map(|()| self.inner.backend.commit(commit));
+        async move { answer?.await }
+    }
+
+    fn check_commit(&self, commit: &Commit) -> Result<()> {
+        self.inner.limits.check_commit(commit)?;
         if commit.meta.len() > self.inner.limits.value_bytes {
             let (length, limit) = (commit.meta.len(), self.inner.limits.value_bytes);
             return Err(StoreError::MetaTooLong { length, limit });
         }
-        {
-            let spaces = self.inner.spaces.read();
-            let checked = commit.checks.iter().filter_map(|check| match check {
-                Check::AtRev(key, _) | Check::Absent(key) => Some(key.space()),
-                Check::Unchanged(range, _) => Some(range.space()),
-                Check::AtGeneration(_) => None,
-            });
-            let written = commit.writes.iter().map(|write| write.key().space());
-            for space in checked.chain(written) {
-                if !spaces.contains_key(&space) {
-                    return Err(StoreError::UnknownSpace { space });
-                }
+        let spaces = self.inner.spaces.read();
+        let checked = commit.checks.iter().filter_map(|check| match check {
+            Check::AtRev(key, _) | Check::Absent(key) => Some(key.space()),
+            Check::Unchanged(range, _) => Some(range.space()),
+            Check::AtGeneration(_) => None,
+        });
+        let written = commit.writes.iter().map(|write| write.key().space());
+        for space in checked.chain(written) {
+            if !spaces.contains_key(&space) {
+                return Err(StoreError::UnknownSpace { space });
             }
         }
-        self.inner.backend.commit(commit).await
+        Ok(())
     }
 
     /// A new commit id from the store's environment.
