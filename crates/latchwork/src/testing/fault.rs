@@ -1,7 +1,8 @@
-//! A store that crashes at a commit of one's choice, and can be opened again as it was left.
+//! A store in memory with a gate in front: the gate decides about every call, so it can crash at a commit, lose
+//! answers or not answer at all. What was committed is there for the next life.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::store::backend::{Answer, Backend, Changes, Contents, Damage, MemoryBackend, Retention, Scan, Stats};
 use crate::store::{Commit, Generation, Key, Outcome, Range, Result, StoreError, Timestamp, Version};
@@ -24,86 +25,125 @@ pub struct Crash {
     pub side: Side,
 }
 
-/// A life of a store in memory: it ends with a crash, and what was committed is there for the next life.
-pub(crate) struct Life {
-    memory: Arc<MemoryBackend>,
-    crash: Option<Crash>,
-    commits: AtomicU64,
-    crashed: AtomicU64,
+/// What stands between an engine and the memory.
+pub(crate) trait Gate: Send + Sync + 'static {
+    /// Lets a read through, or not.
+    fn pass(&self) -> Answer<'_, ()>;
+
+    /// Makes of a commit what it likes.
+    fn commit<'a>(&'a self, memory: &'a Arc<MemoryBackend>, commit: Commit) -> Answer<'a, Outcome>;
 }
 
-impl Life {
-    pub(crate) fn new(memory: Arc<MemoryBackend>, crash: Option<Crash>) -> Life {
-        Life { memory, crash, commits: AtomicU64::new(0), crashed: AtomicU64::new(0) }
+/// A life of a store in memory: it ends when its gate says so, and what was committed is there for the next life.
+pub(crate) struct Life<G> {
+    memory: Arc<MemoryBackend>,
+    pub(crate) gate: G,
+}
+
+impl<G: Gate> Life<G> {
+    pub(crate) fn through(memory: Arc<MemoryBackend>, gate: G) -> Life<G> {
+        Life { memory, gate }
+    }
+}
+
+/// Crashes at one commit.
+pub(crate) struct CrashAt {
+    crash: Option<Crash>,
+    commits: AtomicU64,
+    crashed: AtomicBool,
+}
+
+impl Life<CrashAt> {
+    pub(crate) fn new(memory: Arc<MemoryBackend>, crash: Option<Crash>) -> Life<CrashAt> {
+        Life::through(memory, CrashAt { crash, commits: AtomicU64::new(0), crashed: AtomicBool::new(false) })
     }
 
     pub(crate) fn has_crashed(&self) -> bool {
-        self.crashed.load(Ordering::SeqCst) != 0
+        self.gate.crashed.load(Ordering::SeqCst)
     }
 
     /// How many commits there were so far.
     pub(crate) fn commits(&self) -> u64 {
-        self.commits.load(Ordering::SeqCst)
-    }
-
-    fn check(&self) -> Result<()> {
-        if self.has_crashed() { Err(StoreError::Closed) } else { Ok(()) }
+        self.gate.commits.load(Ordering::SeqCst)
     }
 }
 
-impl Backend for Life {
-    fn commit(&self, commit: Commit) -> Answer<'_, Outcome> {
+impl CrashAt {
+    fn check(&self) -> Result<()> {
+        if self.crashed.load(Ordering::SeqCst) { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    fn crash_if(&self, crash: Crash) -> Result<()> {
+        if self.crash == Some(crash) {
+            self.crashed.store(true, Ordering::SeqCst);
+        }
+        self.check()
+    }
+}
+
+impl Gate for CrashAt {
+    fn pass(&self) -> Answer<'_, ()> {
+        Box::pin(std::future::ready(self.check()))
+    }
+
+    fn commit<'a>(&'a self, memory: &'a Arc<MemoryBackend>, commit: Commit) -> Answer<'a, Outcome> {
         Box::pin(async move {
             self.check()?;
             let number = self.commits.fetch_add(1, Ordering::SeqCst) + 1;
-            let crashes = |side| self.crash == Some(Crash { commit: number, side });
-            if crashes(Side::Before) {
-                self.crashed.store(1, Ordering::SeqCst);
-                return Err(StoreError::Closed);
-            }
-            let outcome = self.memory.commit(commit).await;
-            if crashes(Side::After) {
-                self.crashed.store(1, Ordering::SeqCst);
-                return Err(StoreError::Closed);
-            }
+            self.crash_if(Crash { commit: number, side: Side::Before })?;
+            let outcome = memory.commit(commit).await;
+            self.crash_if(Crash { commit: number, side: Side::After })?;
             outcome
         })
+    }
+}
+
+impl<G: Gate> Backend for Life<G> {
+    fn commit(&self, commit: Commit) -> Answer<'_, Outcome> {
+        self.gate.commit(&self.memory, commit)
     }
 
     fn latest(&self) -> Answer<'_, Generation> {
         Box::pin(async move {
-            self.check()?;
+            self.gate.pass().await?;
             self.memory.latest().await
         })
     }
 
     fn get<'a>(&'a self, key: &'a Key, at: Generation) -> Answer<'a, Option<Version>> {
         Box::pin(async move {
-            self.check()?;
+            self.gate.pass().await?;
             self.memory.get(key, at).await
         })
     }
 
     fn scan(&self, scan: Scan, at: Generation) -> Answer<'_, Vec<(Key, Version)>> {
         Box::pin(async move {
-            self.check()?;
+            self.gate.pass().await?;
             self.memory.scan(scan, at).await
         })
     }
 
     fn versions<'a>(&'a self, key: &'a Key, at: Generation, limit: usize) -> Answer<'a, Vec<Version>> {
         Box::pin(async move {
-            self.check()?;
+            self.gate.pass().await?;
             self.memory.versions(key, at, limit).await
         })
     }
 
     fn changes(&self, range: Range, after: Generation, limit: usize) -> Answer<'_, Changes> {
-        self.memory.changes(range, after, limit)
+        Box::pin(async move {
+            self.gate.pass().await?;
+            self.memory.changes(range, after, limit).await
+        })
     }
 
     fn newer(&self, than: Generation) -> Answer<'_, Generation> {
-        self.memory.newer(than)
+        Box::pin(async move {
+            let newer = self.memory.newer(than).await?;
+            self.gate.pass().await?;
+            Ok(newer)
+        })
     }
 
     fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation> {

@@ -23,7 +23,10 @@
 //! ```
 
 mod fault;
+mod faults;
 mod replay;
+mod simulation;
+mod trace;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -38,9 +41,12 @@ use crate::store::{Env, Limits, Store, VirtualClock};
 use crate::workflow::{Engine, EngineBuilder, ExecutionId, Failure, History, Result, Workflow, WorkflowError};
 
 pub use fault::{Crash, Side};
+pub use faults::Faults;
 pub use replay::{Mismatch, replay};
+pub use simulation::{Caller, Report, Simulation};
+pub use trace::{Event, What};
 
-use fault::Life;
+use fault::{CrashAt, Life};
 
 /// How often everybody else gets a turn before time goes on.
 const TURNS: usize = 64;
@@ -157,7 +163,12 @@ impl TestEngine {
     }
 }
 
-async fn engine(life: &Arc<Life>, env: &Env, set_up: &SetUp, bodies: &Arc<Mutex<Vec<String>>>) -> Result<Engine> {
+async fn engine(
+    life: &Arc<Life<CrashAt>>,
+    env: &Env,
+    set_up: &SetUp,
+    bodies: &Arc<Mutex<Vec<String>>>,
+) -> Result<Engine> {
     let store = Store::with_backend(life.clone(), env.clone(), Limits::default(), Arc::new(RealDisk)).await?;
     let bodies = bodies.clone();
     let builder = Engine::on(&store).on_step(move |_, name| bodies.lock().push(name.into()));

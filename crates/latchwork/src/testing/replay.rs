@@ -45,7 +45,7 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
         stored.applied().map_err(|_| WorkflowError::Stopped)?;
     }
     let (definition, id) = (workflow.definition.clone(), history.id.as_str().into());
-    let run = Arc::new(Run::stored(inner.clone(), definition, id, history.execution(), crate::store::Rev(1), 0));
+    let run = Arc::new(Run::stored(inner.clone(), definition, id, history.execution(), crate::store::Rev(1)));
     let came_to = match live(&run).await {
         Ended::Panicked(failure) => return Ok(Some(failure.message().to_string())),
         Ended::TimedOut => return Ok(None),

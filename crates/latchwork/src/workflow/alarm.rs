@@ -30,7 +30,6 @@ pub(crate) struct Alarms {
 
 /// An alarm that is due.
 pub(crate) struct Due {
-    pub(crate) at: Timestamp,
     pub(crate) id: ExecutionId,
     pub(crate) key: Key,
     pub(crate) item: Item,
@@ -65,9 +64,9 @@ pub(crate) trait Keeper: Send + Sync + 'static {
 }
 
 /// Sees to alarms for as long as the engine lives.
-pub(crate) async fn keep<K: Keeper>(engine: Weak<Inner>) {
-    // Everything due up to here was rung. It stays where it is until somebody commits that it is done.
-    let mut rung: Option<Vec<u8>> = None;
+pub(crate) async fn keep<K: Keeper>(engine: Weak<Inner>, from: Timestamp) {
+    // Everything due before here was rung. It stays where it is until somebody commits that it is done.
+    let mut rung = from.0.to_be_bytes().to_vec();
     loop {
         let Some(inner) = engine.upgrade() else { return };
         let pause = match look::<K>(&inner, &mut rung).await {
@@ -84,29 +83,26 @@ pub(crate) async fn keep<K: Keeper>(engine: Weak<Inner>) {
 }
 
 /// Rings what is due. Tells how long it is until the next, if there is one.
-async fn look<K: Keeper>(inner: &Arc<Inner>, rung: &mut Option<Vec<u8>>) -> Result<Option<Duration>> {
+async fn look<K: Keeper>(inner: &Arc<Inner>, rung: &mut Vec<u8>) -> Result<Option<Duration>> {
     // Time may have gone back since.
     if let Some(earliest) = K::alarms(inner).earliest.lock().take()
-        && rung.as_ref().is_some_and(|rung| **rung >= earliest.0.to_be_bytes()[..])
+        && **rung > earliest.0.to_be_bytes()[..]
     {
-        *rung = Some(earliest.0.saturating_sub(1).to_be_bytes().to_vec());
+        *rung = earliest.0.to_be_bytes().to_vec();
     }
     let space = K::space(inner);
-    let rest = match rung {
-        Some(rung) => space.all().after(&space.key(&*rung)),
-        None => space.all(),
-    };
+    let rest = space.all().after(&space.key(&*rung));
     let now = inner.store.env().now();
     let found = inner.store.view().await?.scan(&rest, Order::Ascending, BATCH).await?;
-    let (mut due, mut last, mut next) = (Vec::new(), None, None);
+    let (mut due, mut last, mut next) = (Vec::new(), Vec::new(), None);
     for (key, item) in &found {
         let Some((at, id)) = read_alarm_key(key.bytes()) else { continue };
         if at > now {
             next = Some(Duration::from_micros(at.0 - now.0));
             break;
         }
-        last = Some(key.bytes().to_vec());
-        due.push(Due { at, id, key: key.clone(), item: item.clone() });
+        last = key.bytes().to_vec();
+        due.push(Due { id, key: key.clone(), item: item.clone() });
     }
     if !due.is_empty() {
         K::ring(inner, due).await?;

@@ -1,5 +1,6 @@
 //! An execution's stay in memory: its future is driven until it ends, waits, or may not go on; then that is committed.
 
+use std::collections::hash_map::Entry;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Poll;
@@ -12,7 +13,7 @@ use crate::store::{ErrorKind, StoreError};
 use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::definition::Running;
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::{Inner, Resident};
 use crate::workflow::record::{Status, failure_text};
 use crate::workflow::run::{Next, Run, Stop};
 use crate::workflow::step::panicked;
@@ -32,15 +33,16 @@ pub(crate) enum Ended {
 impl Inner {
     /// Runs an execution in a task of its own, unless it runs already.
     pub(crate) fn spawn(self: &Arc<Inner>, run: Arc<Run>) -> bool {
-        let id = run.id.clone();
         let mut residents = self.residents.lock();
-        if self.is_stopped() || residents.contains_key(&id) {
+        if self.is_stopped() {
             return false;
         }
-        residents.insert(id.clone(), None);
+        let id = run.id.clone();
+        let Entry::Vacant(vacant) = residents.entry(id.clone()) else { return false };
         let span = tracing::info_span!("execution", workflow = run.definition.name, %id);
         let task = tokio::spawn(drive(run).instrument(span));
-        residents.insert(id, Some(task.abort_handle()));
+        // It leaves by this lock, so it cannot be gone before it is noted.
+        vacant.insert(Resident { task: task.abort_handle(), missed: false });
         true
     }
 }
@@ -55,34 +57,41 @@ async fn drive(run: Arc<Run>) {
         }
     }
     let inner = &run.engine;
-    inner.residents.lock().remove(&run.id);
+    let missed = inner.residents.lock().remove(&run.id).is_some_and(|resident| resident.missed);
     inner.begun().notify_waiters();
-    match run.stop() {
-        // It may be due by now, and nobody has woken it while it was here.
+    let stop = run.stop();
+    tracing::debug!(?stop, "left memory");
+    match stop {
         Some(Stop::Suspended(timer)) => inner.timers.set(timer),
-        Some(Stop::Failed(error)) => again(&run, error).await,
-        stop => {
-            tracing::debug!(?stop, "left memory");
-            inner.ended(&run.id);
-        }
+        Some(Stop::Failed(error)) => return again(&run, error).await,
+        Some(Stop::Changed) => return take_up(&run).await,
+        // Whoever is the owner now goes on with it; here nobody can.
+        Some(Stop::Fenced) => inner.stop(),
+        _ => inner.ended(&run.id),
+    }
+    if missed {
+        take_up(&run).await;
     }
 }
 
 /// The store did not serve, and whether the last commit has landed is not known. What is stored tells: the execution is
 /// taken up again from there.
 async fn again(run: &Run, error: StoreError) {
-    let inner = &run.engine;
     tracing::warn!(%error, "could not be committed");
     if matches!(error, StoreError::Closed | StoreError::Stopped { .. }) || error.kind() != ErrorKind::Unavailable {
-        inner.ended(&run.id);
-        return;
+        return run.engine.ended(&run.id);
     }
+    take_up(run).await;
+}
+
+/// Takes an execution up again, however long the store does not serve.
+async fn take_up(run: &Run) {
+    let inner = &run.engine;
     loop {
-        run.env().sleep(jittered(AGAIN, 0.5, run.env())).await;
-        match inner.pick_up(&run.id, 0).await {
+        match inner.pick_up_fenced(&run.id).await {
             Ok(()) => break,
             Err(error) if inner.is_stopped() || error.kind() != ErrorKind::Unavailable => break,
-            Err(_) => {}
+            Err(_) => run.env().sleep(jittered(AGAIN, 0.5, run.env())).await,
         }
     }
     // It may have ended with that commit.
@@ -104,6 +113,7 @@ pub(crate) async fn live(run: &Arc<Run>) -> Ended {
         Err(panic) => return Ended::Panicked(panicked(&*panic)),
     };
     let mut deadline = left.filter(|_| !run.engine.replays).map(|left| run.env().sleep(left));
+    let mut late = false;
     let mut stopped = std::pin::pin!(run.until_stopped());
     loop {
         let polled = std::future::poll_fn(|context| {
@@ -115,10 +125,16 @@ pub(crate) async fn live(run: &Arc<Run>) -> Ended {
             if stopped.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Some(Ended::Stopped));
             }
-            match deadline.as_mut().map(|deadline| deadline.as_mut().poll(context)) {
-                Some(Poll::Ready(())) => Poll::Ready(Some(Ended::TimedOut)),
-                _ if run.waits_unstored() => Poll::Ready(None),
-                _ => Poll::Pending,
+            if let Some(limit) = &mut deadline
+                && limit.as_mut().poll(context).is_ready()
+            {
+                (deadline, late) = (None, true);
+            }
+            // What is on its way is waited for: what it leaves is what the end goes by.
+            match late && !run.commits() {
+                true => Poll::Ready(Some(Ended::TimedOut)),
+                false if run.waits_unstored() => Poll::Ready(None),
+                false => Poll::Pending,
             }
         });
         match polled.await {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
 use tokio::task::AbortHandle;
 
 use crate::entity::Entities;
@@ -76,9 +77,9 @@ pub(crate) struct Inner {
     /// The rev of each shard's record, which tells that this engine owns it.
     shards: Vec<(Key, Rev)>,
     /// Executions in memory.
-    pub(crate) residents: Mutex<HashMap<ExecutionId, Option<AbortHandle>>>,
+    pub(crate) residents: Mutex<HashMap<ExecutionId, Resident>>,
     /// Those who wait for an end.
-    waiting: Mutex<HashMap<ExecutionId, Arc<Notify>>>,
+    waiting: Mutex<BTreeMap<ExecutionId, Arc<Notify>>>,
     /// Told whenever an execution was stored or has left memory.
     begun: Arc<Notify>,
     /// Executions that cannot run here as things are, and why: others need not wait for that.
@@ -90,6 +91,13 @@ pub(crate) struct Inner {
     /// What the engine does beside running executions.
     chores: Mutex<Vec<AbortHandle>>,
     stopped: std::sync::atomic::AtomicBool,
+}
+
+/// An execution in memory.
+pub(crate) struct Resident {
+    pub(crate) task: AbortHandle,
+    /// Whether somebody wanted it taken up meanwhile, for what it may not know of.
+    pub(crate) missed: bool,
 }
 
 /// The names of the spaces that hold what happened.
@@ -157,8 +165,8 @@ impl EngineBuilder {
     }
 
     /// How often in a row an execution may take the process with it before it is parked: five times unless this is
-    /// said. Counted are the attempts at a step that began and never ended, and the times that an execution was taken
-    /// up after a restart and did not come to its next commit.
+    /// said. Counted is how often it was taken up after a restart without having come to anything since the last one. So
+    /// that others are not counted with the one it is, they are then taken up a few at a time, and in the end alone.
     pub fn most_crashes(mut self, crashes: u32) -> EngineBuilder {
         self.most_crashes = crashes.max(1);
         self
@@ -213,8 +221,8 @@ impl EngineBuilder {
             let running = inner.store.view().await?;
             let chores = [
                 tokio::spawn(recover::recover(Arc::downgrade(&inner), running)).abort_handle(),
-                tokio::spawn(alarm::keep::<recover::Wake>(Arc::downgrade(&inner))).abort_handle(),
-                tokio::spawn(alarm::keep::<remove::Remove>(Arc::downgrade(&inner))).abort_handle(),
+                tokio::spawn(alarm::keep::<recover::Wake>(Arc::downgrade(&inner), inner.since)).abort_handle(),
+                tokio::spawn(alarm::keep::<remove::Remove>(Arc::downgrade(&inner), Timestamp(0))).abort_handle(),
             ];
             inner.chores.lock().extend(chores);
         }
@@ -293,12 +301,12 @@ impl Engine {
     pub async fn resume(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
         self.unpark(&id, Status::Running).await?;
-        self.inner.pick_up(&id, 0).await
+        self.inner.pick_up(&id, 0, None).await
     }
 
     /// Takes an execution that waits into memory at once, to see whether it can go on; if it has to wait, it leaves.
     pub async fn wake(&self, id: impl Into<ExecutionId>) -> Result<()> {
-        self.inner.pick_up(&id.into(), 0).await
+        self.inner.pick_up(&id.into(), 0, None).await
     }
 
     /// Ends a parked execution as failed.
@@ -338,14 +346,14 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Inner {
-    fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.stopped.store(true, std::sync::atomic::Ordering::SeqCst);
         self.chores.lock().drain(..).for_each(|chore| chore.abort());
         self.found.send_replace(true);
         let residents = std::mem::take(&mut *self.residents.lock());
         let mut residents: Vec<_> = residents.into_iter().collect();
         residents.sort_by(|a, b| a.0.cmp(&b.0));
-        residents.into_iter().filter_map(|(_, task)| task).for_each(|task| task.abort());
+        residents.into_iter().for_each(|(_, resident)| resident.task.abort());
         let waiting: Vec<_> = std::mem::take(&mut *self.waiting.lock()).into_values().collect();
         waiting.iter().for_each(|waiting| waiting.notify_waiters());
         self.begun.notify_waiters();
@@ -399,16 +407,23 @@ impl Inner {
         self.begun.clone()
     }
 
-    /// Where to wait for an execution's end.
-    pub(crate) fn waiting(&self, id: &ExecutionId) -> Arc<Notify> {
-        self.waiting.lock().entry(id.clone()).or_default().clone()
+    /// Whether an execution is in memory. It leaves after its last commit and before those who wait are told.
+    pub(crate) fn is_resident(&self, id: &ExecutionId) -> bool {
+        self.residents.lock().contains_key(id)
+    }
+
+    /// Where to wait for an execution's end, and the wait for it, which misses nothing from now on.
+    pub(crate) fn waiting(&self, id: &ExecutionId) -> (Arc<Notify>, OwnedNotified) {
+        let mut waiting = self.waiting.lock();
+        let ended = waiting.entry(id.clone()).or_default();
+        (ended.clone(), ended.clone().notified_owned())
     }
 
     /// Forgets where to wait for an execution's end if nobody does.
     pub(crate) fn forget_waiting(&self, id: &ExecutionId, waiting: &Arc<Notify>) {
         let mut all = self.waiting.lock();
-        // The map's and this one: nobody can get another while the map is locked.
-        if Arc::strong_count(waiting) == 2 && all.get(id).is_some_and(|found| Arc::ptr_eq(found, waiting)) {
+        // The map's, this one and that of its wait: nobody can get another while the map is locked.
+        if Arc::strong_count(waiting) <= 3 && all.get(id).is_some_and(|found| Arc::ptr_eq(found, waiting)) {
             all.remove(id);
         }
     }

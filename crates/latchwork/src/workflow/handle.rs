@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, oneshot};
 
 use crate::json;
-use crate::workflow::definition::Workflow;
+use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::record::{Execution, Keyed, Status, keyed_key};
 use crate::workflow::run::{Run, hash_text};
@@ -118,20 +118,16 @@ impl<I: Serialize, O> Start<I, O> {
             run: 0,
             key: self.key,
         };
+        // Most often nobody else starts it, and there is nothing to wait for.
+        if first(&inner, &id, &execution, &definition).await? {
+            return Ok(Handle { engine: inner, id, output: PhantomData });
+        }
         loop {
             let begun = inner.begun();
             let mut begun = std::pin::pin!(begun.notified());
             begun.as_mut().enable();
-            let (started, answer) = oneshot::channel();
-            let run = Run::new(inner.clone(), definition.clone(), id.clone(), execution.clone(), started);
-            if inner.spawn(Arc::new(run))
-                && let Ok(answer) = answer.await
-            {
-                match answer {
-                    Ok(()) => return Ok(Handle { engine: inner, id, output: PhantomData }),
-                    Err(WorkflowError::AlreadyStarted { .. }) => {}
-                    Err(error) => return Err(error),
-                }
+            if first(&inner, &id, &execution, &definition).await? {
+                return Ok(Handle { engine: inner, id, output: PhantomData });
             }
             // Somebody starts it at this very moment, or has just done so.
             if let Some(key) = &execution.key
@@ -147,6 +143,25 @@ impl<I: Serialize, O> Start<I, O> {
             }
             begun.await;
         }
+    }
+}
+
+/// Starts an execution, unless one of that id is in memory or stored, or one under its key.
+async fn first(
+    inner: &Arc<Inner>,
+    id: &ExecutionId,
+    execution: &Execution,
+    definition: &Arc<Definition>,
+) -> Result<bool> {
+    let (started, answer) = oneshot::channel();
+    let run = Run::new(inner.clone(), definition.clone(), id.clone(), execution.clone(), started);
+    if !inner.spawn(Arc::new(run)) {
+        return Ok(false);
+    }
+    match answer.await {
+        Ok(Ok(())) => Ok(true),
+        Ok(Err(WorkflowError::AlreadyStarted { .. })) | Err(_) => Ok(false),
+        Ok(Err(error)) => Err(error),
     }
 }
 
@@ -182,9 +197,13 @@ impl<O: DeserializeOwned> Handle<O> {
     /// is parked has not ended: this waits until it is resumed and ends, or is terminated.
     pub async fn result(&self) -> Result<O> {
         loop {
-            let waiting = Wait { engine: &self.engine, id: &self.id, ended: self.engine.waiting(&self.id) };
-            let mut notified = std::pin::pin!(waiting.ended.notified());
-            notified.as_mut().enable();
+            let (ended, wait) = self.engine.waiting(&self.id);
+            let _waiting = Waiting { engine: &self.engine, id: &self.id, ended };
+            // What runs here has not ended: there is nothing to read until it has left.
+            if self.engine.is_resident(&self.id) && !self.engine.is_stopped() {
+                wait.await;
+                continue;
+            }
             let (execution, _) = match self.engine.read(&self.id).await? {
                 Some(found) => found,
                 None => return Err(WorkflowError::NotFound { id: self.id.clone() }),
@@ -206,19 +225,19 @@ impl<O: DeserializeOwned> Handle<O> {
             if self.engine.is_stopped() {
                 return Err(WorkflowError::Stopped);
             }
-            notified.await;
+            wait.await;
         }
     }
 }
 
 /// Somebody who waits for an execution's end.
-struct Wait<'a> {
+struct Waiting<'a> {
     engine: &'a Inner,
     id: &'a ExecutionId,
     ended: Arc<Notify>,
 }
 
-impl Drop for Wait<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.engine.forget_waiting(self.id, &self.ended);
     }

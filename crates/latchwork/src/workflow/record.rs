@@ -56,8 +56,6 @@ pub(crate) struct Entry {
     pub(crate) since_us: u64,
     /// How often the body was begun.
     pub(crate) attempts: u32,
-    /// How many of the last of these did not end, because the process did.
-    pub(crate) lost: u32,
     /// The last attempts that failed.
     pub(crate) failures: Vec<FailedAttempt>,
     pub(crate) state: EntryState,
@@ -78,7 +76,7 @@ const FAILURES: usize = 8;
 impl Entry {
     pub(crate) fn new(kind: Kind, name: &str, argument: u64, since: Timestamp, state: EntryState) -> Entry {
         let (name, since_us, failures) = (name.to_string(), since.0, Vec::new());
-        Entry { kind, name, argument, since_us, attempts: 0, lost: 0, failures, state }
+        Entry { kind, name, argument, since_us, attempts: 0, failures, state }
     }
 
     pub(crate) fn failed(&mut self, failure: &Failure, at: Timestamp) {
@@ -165,7 +163,11 @@ pub(crate) struct Keyed {
 const VERSION: u8 = 1;
 
 fn encode<T: Serialize>(record: &T) -> Bytes {
-    postcard::to_extend(record, vec![VERSION]).expect("a record can be written to memory").into()
+    // Most records are shorter than this. What is kept is copied out of it, exactly as long as it is.
+    let mut bytes = Vec::with_capacity(256);
+    bytes.push(VERSION);
+    let bytes = postcard::to_extend(record, bytes).expect("a record can be written to memory");
+    Bytes::copy_from_slice(&bytes)
 }
 
 fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {

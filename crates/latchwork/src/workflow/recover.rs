@@ -2,32 +2,84 @@
 //! Those that take the process with them each time are counted, and parked.
 
 use std::sync::{Arc, Weak};
+use std::task::Poll;
+use std::time::Duration;
 
-use crate::store::{Commit, Item, Key, Order, Outcome, Space, View};
+use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Range, Space, View};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Status, read_count};
-use crate::workflow::run::{Next, Run};
+use crate::workflow::record::{Status, read_alarm_key, read_count};
+use crate::workflow::run::{Next, Probation, Run};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// How many executions are found at once when the engine starts.
 const BATCH: usize = 256;
 
-/// Goes on with everything that was running as the view shows it.
-pub(crate) async fn recover(engine: Weak<Inner>, running: View) {
-    let Some(all) = engine.upgrade().map(|inner| inner.spaces.active.all()) else { return };
-    let mut rest = all;
-    loop {
-        let Ok(found) = running.scan(&rest, Order::Ascending, BATCH).await else { break };
-        let Some((last, _)) = found.last() else { break };
-        rest = rest.after(last);
+/// How long to wait for those on probation to come to something, and after the store did not serve.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// An execution that was running, or due, when the engine started.
+struct Left {
+    id: ExecutionId,
+    /// Where it is counted how often it was taken up.
+    key: Key,
+    item: Item,
+}
+
+/// Goes on with everything that was running or due as the view shows it. Those that an earlier engine took up without
+/// their coming to anything are suspects: one of them may have taken the process with it. They are taken up a few at a
+/// time, fewer each time, and in the end alone, so that the others are not counted with the one it was.
+pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
+    let mut suspects = Vec::new();
+    for overdue in [false, true] {
         let Some(inner) = engine.upgrade() else { return };
-        if inner.take_up(found).await.is_err() {
-            break;
+        let mut rest = inner.left(overdue);
+        drop(inner);
+        loop {
+            let Ok(found) = before.scan(&rest, Order::Ascending, BATCH).await else { return };
+            let Some((last, _)) = found.last() else { break };
+            rest = rest.after(last);
+            let left = found.into_iter().filter_map(|(key, item)| Left::new(key, item, overdue));
+            let (fresh, others): (Vec<Left>, Vec<Left>) = left.partition(|left| left.count() == 0);
+            suspects.extend(others);
+            let Some(inner) = engine.upgrade() else { return };
+            inner.take_up(fresh, None).await;
         }
     }
+    drop(before);
     if let Some(inner) = engine.upgrade() {
         inner.found.send_replace(true);
+    }
+    suspects.sort_by_key(Left::count);
+    while !suspects.is_empty() {
+        let Some(inner) = engine.upgrade() else { return };
+        let count = suspects[0].count();
+        let together = suspects.iter().take_while(|left| left.count() == count).count();
+        let group = suspects.drain(..together.min(inner.group(count))).collect();
+        let (probation, mut passed) = tokio::sync::mpsc::channel::<()>(1);
+        inner.take_up(group, Some(probation)).await;
+        let mut patience = inner.store.env().sleep(PATIENCE);
+        drop(inner);
+        std::future::poll_fn(|context| match passed.poll_recv(context) {
+            Poll::Pending => patience.as_mut().poll(context),
+            Poll::Ready(_) => Poll::Ready(()),
+        })
+        .await;
+    }
+}
+
+impl Left {
+    fn new(key: Key, item: Item, overdue: bool) -> Option<Left> {
+        let id = match overdue {
+            true => read_alarm_key(key.bytes())?.1,
+            false => std::str::from_utf8(key.bytes()).ok()?.into(),
+        };
+        Some(Left { id, key, item })
+    }
+
+    fn count(&self) -> u32 {
+        read_count(&self.item.value)
     }
 }
 
@@ -44,56 +96,96 @@ impl Keeper for Wake {
     }
 
     async fn ring(engine: &Arc<Inner>, due: Vec<Due>) -> Result<()> {
-        // What was due before this engine was there may have been woken by an earlier one.
-        let (earlier, now): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.at < engine.since);
-        let keys = earlier.iter().map(|due| (due.key.clone(), due.item.clone())).collect();
-        let counts = engine.count(keys).await?;
-        for (due, count) in earlier.iter().zip(counts) {
-            engine.pick_up(&due.id, count).await?;
-        }
-        for due in now {
-            engine.pick_up(&due.id, 0).await?;
+        for due in due {
+            engine.pick_up(&due.id, 0, None).await?;
         }
         Ok(())
     }
 }
 
 impl Inner {
-    async fn take_up(self: &Arc<Inner>, found: Vec<(Key, Item)>) -> Result<()> {
-        let ids: Vec<Option<ExecutionId>> =
-            found.iter().map(|(key, _)| std::str::from_utf8(key.bytes()).ok().map(Into::into)).collect();
-        let counts = self.count(found).await?;
-        for (id, count) in ids.into_iter().zip(counts) {
-            if let Some(id) = id {
-                self.pick_up(&id, count).await?;
+    /// Where executions are found that an earlier engine has left.
+    fn left(&self, overdue: bool) -> Range {
+        match overdue {
+            true => self.spaces.timers.range(&[0][..]..&self.since.0.to_be_bytes()[..]),
+            false => self.spaces.active.all(),
+        }
+    }
+
+    /// How many executions may be taken up together that were so often before.
+    fn group(&self, count: u32) -> usize {
+        if count + 1 >= self.most_crashes { 1 } else { (BATCH >> (3 * (count - 1)).min(31)).max(1) }
+    }
+
+    /// Takes executions up that an earlier engine has left, after that was counted.
+    async fn take_up(self: &Arc<Inner>, mut left: Vec<Left>, probation: Option<Probation>) {
+        if left.is_empty() {
+            return;
+        }
+        loop {
+            match self.take_up_once(&mut left, &probation).await {
+                Err(error) if error.kind() == ErrorKind::Unavailable && !self.is_stopped() => {
+                    self.store.env().sleep(PAUSE).await;
+                }
+                _ => return,
+            }
+        }
+    }
+
+    async fn take_up_once(self: &Arc<Inner>, left: &mut Vec<Left>, probation: &Option<Probation>) -> Result<()> {
+        let counts = self.count(left).await?;
+        for (number, count) in counts.iter().enumerate() {
+            if let Err(error) = self.pick_up(&left[number].id, *count, probation.clone()).await {
+                left.drain(..number);
+                return Err(error);
             }
         }
         Ok(())
     }
 
     /// Counts that these are taken up once more, before they are. Gives how often they were by now.
-    async fn count(&self, found: Vec<(Key, Item)>) -> Result<Vec<u32>> {
-        let counts: Vec<u32> = found.iter().map(|(_, item)| read_count(&item.value).saturating_add(1)).collect();
-        if found.is_empty() {
-            return Ok(counts);
-        }
-        let counted = |commit: Commit, (key, item): &(Key, Item), count: u32| {
-            commit.at_rev(key, item.rev).put(key, count.to_be_bytes().to_vec())
+    async fn count(&self, left: &[Left]) -> Result<Vec<u32>> {
+        let counts: Vec<u32> = left.iter().map(|left| left.count().saturating_add(1)).collect();
+        let counted = |commit: Commit, (left, count): (&Left, &u32)| {
+            commit.at_rev(&left.key, left.item.rev).put(&left.key, count.to_be_bytes().to_vec())
         };
-        let all = found.iter().zip(&counts).fold(self.owned(), |commit, (found, count)| counted(commit, found, *count));
+        let all = left.iter().zip(&counts).fold(self.owned(), counted);
         if let Outcome::Refused(_) = self.store.commit(all).await? {
-            // Some of them were taken up meanwhile by somebody who asked for it.
-            for (found, count) in found.iter().zip(&counts) {
-                let _ = self.store.commit(counted(self.owned(), found, *count)).await?;
+            // Some of them were taken up meanwhile by somebody who asked for it, or this is a second try.
+            for left in left.iter().zip(&counts) {
+                let _ = self.store.commit(counted(self.owned(), left)).await?;
             }
         }
         Ok(counts)
     }
 
+    /// Takes an execution up whose last commit may still be on its way. A record of a later rev has that refused.
+    pub(crate) async fn pick_up_fenced(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
+        let resident = self.residents.lock().contains_key(id);
+        if let (false, Some((execution, rev))) = (resident, self.read(id).await?)
+            && !execution.status.is_terminal()
+        {
+            let key = self.spaces.executions.key(id.as_bytes());
+            let commit = Commit::new().check(self.shard_check(id)).at_rev(&key, rev).put(&key, execution.encode());
+            // If it is refused, something has landed since, or this engine is no longer the owner.
+            let _ = self.store.commit(commit).await?;
+        }
+        self.pick_up(id, 0, None).await
+    }
+
     /// Takes an execution into memory, if it is not there and is to run. `count` is how often it was taken up by now
     /// without coming to anything.
-    pub(crate) async fn pick_up(self: &Arc<Inner>, id: &ExecutionId, count: u32) -> Result<()> {
-        if self.is_stopped() || self.residents.lock().contains_key(id) {
+    pub(crate) async fn pick_up(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        count: u32,
+        probation: Option<Probation>,
+    ) -> Result<()> {
+        if self.is_stopped() {
+            return Ok(());
+        }
+        if let Some(resident) = self.residents.lock().get_mut(id) {
+            resident.missed = true;
             return Ok(());
         }
         let found = match self.read(id).await {
@@ -112,7 +204,7 @@ impl Inner {
             self.set_aside.lock().insert(id.clone(), reason);
             return Ok(());
         };
-        let run = Run::stored(self.clone(), definition, id.clone(), execution, rev, count);
+        let run = Run::stored(self.clone(), definition, id.clone(), execution, rev).taken_up(count, probation);
         if count > self.most_crashes {
             let reason = format!("it was taken up {} times and each time took the process with it", count - 1);
             let _ = run.commit(Next::Rests(Status::Parked(reason))).await;

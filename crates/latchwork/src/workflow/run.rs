@@ -1,7 +1,7 @@
 //! One execution in memory: its place in the journal, what is not committed yet, and why it stops. Its own task goes
 //! through here for every operation; nobody else does.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::store::{Check, Commit, Env, ErrorKind, Key, Order, Outcome, Receipt, 
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{
-    Entry, Execution, Keyed, Kind, Removal, Status, alarm_key, journal_key, journal_prefix, keyed_key,
+    Entry, EntryState, Execution, Keyed, Kind, Removal, Status, alarm_key, journal_key, journal_prefix, keyed_key,
 };
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -28,6 +28,8 @@ const ROOM: usize = 256 << 10;
 pub(crate) struct Run {
     pub(crate) engine: Arc<Inner>,
     pub(crate) id: ExecutionId,
+    /// The key of its record.
+    key: Key,
     pub(crate) definition: Arc<Definition>,
     state: Mutex<State>,
     stopped: Notify,
@@ -43,15 +45,19 @@ struct State {
     read: VecDeque<Entry>,
     /// Whether there is more to read.
     more: bool,
-    /// Entries that no commit holds yet.
-    pending: BTreeMap<u32, Entry>,
+    /// Entries that no commit holds yet, with their places. A handful at most.
+    pending: Vec<(u32, Entry)>,
     /// How often it was taken up by now without coming to anything.
     taken_up: u32,
+    probation: Option<Probation>,
     /// Whether its own task waits for a commit.
     commits: bool,
     stop: Option<Stop>,
     started: Option<oneshot::Sender<Result<()>>>,
 }
+
+/// Held until an execution has come to something.
+pub(crate) type Probation = tokio::sync::mpsc::Sender<()>;
 
 /// Why an execution does not go on in this memory.
 #[derive(Debug, Clone)]
@@ -62,8 +68,10 @@ pub(crate) enum Stop {
     Continued,
     /// It needs an operator.
     Parked(String),
-    /// It was changed by somebody else, or this engine is no longer its owner.
+    /// This engine is no longer its owner.
     Fenced,
+    /// It was changed by somebody else, who may be this very engine.
+    Changed,
     /// The store does not serve.
     Failed(StoreError),
     /// There is an execution of that id.
@@ -85,12 +93,14 @@ pub(crate) enum Next {
 
 /// What a commit holds of an execution.
 pub(crate) struct Boarded {
-    entries: BTreeMap<u32, Entry>,
+    entries: Vec<(u32, Entry)>,
     /// The record from then on, and the place of its write.
     after: Option<(Execution, usize)>,
     /// The places of its checks.
     checks: std::ops::Range<usize>,
     is_first: bool,
+    /// Whether the execution has come to something with it.
+    progress: bool,
     /// When something of it is to be removed.
     removal: Option<Timestamp>,
 }
@@ -104,20 +114,19 @@ impl Run {
         execution: Execution,
         started: oneshot::Sender<Result<()>>,
     ) -> Run {
-        let mut run = Run::stored(engine, definition, id, execution, Rev(0), 0);
+        let mut run = Run::stored(engine, definition, id, execution, Rev(0));
         let state = run.state.get_mut();
         (state.rev, state.more, state.started) = (None, false, Some(started));
         run
     }
 
-    /// An execution that is stored, and was taken up so often before without coming to anything.
+    /// An execution that is stored.
     pub(crate) fn stored(
         engine: Arc<Inner>,
         definition: Arc<Definition>,
         id: ExecutionId,
         execution: Execution,
         rev: Rev,
-        taken_up: u32,
     ) -> Run {
         let state = State {
             execution,
@@ -125,13 +134,22 @@ impl Run {
             next: 0,
             read: VecDeque::new(),
             more: true,
-            pending: BTreeMap::new(),
-            taken_up,
+            pending: Vec::new(),
+            taken_up: 0,
+            probation: None,
             commits: false,
             stop: None,
             started: None,
         };
-        Run { engine, id, definition, state: Mutex::new(state), stopped: Notify::new() }
+        let key = engine.spaces.executions.key(id.as_bytes());
+        Run { engine, id, key, definition, state: Mutex::new(state), stopped: Notify::new() }
+    }
+
+    /// The same, taken up so often by now without coming to anything.
+    pub(crate) fn taken_up(mut self, count: u32, probation: Option<Probation>) -> Run {
+        let state = self.state.get_mut();
+        (state.taken_up, state.probation) = (count, probation);
+        self
     }
 
     pub(crate) fn env(&self) -> &Env {
@@ -162,6 +180,11 @@ impl Run {
         self.stopped.notified().await;
     }
 
+    /// Whether its own task waits for a commit.
+    pub(crate) fn commits(&self) -> bool {
+        self.state.lock().commits
+    }
+
     /// Whether it is not stored, and nothing is on its way that would.
     pub(crate) fn waits_unstored(&self) -> bool {
         let state = self.state.lock();
@@ -188,7 +211,7 @@ impl Run {
                 Stop::Failed(error) => Err(error.into()),
                 Stop::Fenced => Err(WorkflowError::Stopped),
                 // It is stored as what it is.
-                Stop::Suspended(_) | Stop::Continued | Stop::Parked(_) | Stop::Replayed => Ok(()),
+                Stop::Changed | Stop::Suspended(_) | Stop::Continued | Stop::Parked(_) | Stop::Replayed => Ok(()),
             };
             let _ = started.send(answer);
         }
@@ -260,12 +283,16 @@ impl Run {
 
     /// Keeps an entry for the next commit.
     pub(crate) fn put(&self, place: u32, entry: Entry) {
-        self.state.lock().pending.insert(place, entry);
+        let pending = &mut self.state.lock().pending;
+        match pending.iter_mut().rev().find(|(pending, _)| *pending == place) {
+            Some((_, pending)) => *pending = entry,
+            None => pending.push((place, entry)),
+        }
     }
 
     /// Keeps an entry no longer.
     pub(crate) fn take_back(&self, place: u32) {
-        self.state.lock().pending.remove(&place);
+        self.state.lock().pending.retain(|(pending, _)| *pending != place);
     }
 
     /// Makes everything so far durable. Returns only if that has happened.
@@ -359,11 +386,10 @@ impl Run {
         let spaces = &self.engine.spaces;
         let mut state = self.state.lock();
         let first_check = commit.checks().len();
-        let key = spaces.executions.key(self.id.as_bytes());
         commit = commit.check(self.engine.shard_check(&self.id));
         commit = match state.rev {
-            Some(rev) => commit.check(Check::AtRev(key.clone(), rev)),
-            None => commit.check(Check::Absent(key.clone())),
+            Some(rev) => commit.check(Check::AtRev(self.key.clone(), rev)),
+            None => commit.check(Check::Absent(self.key.clone())),
         };
         let is_first = state.rev.is_none();
         let mut entries = std::mem::take(&mut state.pending);
@@ -377,10 +403,15 @@ impl Run {
                 entries.clear();
             }
         }
+        let mut place_key = journal_key(&self.id, state.execution.run, 0);
+        let prefix = place_key.len() - size_of::<u32>();
         for (place, entry) in &entries {
-            let key = journal_key(&self.id, state.execution.run, *place);
-            commit = commit.put(&spaces.journal.key(key), entry.encode());
+            place_key.truncate(prefix);
+            place_key.extend_from_slice(&place.to_be_bytes());
+            commit = commit.put(&spaces.journal.key(&place_key), entry.encode());
         }
+        let progress = is_progress(&entries) || input.is_some() || status != Status::Running;
+        let count = if progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
         let (mut after, mut removal) = (None, None);
         let before = &state.execution;
         if is_first || status != before.status || timer_us != before.timer_us || input.is_some() {
@@ -388,19 +419,25 @@ impl Run {
             if let Some(input) = input {
                 (execution.input, execution.run) = (input, execution.run + 1);
             }
-            (commit, removal) = self.turns(commit, &state, &execution);
+            (commit, removal) = self.turns(commit, &state, &execution, count);
             let write = commit.writes().len();
-            commit = commit.put(&key, execution.encode());
+            commit = commit.put(&self.key, execution.encode());
             after = Some((execution, write));
-        } else if state.taken_up > 0 {
-            commit = commit.put(&spaces.active.key(self.id.as_bytes()), Vec::new());
+        } else if state.taken_up > 0 && progress {
+            commit = commit.put(&spaces.active.key(self.id.as_bytes()), count);
         }
         let checks = first_check..commit.checks().len();
-        (commit, Boarded { entries, after, checks, is_first, removal })
+        (commit, Boarded { entries, after, checks, is_first, progress, removal })
     }
 
     /// What goes with a change of the execution's record.
-    fn turns(&self, mut commit: Commit, state: &State, after: &Execution) -> (Commit, Option<Timestamp>) {
+    fn turns(
+        &self,
+        mut commit: Commit,
+        state: &State,
+        after: &Execution,
+        count: Vec<u8>,
+    ) -> (Commit, Option<Timestamp>) {
         let spaces = &self.engine.spaces;
         let (id, before) = (self.id.as_bytes(), &state.execution);
         let is_first = state.rev.is_none();
@@ -408,8 +445,8 @@ impl Run {
         let is_active = after.status == Status::Running;
         let active: Key = spaces.active.key(id);
         commit = match (was_active, is_active) {
-            (false, true) => commit.put(&active, Vec::new()),
-            (true, true) if state.taken_up > 0 => commit.put(&active, Vec::new()),
+            (false, true) => commit.put(&active, count),
+            (true, true) if state.taken_up > 0 => commit.put(&active, count),
             (true, false) => commit.delete(&active),
             _ => commit,
         };
@@ -439,7 +476,9 @@ impl Run {
     /// A commit with the execution in it has landed.
     pub(crate) fn landed(&self, boarded: Boarded, receipt: &Receipt) {
         let mut state = self.state.lock();
-        state.taken_up = 0;
+        if boarded.progress {
+            (state.taken_up, state.probation) = (0, None);
+        }
         if let Some((execution, write)) = boarded.after {
             if execution.run != state.execution.run {
                 state.next = 0;
@@ -459,19 +498,27 @@ impl Run {
 
     /// A commit with the execution in it was refused. If that was for a reason of the execution's own, it has to stop.
     pub(crate) fn refused(&self, boarded: Boarded, refusal: &Refusal) -> Option<Stop> {
-        let own = refusal.failed.iter().any(|failed| boarded.checks.contains(&failed.index));
-        let is_first = boarded.is_first;
+        let own = refusal.failed.iter().find(|failed| boarded.checks.contains(&failed.index));
+        // The first of its checks is that of the owner.
+        let stop = own.map(|failed| match (failed.index == boarded.checks.start, boarded.is_first) {
+            (true, _) => Stop::Fenced,
+            (false, true) => Stop::Taken,
+            (false, false) => Stop::Changed,
+        });
         self.put_back(boarded);
-        own.then_some(if is_first { Stop::Taken } else { Stop::Fenced })
+        stop
     }
 
     /// What was not committed is still to be.
     pub(crate) fn put_back(&self, boarded: Boarded) {
-        let mut state = self.state.lock();
-        for (place, entry) in boarded.entries {
-            state.pending.entry(place).or_insert(entry);
-        }
+        let newer = std::mem::replace(&mut self.state.lock().pending, boarded.entries);
+        newer.into_iter().for_each(|(place, entry)| self.put(place, entry));
     }
+}
+
+/// Whether these entries tell of anything but of bodies that are begun once more.
+fn is_progress(entries: &[(u32, Entry)]) -> bool {
+    entries.iter().any(|(_, entry)| entry.state != EntryState::Begun || entry.attempts <= 1)
 }
 
 pub(crate) fn hash_text(text: &str) -> u64 {

@@ -124,7 +124,8 @@ where
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.execute())
+        // `execute` borrows: by value, the future would have room for the step twice.
+        Box::pin(async move { self.execute().await })
     }
 }
 
@@ -133,21 +134,22 @@ where
     B::Output: Serialize + DeserializeOwned,
     B::Error: Into<Failure>,
 {
-    async fn execute(self) -> std::result::Result<B::Output, Failure> {
+    async fn execute(&self) -> std::result::Result<B::Output, Failure> {
         let run = &self.ctx.run;
         let (place, found) = run.take(Kind::Step, &self.name, self.argument).await;
         let mut entry = match found {
             Some(Entry { state: EntryState::Done(text), .. }) => return self.recorded(place, &text).await,
             Some(Entry { state: EntryState::Gave(text), .. }) => return Err(read_failure(&text)),
-            Some(mut entry) => {
+            Some(entry) => {
                 run.effect().await;
-                entry.lost += u32::from(entry.state == EntryState::Begun);
                 entry
             }
             None => Entry::new(Kind::Step, &self.name, self.argument, run.env().now(), EntryState::Begun),
         };
         loop {
-            self.wait_for_turn(&entry).await;
+            if entry.attempts > 0 {
+                Box::pin(self.wait_for_turn(&entry)).await;
+            }
             entry.attempts += 1;
             entry.state = EntryState::Begun;
             run.put(place, entry.clone());
@@ -161,7 +163,6 @@ where
                 Err(failure) => failure,
             };
             let now = run.env().now();
-            entry.lost = 0;
             entry.failed(&failure, now);
             let pause = self.retry.pause_after(entry.attempts, &failure, run.env());
             let next = pause.map(|pause| now.plus(pause));
@@ -173,7 +174,8 @@ where
             entry.state = EntryState::Failed { failure: failure_text(&failure), next_us: next.0 };
             run.put(place, entry.clone());
             if Duration::from_micros(next.0.saturating_sub(now.0)) <= IDLE {
-                run.flush().await;
+                // In a box: everything that is kept over it would make the future of every step larger.
+                Box::pin(run.flush()).await;
             }
         }
     }
@@ -183,7 +185,7 @@ where
         self.deadline.map(|deadline| Timestamp(entry.since_us).plus(deadline))
     }
 
-    /// Waits until the next attempt is due. One whose body takes the process with it has no next.
+    /// Waits until the next attempt is due. If the last one did not end, nobody knows what it did, and it counts.
     async fn wait_for_turn(&self, entry: &Entry) {
         let run = &self.ctx.run;
         if let EntryState::Failed { next_us, .. } = entry.state {
@@ -193,8 +195,7 @@ where
             }
             return run.env().sleep(left).await;
         }
-        let most = self.retry.attempts();
-        if entry.lost > 0 && (entry.attempts >= most || entry.lost >= run.engine.most_crashes) {
+        if entry.attempts >= self.retry.attempts() {
             let reason = format!("step {:?} was begun {} times and did not end", self.name, entry.attempts);
             run.stop_for(Stop::Parked(reason)).await
         }

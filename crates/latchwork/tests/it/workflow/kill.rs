@@ -4,25 +4,30 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Failure, History, Retry, Workflow, workflow};
 
 const DIRECTORY: &str = "LATCHWORK_WORKFLOW_DIRECTORY";
-const EXECUTIONS: u32 = 300;
+const EXECUTIONS: u32 = 1000;
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Five steps, each of which gives what only its own execution and place give, with a short sleep in the middle.
+/// Five steps, each of which gives what only its own execution and place give, with a short sleep in the middle, and a
+/// count of those that got there.
 fn chain() -> Workflow<u32, Vec<String>> {
     workflow("chain").run(async |ctx: Ctx, n: u32| {
         let mut results = Vec::new();
         for step in 0..5 {
-            results.push(ctx.run("step", async || Ok::<_, Failure>(format!("{n}.{step}"))).input(&step).await?);
+            let body = ctx.run("step", async || Ok::<_, Failure>(format!("{n}.{step}"))).input(&step);
+            // Whatever kills the process, it is not the body.
+            results.push(body.retry(Retry::exponential()).await?);
             if step == 2 {
                 ctx.sleep(Duration::from_millis(u64::from(n % 20))).await?;
             }
         }
+        ctx.state().global::<u64>("there").increment(1).await?;
+        ctx.run("end", async || Ok::<_, Failure>(())).retry(Retry::exponential()).await?;
         Ok(results)
     })
 }
@@ -93,6 +98,12 @@ async fn killed_processes_lose_nothing() {
         assert_eq!(result, expected);
     }
     assert!(done.is_subset(&started), "what was done had been started");
+    let all = History::ids(engine.store()).await.unwrap();
+    for (id, _) in &all {
+        engine.handle(&chain(), id).result().await.unwrap();
+    }
+    let there = engine.states().global().slot::<u64>("there").get().await.unwrap();
+    assert_eq!(there, Some(all.len() as u64), "each was counted once");
     assert!(engine.parked().await.unwrap().is_empty());
     assert_eq!(engine.store().verify().await.unwrap(), []);
     println!("{} started, {} done before the last life", started.len(), done.len());

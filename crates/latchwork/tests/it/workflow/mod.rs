@@ -1,10 +1,11 @@
-//! Workflows: steps, waiting, replay, recovery.
+//! Workflows: steps, waiting, slots, transactions, replay, recovery, and the kit for testing them.
 
 mod crash;
 mod kill;
 mod kit;
 mod recovery;
 mod replay;
+mod simulation;
 mod slots;
 mod starts;
 mod steps;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use latchwork::store::Store;
+use latchwork::store::{Env, Limits, Store};
 use latchwork::workflow::{Ctx, Engine, Failure, Retry, workflow};
 
 async fn settle() {
@@ -68,6 +68,59 @@ async fn a_step_that_never_ends_is_parked_at_its_cap() {
     let engine = Engine::on(&store).register(&poison).start().await.unwrap();
     let parked = engine.parked().await.unwrap();
     assert_eq!(parked, [("p".into(), "step \"poison\" was begun 3 times and did not end".to_string())]);
+}
+
+/// Code that takes the process with it, in a step that may be tried for ever, outside of steps, or after a sleep: it is
+/// counted when it is taken up, and parked when that has come to nothing too often.
+#[tokio::test]
+async fn what_takes_the_process_with_it_is_parked() {
+    for how in ["step", "code", "asleep"] {
+        let taken_up = Arc::new(AtomicU32::new(0));
+        let counted = taken_up.clone();
+        let poison = workflow("poison").run(move |ctx: Ctx, ()| {
+            let taken_up = counted.clone();
+            async move {
+                ctx.run("first", async || Ok::<_, Failure>(())).await?;
+                match how {
+                    "asleep" => ctx.sleep(Duration::from_secs(5)).await?,
+                    "code" => ctx.sleep(Duration::from_millis(1)).await?,
+                    _ => {
+                        let poison = ctx.run("poison", async || {
+                            taken_up.fetch_add(1, Ordering::SeqCst);
+                            std::future::pending::<Result<(), Failure>>().await
+                        });
+                        return poison.retry(Retry::exponential()).await;
+                    }
+                }
+                taken_up.fetch_add(1, Ordering::SeqCst);
+                std::future::pending::<Result<(), Failure>>().await
+            }
+        });
+        let (env, clock) = Env::seeded(1);
+        let store = Store::memory_with(env, Limits::default()).await.unwrap();
+        for life in 0..8 {
+            let engine = Engine::on(&store).register(&poison).most_crashes(4).start().await.unwrap();
+            if life == 0 {
+                engine.start(&poison, ()).id("p").await.unwrap();
+            }
+            for _ in 0..4 {
+                settle().await;
+                clock.advance(Duration::from_secs(2));
+            }
+            settle().await;
+            engine.stop();
+            settle().await;
+        }
+        assert_eq!(taken_up.load(Ordering::SeqCst), 5, "the first time, and four after a restart");
+        let engine = Engine::on(&store).register(&poison).start().await.unwrap();
+        let parked = engine.parked().await.unwrap();
+        let reason = "it was taken up 4 times and each time took the process with it";
+        assert_eq!(parked, [("p".into(), reason.to_string())], "{how}");
+        // An operator lets it try again, and it counts anew.
+        engine.resume("p").await.unwrap();
+        settle().await;
+        assert_eq!(taken_up.load(Ordering::SeqCst), 6);
+    }
 }
 
 /// A process that was paused, and wakes when another owns its executions.

@@ -1,7 +1,10 @@
 //! Waiting: sleeps, deadlines, and values that are chosen once.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use latchwork::store::Timestamp;
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{Ctx, Failure, WorkflowError, workflow};
 
@@ -43,6 +46,42 @@ async fn many_timers_in_any_order_fire_in_the_order_they_are_due() {
     for (seconds, handle) in handles {
         assert_eq!(test.run(handle.result()).await.unwrap(), began.0 + seconds * 1_000_000);
     }
+}
+
+/// Everybody at once: all are woken in that second, and none before its time.
+#[tokio::test]
+async fn a_hundred_thousand_timers_are_due_in_the_same_second() {
+    const SLEEPERS: u64 = 100_000;
+    let woken = Arc::new(AtomicU64::new(0));
+    let counted = woken.clone();
+    let sleeper = workflow("sleeper").run(move |ctx: Ctx, until: u64| {
+        let woken = counted.clone();
+        async move {
+            ctx.sleep_until(Timestamp(until)).await?;
+            woken.fetch_add(1, Ordering::SeqCst);
+            Ok(ctx.now().await.0 >= until)
+        }
+    });
+    let test = TestEngine::new(&sleeper, 1).await.unwrap();
+    let noon = test.env().now().0 + 3_600_000_000;
+    let mut ids = Vec::new();
+    for number in 0..SLEEPERS {
+        let until = noon + number * 7919 % 1_000_000;
+        ids.push(test.engine().start(&sleeper, until).await.unwrap().id().clone());
+    }
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((test.engine().residents(), woken.load(Ordering::SeqCst)), (0, 0));
+    let to_noon = Duration::from_micros(noon - test.env().now().0);
+    test.run(test.env().sleep(to_noon - Duration::from_micros(1))).await;
+    assert_eq!(woken.load(Ordering::SeqCst), 0, "none before its time");
+    for id in ids {
+        assert!(test.run(test.engine().handle(&sleeper, &id).result()).await.unwrap());
+    }
+    assert_eq!(woken.load(Ordering::SeqCst), SLEEPERS);
+    let late = test.env().now().0 - noon;
+    assert!(late <= 1_000_000, "the last was there {late} µs after noon");
 }
 
 #[tokio::test]

@@ -1,0 +1,385 @@
+//! Faults from a seed, and the world they happen in. Each fault stands for something that happens to real processes;
+//! how often each of them strikes is drawn for every seed, so that some seeds are all crashes and others all waiting.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::fault::{Gate, Side};
+use super::trace::{Event, Trace, What};
+use crate::store::backend::{Answer, Backend, MemoryBackend};
+use crate::store::{Commit, Env, Outcome, Result, SpaceId, StoreError, Timestamp, VirtualClock};
+use crate::workflow::ExecutionId;
+
+/// Which faults a simulation may meet. All of them, unless something is taken out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Faults {
+    /// How many lives may end with one of the faults that end lives. The one after them meets no fault at all, so that
+    /// everything can come to its end.
+    pub lives: u32,
+    /// The process dies right before or right after a commit: power loss, `kill -9`, a panic that aborts. What it had
+    /// sent may still land, later.
+    pub crashes: bool,
+    /// The engine is stopped at some moment, between commits or during one, as by a deploy.
+    pub restarts: bool,
+    /// The process gets no answer for a while, right before or right after a commit, and another one takes its place: a
+    /// machine that sleeps, a network that is cut. When it goes on, it finds itself no longer the owner. Or two engines
+    /// run at once because somebody started a second one too early.
+    pub pauses: bool,
+    /// The answer to a commit is lost, and sometimes the commit with it: a connection that breaks.
+    pub lost_answers: bool,
+    /// A commit lands late, or its answer comes late: a disk or a network under load. Others overtake it, deadlines
+    /// pass meanwhile, and whoever waited may be gone.
+    pub slow: bool,
+    /// The time of day jumps, far ahead or a little back: an operator, NTP, a machine that woke up.
+    pub clock_jumps: bool,
+}
+
+impl Default for Faults {
+    fn default() -> Faults {
+        Faults {
+            lives: 6,
+            crashes: true,
+            restarts: true,
+            pauses: true,
+            lost_answers: true,
+            slow: true,
+            clock_jumps: true,
+        }
+    }
+}
+
+impl Faults {
+    /// No faults.
+    pub fn none() -> Faults {
+        Faults {
+            lives: 0,
+            crashes: false,
+            restarts: false,
+            pauses: false,
+            lost_answers: false,
+            slow: false,
+            clock_jumps: false,
+        }
+    }
+}
+
+/// Chances in a thousand commits.
+struct Odds {
+    lost: u64,
+    slow: u64,
+    jump: u64,
+}
+
+/// What all lives of a simulation share.
+pub(crate) struct World {
+    pub(crate) env: Env,
+    pub(crate) clock: Arc<VirtualClock>,
+    pub(crate) memory: Arc<MemoryBackend>,
+    pub(crate) trace: Trace,
+    faults: Faults,
+    odds: Odds,
+    /// Decides about faults. It is not the environment's, so that code which draws a number more meets the same ones.
+    chance: Env,
+    /// The names of spaces.
+    pub(crate) spaces: Mutex<BTreeMap<SpaceId, String>>,
+    /// The lives that have owned the executions, in order.
+    owners: Mutex<Vec<u32>>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, faults: Faults) -> World {
+        let (env, clock) = Env::seeded(seed);
+        let (chance, _) = Env::seeded(!seed);
+        let memory = Arc::new(MemoryBackend::new(env.clone()));
+        let drawn = |wanted: bool, odds: [u64; 4]| if wanted { odds[(chance.random() % 4) as usize] } else { 0 };
+        let odds = Odds {
+            lost: drawn(faults.lost_answers, [0, 10, 40, 150]),
+            slow: drawn(faults.slow, [0, 20, 100, 400]),
+            jump: drawn(faults.clock_jumps, [0, 0, 10, 50]),
+        };
+        let (trace, spaces, owners) = (Trace::default(), Mutex::default(), Mutex::default());
+        World { env, clock, memory, trace, faults, odds, chance, spaces, owners }
+    }
+
+    /// Whether a life owns the executions.
+    pub(crate) fn is_owner(&self, life: u32) -> bool {
+        self.owners.lock().last() == Some(&life)
+    }
+
+    /// Whether a life has owned the executions and does not any more.
+    pub(crate) fn is_fenced(&self, life: u32) -> bool {
+        let owners = self.owners.lock();
+        owners.contains(&life) && owners.last() != Some(&life)
+    }
+
+    pub(crate) fn note(&self, life: u32, what: What) {
+        self.trace.push(Event { at: self.env.monotonic(), time: self.env.now(), life, what });
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&self, end: u64) -> u64 {
+        self.chance.random() % end.max(1)
+    }
+
+    fn happens(&self, per_mille: u64) -> bool {
+        per_mille > 0 && self.below(1000) < per_mille
+    }
+
+    /// Something between `unit` and `unit << doublings`, short times as often as long ones.
+    pub(crate) fn duration(&self, unit: Duration, doublings: u64) -> Duration {
+        let length = unit.saturating_mul(1 << self.below(doublings));
+        length + Duration::from_micros(self.below(length.as_micros() as u64))
+    }
+
+    /// How many lives are to end by a fault.
+    pub(crate) fn lives(&self) -> u32 {
+        self.below(u64::from(self.faults.lives) + 1) as u32
+    }
+
+    fn jump(&self, life: u32) {
+        let by = match self.below(3) {
+            0 => -(self.below(5_000_000) as i64),
+            _ => self.duration(Duration::from_millis(100), 16).as_micros() as i64,
+        };
+        self.clock.jump_to(Timestamp(self.env.now().0.saturating_add_signed(by)));
+        self.note(life, What::Jump(by));
+    }
+
+    /// Commits, and writes down what became of it.
+    async fn land(&self, life: u32, commit: Commit) -> Result<Outcome> {
+        let (mut writes, mut ended, mut owns) = (BTreeMap::<String, u32>::new(), None, false);
+        {
+            let spaces = self.spaces.lock();
+            for write in commit.writes() {
+                let space = write.key().space();
+                let name = spaces.get(&space).cloned().unwrap_or_else(|| space.to_string());
+                if name == "workflow.ended" {
+                    // The time, then the id.
+                    ended = write.key().bytes().get(8..).map(|id| String::from_utf8_lossy(id).into_owned());
+                }
+                owns |= name == "workflow.shards";
+                *writes.entry(name).or_default() += 1;
+            }
+        }
+        let outcome = self.memory.commit(commit).await;
+        match &outcome {
+            Ok(Outcome::Applied(receipt)) => {
+                let writes: Vec<_> = writes.into_iter().map(|(space, count)| format!("{space} {count}")).collect();
+                self.note(life, What::Commit(receipt.generation, writes.join(", ")));
+                if owns {
+                    self.owners.lock().push(life);
+                    self.note(life, What::Owner);
+                }
+                if let Some(id) = ended {
+                    self.note(life, What::Ended(ExecutionId::from(id)));
+                }
+            }
+            Ok(Outcome::Refused(refusal)) => self.note(life, What::Refused(refusal.to_string())),
+            Err(error) => self.note(life, What::Refused(error.to_string())),
+        }
+        outcome
+    }
+}
+
+/// How a life is to end, unless everything comes to its end before.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    None,
+    Crash(u64, Side),
+    Pause(u64, Side),
+    /// At the end of a commit, or so long after it.
+    Stop(u64, Duration),
+    Supersede(u64, Duration),
+}
+
+/// What the one who runs the lives has to do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Signal {
+    /// The process is gone.
+    Gone,
+    /// The engine is to be stopped.
+    Stop,
+    /// Another engine is to be started beside it.
+    Supersede,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Phase {
+    Alive,
+    Frozen,
+    Dead,
+}
+
+/// Stands before the memory in one life.
+pub(crate) struct Seeded {
+    world: Arc<World>,
+    life: u32,
+    fate: Fate,
+    is_calm: bool,
+    commits: Mutex<u64>,
+    phase: Arc<Mutex<Phase>>,
+    /// Wakes in the order in which they began to wait, so that a run is the same every time.
+    woke: Arc<Notify>,
+    signal: Arc<Mutex<Option<Signal>>>,
+}
+
+impl Seeded {
+    pub(crate) fn new(world: &Arc<World>, life: u32, is_calm: bool) -> Seeded {
+        let faults = &world.faults;
+        let side = if world.below(2) == 0 { Side::Before } else { Side::After };
+        // The first commits of a life are the engine's own: it may die while it starts.
+        let (commit, later) =
+            (1 + world.below(1 << (2 + world.below(5))), world.duration(Duration::from_millis(1), 16));
+        let mut fates = Vec::new();
+        if faults.crashes {
+            fates.extend([Fate::Crash(commit, side); 3]);
+        }
+        if faults.restarts {
+            fates.push(Fate::Stop(commit, later));
+        }
+        if faults.pauses {
+            fates.extend([Fate::Pause(commit, side), Fate::Pause(commit, side), Fate::Supersede(commit, later)]);
+        }
+        let fate = match world.below(fates.len() as u64) as usize {
+            chosen if !is_calm && chosen < fates.len() => fates[chosen],
+            _ => Fate::None,
+        };
+        let (commits, phase) = (Mutex::new(0), Arc::new(Mutex::new(Phase::Alive)));
+        let (woke, signal) = (Arc::default(), Arc::default());
+        Seeded { world: world.clone(), life, fate, is_calm, commits, phase, woke, signal }
+    }
+
+    /// What is to be done now, once.
+    pub(crate) fn take_signal(&self) -> Option<Signal> {
+        self.signal.lock().take()
+    }
+
+    /// Whether the process stands still.
+    pub(crate) fn is_frozen(&self) -> bool {
+        *self.phase.lock() == Phase::Frozen
+    }
+
+    /// Ends this life: nobody gets an answer any more.
+    pub(crate) fn die(&self) {
+        *self.phase.lock() = Phase::Dead;
+        *self.signal.lock() = Some(Signal::Gone);
+    }
+
+    /// Returns when the process runs. In one that is gone, nothing returns.
+    async fn alive(&self) {
+        while *self.phase.lock() != Phase::Alive {
+            self.woke.notified().await;
+        }
+    }
+
+    /// Whatever is to happen at this side of this commit.
+    async fn meet(&self, number: u64, here: Side) {
+        match self.fate {
+            Fate::Crash(commit, side) if (commit, side) == (number, here) => {
+                self.world.note(self.life, What::Crash(side));
+                self.die();
+            }
+            Fate::Pause(commit, side) if (commit, side) == (number, here) => self.freeze(side),
+            Fate::Stop(commit, later) if (commit, Side::After) == (number, here) => {
+                self.signal_later(Signal::Stop, later)
+            }
+            Fate::Supersede(commit, later) if (commit, Side::After) == (number, here) => {
+                self.signal_later(Signal::Supersede, later);
+            }
+            _ => {}
+        }
+        self.alive().await;
+    }
+
+    /// Stands still for a while. Whether the next owner is there before that is over is left to chance.
+    fn freeze(&self, side: Side) {
+        let length = self.world.duration(Duration::from_millis(10), 20);
+        self.world.note(self.life, What::Pause(side, length));
+        *self.phase.lock() = Phase::Frozen;
+        *self.signal.lock() = Some(Signal::Supersede);
+        let (world, life, phase, woke) = (self.world.clone(), self.life, self.phase.clone(), self.woke.clone());
+        tokio::spawn(async move {
+            world.env.sleep(length).await;
+            *phase.lock() = Phase::Alive;
+            world.note(life, What::Woke);
+            woke.notify_waiters();
+        });
+    }
+
+    fn signal_later(&self, signal: Signal, later: Duration) {
+        let (world, slot) = (self.world.clone(), self.signal.clone());
+        tokio::spawn(async move {
+            world.env.sleep(later).await;
+            slot.lock().get_or_insert(signal);
+        });
+    }
+
+    /// Lets a commit through by whatever way chance has for it.
+    async fn travel(&self, commit: Commit) -> Result<Outcome> {
+        let (world, life) = (&self.world, self.life);
+        if self.is_calm {
+            return world.land(life, commit).await;
+        }
+        if world.happens(world.odds.jump) {
+            world.jump(life);
+        }
+        let delay = world.duration(Duration::from_millis(1), 13);
+        if world.happens(world.odds.lost) {
+            let decided = world.below(2) == 0;
+            if decided {
+                let _ = world.land(life, commit).await;
+            }
+            world.note(life, What::Lost { decided });
+            world.env.sleep(delay).await;
+            return Err(StoreError::Uncertain { cause: "the connection broke".into() });
+        }
+        if !world.happens(world.odds.slow) {
+            return world.land(life, commit).await;
+        }
+        world.note(life, What::Slow(delay));
+        let arrives_late = world.below(2) == 0;
+        // Whoever takes the shards does so without a check: if that could land after the next one has taken them, it
+        // would be an engine's start all over, of a process that is not there.
+        if !arrives_late || commit.checks().is_empty() {
+            let outcome = world.land(life, commit).await;
+            world.env.sleep(delay).await;
+            return outcome;
+        }
+        // On its way by itself: it arrives also if nobody waits for the answer any more.
+        let arriving = world.clone();
+        let arrived = tokio::spawn(async move {
+            arriving.env.sleep(delay).await;
+            arriving.land(life, commit).await
+        });
+        arrived.await.unwrap_or(Err(StoreError::Closed))
+    }
+}
+
+impl Gate for Seeded {
+    fn pass(&self) -> Answer<'_, ()> {
+        Box::pin(async move {
+            self.alive().await;
+            Ok(())
+        })
+    }
+
+    fn commit<'a>(&'a self, _: &'a Arc<MemoryBackend>, commit: Commit) -> Answer<'a, Outcome> {
+        Box::pin(async move {
+            self.alive().await;
+            let number = {
+                let mut commits = self.commits.lock();
+                *commits += 1;
+                *commits
+            };
+            self.meet(number, Side::Before).await;
+            let outcome = self.travel(commit).await;
+            self.meet(number, Side::After).await;
+            outcome
+        })
+    }
+}

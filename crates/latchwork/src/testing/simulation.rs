@@ -1,0 +1,489 @@
+//! Whole engines on virtual time, one after the other and at times beside each other on one store, with faults from a
+//! seed, until everything that was started has ended.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::fault::Life;
+use super::faults::{Faults, Seeded, Signal, World};
+use super::trace::{Event, What};
+use crate::store::backend::Backend;
+use crate::store::disk::RealDisk;
+use crate::store::{Env, Key, Limits, Order, Store, StoreError};
+use crate::workflow::{Ctx, Engine, EngineBuilder, ExecutionId, Result, Workflow, WorkflowError, workflow};
+
+/// How often everybody gets a turn before time goes on.
+const TURNS: usize = 24;
+
+/// After so many rounds in which nobody waited for any time, nobody ever will.
+const IDLE_ROUNDS: usize = 32;
+
+/// How many rounds a simulation may take.
+const ROUNDS: usize = 200_000;
+
+/// A simulation of workflows under faults: crashes, restarts, pauses with a second engine, lost answers, slow commits
+/// and jumps of the clock, all from a seed. The same seed gives the same run, to the letter.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use latchwork::testing::Simulation;
+/// use latchwork::workflow::{Ctx, Failure, Retry, workflow};
+///
+/// let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+///     // A crash counts as an attempt, and there may be many of them here.
+///     let often = Retry::exponential().max_attempts(100);
+///     ctx.run("charge", async || Ok::<_, Failure>(price)).retry(often.clone()).await?;
+///     ctx.sleep(Duration::from_secs(3600)).await?;
+///     ctx.run("ship", async || Ok::<_, Failure>(format!("shipped for {price}"))).retry(often).await
+/// });
+/// for seed in 0..20 {
+///     let simulation = Simulation::new(seed).register(&order).start(&order, "a", 7).start(&order, "b", 8);
+///     let report = simulation.run();
+///     report.assert_settled();
+///     assert_eq!(report.output::<String>("b").unwrap(), "shipped for 8", "{report}");
+/// }
+/// ```
+pub struct Simulation {
+    seed: u64,
+    faults: Faults,
+    limit: Duration,
+    register: Vec<Register>,
+    clients: Vec<Client>,
+}
+
+type Register = Box<dyn Fn(EngineBuilder) -> EngineBuilder + Send + Sync>;
+type Client = Arc<dyn Fn(Caller) -> Called + Send + Sync>;
+type Called = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+/// Somebody who uses the engine in one of its lives.
+#[derive(Clone)]
+pub struct Caller {
+    engine: Engine,
+    world: Arc<World>,
+    life: u32,
+}
+
+impl Caller {
+    /// The engine of this life.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The number of this life, from 1 on.
+    pub fn life(&self) -> u32 {
+        self.life
+    }
+
+    /// Time and chance.
+    pub fn env(&self) -> &Env {
+        &self.world.env
+    }
+
+    /// Writes something into the trace.
+    pub fn note(&self, text: impl Into<String>) {
+        self.world.note(self.life, What::Note(text.into()));
+    }
+
+    /// Writes down that a start was acknowledged.
+    pub fn started(&self, id: &ExecutionId) {
+        self.world.note(self.life, What::Started(id.clone()));
+    }
+}
+
+impl Simulation {
+    /// A simulation from a seed, with all faults.
+    pub fn new(seed: u64) -> Simulation {
+        let limit = Duration::from_secs(30 * 86_400);
+        Simulation { seed, faults: Faults::default(), limit, register: Vec::new(), clients: Vec::new() }
+    }
+
+    /// Which faults there may be.
+    pub fn faults(mut self, faults: Faults) -> Simulation {
+        self.faults = faults;
+        self
+    }
+
+    /// How much virtual time it may take until everything has ended: 30 days, unless this is said.
+    pub fn limit(mut self, limit: Duration) -> Simulation {
+        self.limit = limit;
+        self
+    }
+
+    /// Makes a workflow known to every engine.
+    pub fn register<I: 'static, O: 'static>(mut self, workflow: &Workflow<I, O>) -> Simulation {
+        let workflow = workflow.clone();
+        self.register.push(Box::new(move |engine| engine.register(&workflow)));
+        self
+    }
+
+    /// Has somebody start an execution, or join it, and wait for its end, over all lives.
+    pub fn start<I, O>(self, workflow: &Workflow<I, O>, id: &str, input: I) -> Simulation
+    where
+        I: Serialize + Clone + Send + Sync + 'static,
+        O: DeserializeOwned + Send + 'static,
+    {
+        let (workflow, id) = (workflow.clone(), ExecutionId::from(id));
+        self.client(move |caller| {
+            let start = caller.engine.start(&workflow, input.clone()).id(&id).or_join();
+            async move {
+                let handle = start.await?;
+                caller.started(handle.id());
+                match handle.result().await {
+                    Err(error @ (WorkflowError::Stopped | WorkflowError::Store(_))) => Err(error),
+                    _ => Ok(()),
+                }
+            }
+        })
+    }
+
+    /// Has somebody use the engine. This is called in every life until it has returned once; if what it returns is that
+    /// the engine has stopped or the store does not serve, it is called again. Every other error is in the report.
+    pub fn client<F, Fut>(mut self, client: F) -> Simulation
+    where
+        F: Fn(Caller) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<()>> + Send + 'static,
+    {
+        self.clients.push(Arc::new(move |caller| Box::pin(client(caller))));
+        self
+    }
+
+    /// Runs it, on a thread of its own making. Not from inside of an asynchronous runtime.
+    pub fn run(self) -> Report {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let runtime = runtime.expect("a runtime without threads and files can be made");
+        runtime.block_on(Lives::new(self).run())
+    }
+}
+
+/// A life that has begun: its store, and the task that holds its engine and callers.
+struct Begun {
+    life: Arc<Life<Seeded>>,
+    task: AbortHandle,
+    /// How many of its callers still want something.
+    calls: Arc<AtomicUsize>,
+}
+
+/// A simulation at work.
+struct Lives {
+    seed: u64,
+    limit: Duration,
+    world: Arc<World>,
+    /// The memory as nobody's engine sees it.
+    outside: Option<Store>,
+    clients: Vec<Client>,
+    register: Arc<Vec<Register>>,
+    done: Arc<Mutex<BTreeMap<usize, Result<()>>>>,
+    begun: Vec<Begun>,
+    rounds: usize,
+}
+
+impl Lives {
+    fn new(simulation: Simulation) -> Lives {
+        Lives {
+            seed: simulation.seed,
+            limit: simulation.limit,
+            world: Arc::new(World::new(simulation.seed, simulation.faults)),
+            outside: None,
+            clients: simulation.clients,
+            register: Arc::new(simulation.register),
+            done: Arc::default(),
+            begun: Vec::new(),
+            rounds: 0,
+        }
+    }
+
+    async fn run(mut self) -> Report {
+        let memory = self.world.memory.clone() as Arc<dyn Backend>;
+        let env = self.world.env.clone();
+        self.outside = Store::with_backend(memory, env, Limits::default(), Arc::new(RealDisk)).await.ok();
+        if let Some(store) = &self.outside {
+            // The store is not new: its spaces are declared.
+            drop(Engine::on(store).start().await);
+            let known = store.spaces().await.unwrap_or_default();
+            let known = known.into_iter().map(|space| (space.id(), space.name().to_string()));
+            self.world.spaces.lock().extend(known);
+        }
+        let faulty = self.world.lives();
+        let mut stuck = None;
+        for number in 1.. {
+            let is_last = number > faulty;
+            self.begin(number, is_last);
+            match self.pass(!is_last).await {
+                Ok(Some(signal)) => self.end(signal).await,
+                Ok(None) => break,
+                Err(reason) => {
+                    stuck = Some(reason);
+                    break;
+                }
+            }
+        }
+        self.report(stuck).await
+    }
+
+    /// Starts an engine and its callers.
+    fn begin(&mut self, number: u32, is_calm: bool) {
+        let life = Arc::new(Life::through(self.world.memory.clone(), Seeded::new(&self.world, number, is_calm)));
+        let waiting = self.clients.iter().cloned().enumerate().filter(|(n, _)| !self.done.lock().contains_key(n));
+        let waiting: Vec<_> = waiting.collect();
+        let calls = Arc::new(AtomicUsize::new(waiting.len()));
+        let (world, register, done) = (self.world.clone(), self.register.clone(), self.done.clone());
+        let task = tokio::spawn(live(life.clone(), number, world, register, waiting, done, calls.clone()));
+        self.begun.push(Begun { life, task: task.abort_handle(), calls });
+    }
+
+    /// Ends the newest life, or leaves it to itself, and waits until the next is to begin.
+    async fn end(&mut self, signal: Signal) {
+        let number = self.begun.len() as u32;
+        let Some(newest) = self.begun.last() else { return };
+        match signal {
+            Signal::Gone => newest.task.abort(),
+            Signal::Stop => {
+                newest.task.abort();
+                self.world.note(number, What::Stopped);
+            }
+            Signal::Supersede => self.world.note(number, What::Superseded),
+        }
+        let world = self.world.clone();
+        let downtime = world.duration(Duration::from_millis(1), 16);
+        let next = tokio::spawn(async move { world.env.sleep(downtime).await });
+        while !next.is_finished() {
+            self.round().await;
+        }
+    }
+
+    /// Everybody gets turns; then time goes on to the next who sleeps, if that is not too long.
+    async fn round(&mut self) {
+        self.rounds += 1;
+        for _ in 0..TURNS {
+            tokio::task::yield_now().await;
+        }
+        let next = self.world.clock.next_deadline().map(|next| next.saturating_sub(self.world.env.monotonic()));
+        // What has ended is removed after days, and is still to be looked at.
+        let Some(next) = next.filter(|next| *next < REMOVED) else { return };
+        self.world.clock.advance(next);
+    }
+
+    /// Lets time pass until the newest life is to end, or all is over.
+    async fn pass(&mut self, heeds_signals: bool) -> std::result::Result<Option<Signal>, String> {
+        let mut idle = 0;
+        loop {
+            for _ in 0..TURNS {
+                let signal = self.begun.last().and_then(|newest| newest.life.gate.take_signal());
+                if let Some(signal) = signal.filter(|signal| heeds_signals || *signal == Signal::Gone) {
+                    return Ok(Some(signal));
+                }
+                // One that stood still while it started has started after all. Whoever looks after the newest process
+                // starts it again.
+                if self.world.is_fenced(self.begun.len() as u32) {
+                    return Ok(Some(Signal::Supersede));
+                }
+                tokio::task::yield_now().await;
+            }
+            if self.is_over().await {
+                return Ok(None);
+            }
+            self.rounds += 1;
+            match self.world.clock.next_deadline() {
+                Some(next) => {
+                    idle = 0;
+                    self.world.clock.advance(next.saturating_sub(self.world.env.monotonic()));
+                }
+                None => idle += 1,
+            }
+            if idle > IDLE_ROUNDS {
+                return Err(format!("nobody waits for any time: {}", self.left_over().await));
+            }
+            if self.rounds > ROUNDS || self.world.env.monotonic() > self.limit {
+                return Err(format!("it takes too long: {}", self.left_over().await));
+            }
+        }
+    }
+
+    /// Whether everybody has what they wanted, nothing is to run any more and nobody stands still. The newest engine is
+    /// the owner and has no callers left: nobody will start anything.
+    async fn is_over(&self) -> bool {
+        self.done.lock().len() == self.clients.len()
+            && self.begun.last().is_some_and(|newest| newest.calls.load(Ordering::SeqCst) == 0)
+            && self.world.is_owner(self.begun.len() as u32)
+            && !self.begun.iter().any(|begun| begun.life.gate.is_frozen())
+            && self.ids("workflow.active", 0).await.is_empty()
+            && self.ids("workflow.timers", 8).await.is_empty()
+    }
+
+    async fn left_over(&self) -> String {
+        let waiting = self.clients.len() - self.done.lock().len();
+        let (active, asleep) = (self.ids("workflow.active", 0).await, self.ids("workflow.timers", 8).await);
+        format!("{waiting} callers wait; running {active:?}, asleep {asleep:?}")
+    }
+
+    /// The ids in the keys of a space, behind so many bytes of something else; with what is stored there.
+    async fn entries(&self, space: &str, skip: usize) -> Vec<(ExecutionId, String)> {
+        let Some(store) = &self.outside else { return Vec::new() };
+        let spaces = store.spaces().await.unwrap_or_default();
+        let Some(space) = spaces.into_iter().find(|known| known.name() == space) else { return Vec::new() };
+        let Ok(view) = store.view().await else { return Vec::new() };
+        let found = view.scan(&space.all(), Order::Ascending, usize::MAX).await.unwrap_or_default();
+        let id = |key: &Key| String::from_utf8_lossy(key.bytes().get(skip..).unwrap_or_default()).into_owned().into();
+        found.into_iter().map(|(key, item)| (id(&key), String::from_utf8_lossy(&item.value).into_owned())).collect()
+    }
+
+    async fn ids(&self, space: &str, skip: usize) -> Vec<ExecutionId> {
+        self.entries(space, skip).await.into_iter().map(|(id, _)| id).collect()
+    }
+
+    async fn report(mut self, stuck: Option<String>) -> Report {
+        // Those who were fenced have had their time to do harm; so have commits that are still on their way.
+        for _ in 0..IDLE_ROUNDS {
+            self.round().await;
+        }
+        let mut unfinished = self.ids("workflow.active", 0).await;
+        unfinished.extend(self.ids("workflow.timers", 8).await);
+        let parked = self.entries("workflow.parked", 0).await;
+        self.begun.iter().for_each(|begun| begun.task.abort());
+        let mut results = BTreeMap::new();
+        // An engine that knows no workflows reads what they came to.
+        let any = workflow("any").run(async |_: Ctx, _: Value| Ok(Value::Null));
+        if let Some(store) = &self.outside
+            && let Ok(engine) = Engine::on(store).start().await
+        {
+            for id in self.ids("workflow.removals", 8).await {
+                results.insert(id.clone(), engine.handle(&any, &id).result().await);
+            }
+        }
+        let number = self.begun.len() as u32;
+        for (id, result) in &results {
+            let text = result.as_ref().map_or_else(|error| error.to_string(), Value::to_string);
+            self.world.note(number, What::Result(id.clone(), text));
+        }
+        let done = std::mem::take(&mut *self.done.lock());
+        let errors = done.into_values().filter_map(Result::err).collect();
+        let events = self.world.trace.take();
+        Report { seed: self.seed, lives: number, events, results, unfinished, parked, errors, stuck }
+    }
+}
+
+/// One life: an engine is started and used by all who still want something.
+async fn live(
+    life: Arc<Life<Seeded>>,
+    number: u32,
+    world: Arc<World>,
+    register: Arc<Vec<Register>>,
+    clients: Vec<(usize, Client)>,
+    done: Arc<Mutex<BTreeMap<usize, Result<()>>>>,
+    calls_left: Arc<AtomicUsize>,
+) {
+    let engine = match engine(&life, number, &world, &register).await {
+        Ok(engine) => engine,
+        Err(error) => {
+            world.note(number, What::NoEngine(error.to_string()));
+            return life.gate.die();
+        }
+    };
+    world.note(number, What::Engine);
+    let mut calls = JoinSet::new();
+    for (place, client) in clients {
+        let caller = Caller { engine: engine.clone(), world: world.clone(), life: number };
+        calls.spawn(call(caller, place, client, done.clone()));
+    }
+    while calls.join_next().await.is_some() {
+        calls_left.fetch_sub(1, Ordering::SeqCst);
+    }
+    // Nobody wants anything of it any more, and it runs on.
+    std::future::pending::<()>().await;
+    drop(engine);
+}
+
+async fn engine(life: &Arc<Life<Seeded>>, number: u32, world: &Arc<World>, register: &[Register]) -> Result<Engine> {
+    let store = Store::with_backend(life.clone(), world.env.clone(), Limits::default(), Arc::new(RealDisk)).await?;
+    let told = world.clone();
+    let builder = register.iter().fold(Engine::on(&store), |builder, register| register(builder));
+    let builder = builder.on_step(move |id, step| {
+        let run = told.trace.count_body(id, step);
+        told.note(number, What::Body { id: id.clone(), step: step.into(), run });
+    });
+    builder.start().await
+}
+
+/// When something may be removed that has ended.
+const REMOVED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long a caller waits before it asks again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Calls a client until it has what it wants or the engine is no more.
+async fn call(caller: Caller, place: usize, client: Client, done: Arc<Mutex<BTreeMap<usize, Result<()>>>>) {
+    loop {
+        match client(caller.clone()).await {
+            Err(WorkflowError::Store(StoreError::Uncertain { .. })) => caller.world.env.sleep(AGAIN).await,
+            Err(WorkflowError::Stopped | WorkflowError::Store(_)) => return,
+            ended => {
+                done.lock().entry(place).or_insert(ended);
+                return;
+            }
+        }
+    }
+}
+
+/// What came of a simulation. Its `Display` is the trace.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// How many engines there were.
+    pub lives: u32,
+    /// Everything that happened, in order.
+    pub events: Vec<Event>,
+    /// What became of every execution that ended.
+    pub results: BTreeMap<ExecutionId, Result<Value>>,
+    /// Executions that should have ended and did not.
+    pub unfinished: Vec<ExecutionId>,
+    /// Executions that are parked, with the reasons.
+    pub parked: Vec<(ExecutionId, String)>,
+    /// What callers were told that they could not go on with.
+    pub errors: Vec<WorkflowError>,
+    /// Why the simulation was given up, if it was: somebody would have waited forever.
+    pub stuck: Option<String>,
+}
+
+impl Report {
+    /// The output of an execution, or why there is none.
+    pub fn output<O: DeserializeOwned>(&self, id: &str) -> Result<O> {
+        let id = ExecutionId::from(id);
+        let result = self.results.get(&id).cloned().unwrap_or(Err(WorkflowError::NotFound { id: id.clone() }))?;
+        O::deserialize(result).map_err(|error| WorkflowError::Mismatch { id, message: error.to_string() })
+    }
+
+    /// That everything which was started has ended, nothing is parked and nobody waits.
+    ///
+    /// # Panics
+    ///
+    /// If that is not so, with the trace.
+    pub fn assert_settled(&self) {
+        let is_settled =
+            self.stuck.is_none() && self.unfinished.is_empty() && self.parked.is_empty() && self.errors.is_empty();
+        assert!(
+            is_settled,
+            "{self}\nseed {}: stuck {:?}, unfinished {:?}, parked {:?}, errors {:?}",
+            self.seed, self.stuck, self.unfinished, self.parked, self.errors
+        );
+    }
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "seed {}", self.seed)?;
+        self.events.iter().try_for_each(|event| writeln!(f, "{event}"))
+    }
+}

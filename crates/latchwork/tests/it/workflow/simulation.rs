@@ -1,0 +1,186 @@
+//! Whole engines under faults from a seed, watched by an oracle that knows nothing of how they work. `LATCHWORK_SEEDS`
+//! says how many seeds, `LATCHWORK_SEED` replays one and prints its trace; `cargo xtask sim` does both.
+
+mod jobs;
+mod oracle;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use latchwork::testing::{Faults, Report, Simulation, What};
+use latchwork::workflow::{Ctx, Failure, workflow};
+use parking_lot::Mutex;
+
+use jobs::Workload;
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok())
+}
+
+fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
+    let workload = Workload::drawn(seed);
+    let report = workload.simulation(seed).faults(faults).run();
+    let complaints = workload.judge(&report);
+    (report, complaints)
+}
+
+/// Runs seeds on as many threads as there are cores. Gives the first that failed, and how many there were.
+fn campaign(seeds: std::ops::Range<u64>) -> (u64, Option<(u64, String)>) {
+    let (next, failed) = (AtomicU64::new(seeds.start), Mutex::new(None::<(u64, String)>));
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    let seed = next.fetch_add(1, Ordering::SeqCst);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    let (report, complaints) = simulate(seed, Faults::default());
+                    done.fetch_add(1, Ordering::SeqCst);
+                    if seed % 50 == 0 {
+                        assert_same(&report, &simulate(seed, Faults::default()).0);
+                    }
+                    if complaints.is_empty() {
+                        continue;
+                    }
+                    stop.store(true, Ordering::SeqCst);
+                    let mut failed = failed.lock();
+                    if failed.as_ref().is_none_or(|(first, _)| seed < *first) {
+                        *failed = Some((seed, format!("{report}{}", complaints.join("\n"))));
+                    }
+                }
+            });
+        }
+    });
+    (done.into_inner(), failed.into_inner())
+}
+
+fn assert_same(first: &Report, second: &Report) {
+    let (first, second) = (first.to_string(), second.to_string());
+    let differs = first.lines().zip(second.lines()).find(|(first, second)| first != second);
+    assert_eq!(differs, None, "the same seed is the same run");
+    assert_eq!(first.len(), second.len());
+}
+
+#[test]
+fn engines_keep_their_promises_under_any_faults() {
+    if let Some(seed) = number("LATCHWORK_SEED") {
+        let (report, complaints) = simulate(seed, Faults::default());
+        println!("{report}");
+        let (again, _) = simulate(seed, Faults::default());
+        assert_same(&report, &again);
+        assert!(complaints.is_empty(), "seed {seed}:\n{}", complaints.join("\n"));
+        return;
+    }
+    let (done, failed) = campaign(1..1 + number("LATCHWORK_SEEDS").unwrap_or(1000));
+    if let Some((seed, told)) = failed {
+        panic!("{told}\nseed {seed}, one of {done}; cargo xtask sim --seed {seed} runs it again");
+    }
+    println!("{done} seeds");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    let mut traces = std::collections::BTreeSet::new();
+    for seed in 1..=50 {
+        let (first, second) = (simulate(seed, Faults::default()).0, simulate(seed, Faults::default()).0);
+        assert_same(&first, &second);
+        traces.insert(first.to_string());
+    }
+    assert_eq!(traces.len(), 50, "and another seed another one");
+}
+
+/// A connection that breaks time and again, under an engine that lives on.
+#[test]
+fn an_execution_whose_commit_had_no_answer_goes_on_in_the_same_engine() {
+    let mut faults = Faults::none();
+    (faults.lives, faults.lost_answers) = (1, true);
+    let mut lost = 0;
+    for seed in 1..=100 {
+        let (report, complaints) = simulate(seed, faults.clone());
+        assert!(complaints.is_empty(), "{report}{}", complaints.join("\n"));
+        lost += report.events.iter().filter(|event| matches!(event.what, What::Lost { .. })).count();
+    }
+    assert!(lost > 50, "{lost}");
+}
+
+/// An answer that comes after the deadline: whoever waited for it is gone, and what it tells is stored.
+#[test]
+fn an_execution_that_timed_out_during_a_commit_is_not_forgotten() {
+    let mut faults = Faults::none();
+    (faults.lives, faults.slow, faults.clock_jumps) = (1, true, true);
+    for seed in 1..=100 {
+        let (report, complaints) = simulate(seed, faults.clone());
+        assert!(complaints.is_empty(), "{report}{}", complaints.join("\n"));
+    }
+}
+
+/// Many want to start the same execution, on a slow store: while one of them is about to be refused, the timer fires.
+#[test]
+fn a_timer_that_fires_during_a_start_that_comes_too_late_is_not_lost() {
+    let nap = workflow("nap").run(async |ctx: Ctx, ()| {
+        for _ in 0..5 {
+            ctx.sleep(Duration::from_millis(1500)).await?;
+        }
+        Ok(())
+    });
+    let mut faults = Faults::none();
+    (faults.lives, faults.slow) = (1, true);
+    for seed in 1..=500 {
+        let simulation = Simulation::new(seed).faults(faults.clone()).register(&nap);
+        let simulation = (0..4).fold(simulation, |simulation, _| simulation.start(&nap, "nap", ()));
+        simulation.run().assert_settled();
+    }
+}
+
+/// A simulation in which nothing happens proves nothing.
+#[test]
+fn every_fault_strikes() {
+    let mut struck = std::collections::BTreeMap::<&str, u32>::new();
+    for seed in 1..=200 {
+        for event in simulate(seed, Faults::default()).0.events {
+            let fault = match event.what {
+                What::Crash(_) => "crash",
+                What::Pause(..) => "pause",
+                What::Stopped => "restart",
+                What::Superseded => "second engine",
+                What::Refused(_) => "refused",
+                What::Lost { decided: true } => "answer lost",
+                What::Lost { decided: false } => "commit lost",
+                What::Slow(_) => "slow",
+                What::Jump(by) if by < 0 => "jump back",
+                What::Jump(_) => "jump ahead",
+                What::NoEngine(_) => "no engine",
+                What::Body { run, .. } if run > 1 => "body again",
+                _ => continue,
+            };
+            *struck.entry(fault).or_default() += 1;
+        }
+    }
+    println!("{struck:?}");
+    assert!(struck.len() == 12 && struck.values().all(|times| *times >= 5), "{struck:?}");
+}
+
+#[test]
+fn without_faults_every_body_runs_as_often_as_it_has_to() {
+    for seed in 1..=50 {
+        let workload = Workload::drawn(seed);
+        let (report, complaints) = simulate(seed, Faults::none());
+        assert!(complaints.is_empty(), "{report}{}", complaints.join("\n"));
+        let ran = report.events.iter().filter(|event| matches!(event.what, What::Body { .. })).count();
+        assert_eq!(report.lives, 1);
+        assert!(ran <= workload.most_bodies(), "{report}\n{ran} bodies");
+    }
+}
+
+#[test]
+fn what_would_wait_forever_is_told() {
+    let stuck = workflow("stuck")
+        .run(async |ctx: Ctx, ()| ctx.run("never", async || std::future::pending::<Result<(), Failure>>().await).await);
+    let report = Simulation::new(1).faults(Faults::none()).register(&stuck).start(&stuck, "s", ()).run();
+    assert_eq!(report.unfinished, ["s".into()]);
+    assert!(report.stuck.as_ref().is_some_and(|why| why.contains("1 callers wait")), "{:?}", report.stuck);
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| report.assert_settled())).is_err());
+}

@@ -1,0 +1,331 @@
+//! Judges a simulation from outside: by what callers were told, what bodies and workflows saw, and the trace.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use latchwork::Value;
+use latchwork::store::{Env, Timestamp};
+use latchwork::testing::{Report, What};
+use latchwork::workflow::{ExecutionId, Result, WorkflowError};
+use parking_lot::Mutex;
+
+use super::jobs::{Manner, Output, Start};
+
+/// How long a start may take in a process that runs: longer than any commit does.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How much later than its deadline an execution may end: some commits take their time.
+const SLACK: Duration = Duration::from_secs(60);
+
+/// How an execution ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum End {
+    Completed(Output),
+    Failed(String),
+    TimedOut,
+}
+
+#[derive(Default)]
+pub struct Oracle {
+    env: OnceLock<Env>,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    complaints: Vec<String>,
+    /// How often each body ran.
+    bodies: BTreeMap<(ExecutionId, usize), u32>,
+    /// What a body has seen of an earlier place: what was used once is never anything else.
+    values: BTreeMap<(ExecutionId, usize), Value>,
+    /// When an execution first slept so.
+    asleep: BTreeMap<(ExecutionId, usize, Timestamp), Duration>,
+    /// Who woke when, and until what time they were to sleep.
+    awake: Vec<(ExecutionId, Duration, Timestamp)>,
+    /// Starts that were not answered yet, and since when.
+    asked: BTreeMap<(u32, usize), Duration>,
+    /// When each caller asked first.
+    first_asked: BTreeMap<usize, Duration>,
+    /// Executions whose start was acknowledged.
+    acknowledged: BTreeSet<ExecutionId>,
+    /// Who was told that its start was the one.
+    won: BTreeMap<ExecutionId, Vec<usize>>,
+    ends: BTreeMap<ExecutionId, End>,
+}
+
+impl Oracle {
+    pub fn meet(&self, env: &Env) {
+        let _ = self.env.set(env.clone());
+    }
+
+    pub fn env(&self) -> &Env {
+        self.env.get().expect("nothing runs before somebody has started it")
+    }
+
+    /// A body begins; tells how often it has.
+    pub fn body(&self, id: &ExecutionId, place: usize, got: &[Value]) -> u32 {
+        let mut seen = self.seen.lock();
+        for (earlier, value) in got.iter().enumerate() {
+            seen.uses(id, earlier, value);
+        }
+        let runs = seen.bodies.entry((id.clone(), place)).or_default();
+        *runs += 1;
+        *runs
+    }
+
+    pub fn asleep(&self, id: &ExecutionId, place: usize, began: Timestamp) {
+        let now = self.env().monotonic();
+        self.seen.lock().asleep.entry((id.clone(), place, began)).or_insert(now);
+    }
+
+    pub fn awake(&self, id: &ExecutionId, place: usize, began: Timestamp, length: Duration) {
+        let now = self.env().monotonic();
+        let mut seen = self.seen.lock();
+        // By the process's own time it may have slept long enough though the time of day went back.
+        if seen.asleep.get(&(id.clone(), place, began)).is_none_or(|since| now < *since + length) {
+            seen.awake.push((id.clone(), now, began.plus(length)));
+        }
+    }
+
+    pub fn asks(&self, life: u32, start: &Start) {
+        let now = self.env().monotonic();
+        let mut seen = self.seen.lock();
+        seen.asked.insert((life, start.caller), now);
+        seen.first_asked.entry(start.caller).or_insert(now);
+    }
+
+    pub fn answered(&self, life: u32, start: &Start, answer: Result<ExecutionId, &WorkflowError>) {
+        let mut seen = self.seen.lock();
+        seen.asked.remove(&(life, start.caller));
+        match answer {
+            Ok(id) => {
+                if matches!(start.manner, Manner::Refuse) {
+                    seen.won.entry(id.clone()).or_default().push(start.caller);
+                }
+                seen.acknowledged.insert(id);
+            }
+            // Somebody's start is stored.
+            Err(WorkflowError::AlreadyStarted { id }) => drop(seen.acknowledged.insert(id.clone())),
+            Err(_) => {}
+        }
+    }
+
+    pub fn sees(&self, id: &ExecutionId, end: End) {
+        let mut seen = self.seen.lock();
+        let first = seen.ends.entry(id.clone()).or_insert_with(|| end.clone()).clone();
+        if first != end {
+            seen.complaints.push(format!("{id} ended as {first:?} and as {end:?}"));
+        }
+    }
+
+    /// Everything that is wrong.
+    pub fn judge(&self, report: &Report, jobs: &BTreeMap<u64, &Start>, limit: Duration) -> Vec<String> {
+        let mut seen = std::mem::take(&mut *self.seen.lock());
+        seen.settled(report);
+        seen.results(report, jobs);
+        seen.bodies(report);
+        seen.times(report, jobs, limit);
+        seen.deadlines(report, jobs, limit);
+        seen.complaints
+    }
+}
+
+impl Seen {
+    fn uses(&mut self, id: &ExecutionId, place: usize, value: &Value) {
+        let first = self.values.entry((id.clone(), place)).or_insert_with(|| value.clone()).clone();
+        if first != *value {
+            self.complaints.push(format!("{id} at {place} gave {first} and {value}"));
+        }
+    }
+
+    /// Nobody waits, nothing is left over, nothing is parked.
+    fn settled(&mut self, report: &Report) {
+        let mut complain = |wrong: bool, what: String| self.complaints.extend(wrong.then_some(what));
+        complain(report.stuck.is_some(), format!("stuck: {:?}", report.stuck));
+        complain(!report.unfinished.is_empty(), format!("unfinished: {:?}", report.unfinished));
+        complain(!report.parked.is_empty(), format!("parked: {:?}", report.parked));
+        complain(!report.errors.is_empty(), format!("callers were told: {:?}", report.errors));
+        for id in &self.acknowledged {
+            complain(!report.results.contains_key(id), format!("{id} was acknowledged and did not end"));
+        }
+        let over = report.events.last().map_or(Duration::ZERO, |event| event.at);
+        for ((life, caller), since) in &self.asked {
+            // Of a process that is gone nobody expects an answer; one that stood still has time from its end on.
+            let of_life = report.events.iter().filter(|event| event.life == *life);
+            let gone = |what: &What| matches!(what, What::Crash(_) | What::Stopped | What::NoEngine(_));
+            let woke = of_life.clone().filter(|event| event.what == What::Woke).map(|event| event.at).max();
+            let waited = over.saturating_sub(woke.unwrap_or(*since).max(*since));
+            let is_forgotten = !of_life.clone().any(|event| gone(&event.what)) && waited > PATIENCE;
+            complain(is_forgotten, format!("caller {caller} has no answer to its start in life {life} for {waited:?}"));
+        }
+    }
+
+    /// What every execution came to is what its input says.
+    fn results(&mut self, report: &Report, jobs: &BTreeMap<u64, &Start>) {
+        for (id, result) in &report.results {
+            let (end, output): (End, Option<Output>) = match result {
+                Ok(value) => match serde_json_output(value) {
+                    Some(output) => (End::Completed(output.clone()), Some(output)),
+                    None => {
+                        self.complaints.push(format!("{id} gave {value}"));
+                        continue;
+                    }
+                },
+                Err(WorkflowError::Failed { failure, .. }) => {
+                    let value: Value = failure.message().parse().unwrap_or_default();
+                    (End::Failed(failure.message().into()), serde_json_output(&value))
+                }
+                Err(WorkflowError::TimedOut { .. }) => (End::TimedOut, None),
+                Err(error) => {
+                    self.complaints.push(format!("the result of {id}: {error}"));
+                    continue;
+                }
+            };
+            if let Some(told) = self.ends.get(id)
+                && *told != end
+            {
+                self.complaints.push(format!("{id} ended as {end:?}, and callers were told {told:?}"));
+            }
+            let winners = self.won.get(id).cloned().unwrap_or_default();
+            if winners.len() > 1 {
+                self.complaints.push(format!("{id} was started by {winners:?}, each told to be the one"));
+            }
+            match (output, &end) {
+                (Some((n, values)), _) => self.output(id, n, &values, jobs, &winners, matches!(end, End::Failed(_))),
+                (None, End::TimedOut) => {}
+                (None, end) => self.complaints.push(format!("{id} ended as {end:?}")),
+            }
+        }
+    }
+
+    fn output(
+        &mut self,
+        id: &ExecutionId,
+        n: u64,
+        values: &[Value],
+        jobs: &BTreeMap<u64, &Start>,
+        winners: &[usize],
+        failed: bool,
+    ) {
+        let Some(start) = jobs.get(&n) else { return self.complaints.push(format!("{id} is of no job {n}")) };
+        let (expected, fails) = start.job.expected();
+        let fits = expected.len() == values.len()
+            && expected.iter().zip(values).all(|(expected, value)| match (expected, value) {
+                (Value::Null, _) => true,
+                // The step's value, and the run that gave it.
+                (expected, Value::Array(pair)) => pair.first() == Some(expected),
+                (expected, value) => expected == value,
+            });
+        if !fits || fails != failed {
+            self.complaints.push(format!("{id} came to {values:?}, expected {expected:?}, failed {failed}"));
+        }
+        // The last of them was used by nobody but the output.
+        for (place, value) in values.iter().enumerate() {
+            self.uses(id, place, value);
+        }
+        let is_named = !matches!(start.manner, Manner::Unnamed);
+        if is_named && start.id != **id || winners.iter().any(|winner| *winner as u64 != n) {
+            self.complaints.push(format!("{id} ran with the input of caller {n}, started by {winners:?}"));
+        }
+    }
+
+    /// The order of bodies. A place is the number in a step's name.
+    fn bodies(&mut self, report: &Report) {
+        let mut owner = 0;
+        let mut furthest = BTreeMap::<ExecutionId, usize>::new();
+        let mut ended = BTreeSet::new();
+        let mut late = BTreeMap::<(ExecutionId, u32), u32>::new();
+        for event in &report.events {
+            match &event.what {
+                What::Owner => owner = event.life,
+                What::Ended(id) if !ended.insert(id.clone()) => {
+                    self.complaints.push(format!("{event}: for the second time"));
+                }
+                What::Body { id, step, .. } if event.life != owner => {
+                    // It was told that the commit landed before it stood still, or before the next owner came: that
+                    // one body nobody can hold back. There is no commit to lead to another.
+                    let bodies = late.entry((id.clone(), event.life)).or_default();
+                    *bodies += 1;
+                    if *bodies > 1 {
+                        self.complaints.push(format!("{event}: {step} in an engine that is no longer the owner"));
+                    }
+                }
+                What::Body { id, step, .. } => {
+                    let place: usize = step[1..].parse().unwrap_or_default();
+                    let before = furthest.entry(id.clone()).or_default();
+                    if place < *before {
+                        self.complaints.push(format!("{event}: s{before} has used its result"));
+                    }
+                    *before = place.max(*before);
+                    if ended.contains(id) {
+                        self.complaints.push(format!("{event}: it has ended"));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Nobody woke and nothing timed out early, by the clock that was the furthest ahead.
+    fn times(&mut self, report: &Report, jobs: &BTreeMap<u64, &Start>, limit: Duration) {
+        let Some(first) = report.events.first() else { return };
+        let start = first.time.minus(first.at);
+        let jumps: Vec<(Duration, i64)> = report
+            .events
+            .iter()
+            .filter(|event| matches!(event.what, What::Jump(_)))
+            .map(|event| (event.at, event.time.minus(event.at).0 as i64 - start.0 as i64))
+            .collect();
+        // How far the time of day was ahead at the most, and at the least, up to a moment.
+        let offsets = |until: Duration| {
+            let offsets = jumps.iter().filter(|(at, _)| *at <= until).map(|(_, by)| *by);
+            (offsets.clone().min().unwrap_or(0).min(0), offsets.max().unwrap_or(0).max(0))
+        };
+        let latest = |at: Duration| start.plus(at).0.saturating_add_signed(offsets(at).1);
+        for (id, at, until) in std::mem::take(&mut self.awake) {
+            if latest(at) < until.0 {
+                self.complaints.push(format!("{id} woke at {at:?}, {} µs early", until.0 - latest(at)));
+            }
+        }
+        for (id, result) in &report.results {
+            let Err(WorkflowError::TimedOut { .. }) = result else { continue };
+            let ended = report.events.iter().find(|event| event.what == What::Ended(id.clone()));
+            let callers = jobs.values().filter(|job| job.id == **id).map(|job| job.caller);
+            let asked = callers.filter_map(|caller| self.first_asked.get(&caller)).min();
+            let (Some(ended), Some(asked)) = (ended, asked) else { continue };
+            let began = start.plus(*asked).0.saturating_add_signed(offsets(ended.at).0);
+            if latest(ended.at) < Timestamp(began).plus(limit).0 {
+                self.complaints.push(format!("{id} timed out early, at {:?}", ended.at));
+            }
+        }
+    }
+
+    /// What may take only so long has ended then, or as soon as there was an engine again to end it.
+    fn deadlines(&mut self, report: &Report, jobs: &BTreeMap<u64, &Start>, limit: Duration) {
+        let at = |wanted: &dyn Fn(&What) -> bool| {
+            report.events.iter().filter(|event| wanted(&event.what)).map(|event| event.at).collect::<Vec<_>>()
+        };
+        let back = report.events.iter().map(|event| match event.what {
+            What::Jump(by) if by < 0 => Duration::from_micros(by.unsigned_abs()),
+            _ => Duration::ZERO,
+        });
+        let back: Duration = back.sum();
+        let last_engine = at(&|what| matches!(what, What::Engine | What::Woke)).into_iter().max().unwrap_or_default();
+        for start in jobs.values().filter(|start| start.is_limited && !matches!(start.manner, Manner::Unnamed)) {
+            let id = ExecutionId::from(start.id.as_str());
+            let started = at(&|what| *what == What::Started(id.clone())).into_iter().min();
+            let ended = at(&|what| *what == What::Ended(id.clone())).into_iter().min();
+            let (Some(started), Some(ended)) = (started, ended) else { continue };
+            let latest = (started + limit + back).max(last_engine) + SLACK;
+            if ended > latest {
+                self.complaints.push(format!("{id} ended at {ended:?}; it was to end until {latest:?}"));
+            }
+        }
+    }
+}
+
+fn serde_json_output(value: &Value) -> Option<Output> {
+    let pair = value.as_array().filter(|pair| pair.len() == 2)?;
+    Some((pair[0].as_u64()?, pair[1].as_array()?.clone()))
+}
