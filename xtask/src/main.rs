@@ -3,6 +3,7 @@
 // Tools of developers measure the machine's own time.
 #![allow(clippy::disallowed_methods)]
 
+mod peers;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ enum Task {
     Test,
     /// Runs a suite of benchmarks and prints its figures.
     Bench {
-        /// The suite: store, entities or state.
+        /// The suite: store, entities, state, workflows, or peers, which installs other engines and runs them beside
+        /// this one.
         suite: String,
         /// One JSON object a line instead of a table.
         #[arg(long)]
@@ -56,6 +58,15 @@ enum Task {
         #[arg(long, default_value_t = 10_000)]
         histories: u64,
     },
+    /// Simulates whole workflow engines under faults, for longer than `test` does.
+    Sim {
+        /// How many seeds, from 1 on.
+        #[arg(long, default_value_t = 10_000)]
+        seeds: u64,
+        /// Runs this seed alone and prints its trace.
+        #[arg(long, conflicts_with = "seeds")]
+        seed: Option<u64>,
+    },
     /// Checks the rules of style that no other tool knows.
     Tidy,
     /// Checks licences, sources and duplicates of dependencies with cargo-deny, and installs it if it is missing.
@@ -85,6 +96,7 @@ fn work(task: Task) -> Result<()> {
             ];
             campaign(&parts, None)
         }
+        Task::Sim { seeds, seed } => campaign(&[(LIBRARY, SIMULATION, "LATCHWORK_SEEDS", seeds)], seed),
         Task::Tidy => tidy::check(&root()),
         Task::Deny => deny(),
     }
@@ -138,7 +150,11 @@ fn test() -> Result<()> {
 
 /// Sees to it that `program` is there, by Debian's `package` if this process may install one.
 fn install(program: &str, package: &str) -> Result<()> {
-    if works(Command::new(program).arg("--version")) {
+    install_unless(|| works(Command::new(program).arg("--version")), program, package)
+}
+
+fn install_unless(there: impl Fn() -> bool, what: &str, package: &str) -> Result<()> {
+    if there() {
         return Ok(());
     }
     let apt = |arguments: &[&str]| {
@@ -148,7 +164,7 @@ fn install(program: &str, package: &str) -> Result<()> {
     };
     let installed = works(&mut apt(&["update"])) && works(&mut apt(&["install", "-y", package]));
     if !installed {
-        bail!("{program} is missing; install it with: apt-get install {package}");
+        bail!("{what} is missing; install it with: apt-get install {package}");
     }
     Ok(())
 }
@@ -156,8 +172,10 @@ fn install(program: &str, package: &str) -> Result<()> {
 fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> {
     let package = match suite {
         "store" => "latchwork-store",
-        "entities" | "state" => "latchwork",
-        other => bail!("there is no suite {other}; there are: store, entities, state"),
+        "entities" | "state" | "workflows" => "latchwork",
+        "peers" if !only.is_empty() => bail!("the suite peers runs as a whole"),
+        "peers" => return peers::bench(json, quick),
+        other => bail!("there is no suite {other}; there are: store, entities, state, workflows, peers"),
     };
     let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite, "--"]);
     command.args(only);
@@ -190,6 +208,9 @@ fn crash(images: Option<u64>, kill: Option<u64>, seed: Option<u64>) -> Result<()
 /// The packages that have campaigns.
 const STORE: &str = "latchwork-store";
 const LIBRARY: &str = "latchwork";
+
+/// The one test that takes a seed, and prints what happens.
+const SIMULATION: &str = "workflow::simulation::engines_keep_their_promises";
 
 /// Runs tests of packages with a larger number in the environment.
 fn campaign(parts: &[(&str, &str, &str, u64)], seed: Option<u64>) -> Result<()> {

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use latchwork_store::{Commit, Generation, History, Key, Outcome, Receipt, Space, SpaceSpec, Store, View};
+use latchwork::store::{Commit, Generation, History, Key, Outcome, Receipt, Space, SpaceSpec, Store, View};
 
 const TELLERS: usize = 64;
 const DEPOSITS_EACH: usize = 25;

@@ -1,0 +1,97 @@
+//! Executions that sleep: what they cost the process that put them to sleep, and the one that opens them again.
+
+use std::process::Command;
+use std::time::Duration;
+
+use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
+
+use crate::report::{Figure, Report, resident_mb};
+use crate::{child, given};
+
+const IDLE: Duration = Duration::from_secs(5);
+
+fn sleeper() -> Workflow<u64, u64> {
+    workflow("sleeper").run(async |ctx: Ctx, input: u64| {
+        ctx.sleep(Duration::from_secs(365 * 24 * 3600)).await?;
+        Ok(input)
+    })
+}
+
+/// Memory with many executions asleep, of a process that has opened them and of the one that has started them; and the
+/// time of the processor that an idle engine took.
+pub(crate) fn asleep(report: &Report) {
+    if !report.wants("workflows.asleep") {
+        return;
+    }
+    let count = if report.quick { 20_000 } else { 1_000_000 };
+    let directory = tempfile::tempdir().expect("a directory");
+    let (started, started_cpu) = measured(child("child-fall-asleep", directory.path(), count));
+    let (opened, opened_cpu) = measured(child("child-asleep", directory.path(), count));
+    let figure = |name, value, unit, floor, target| report.add(Figure { name, value, unit, floor, target });
+    figure("workflows.asleep", opened, "MB resident", 300.0, "≤ 1");
+    figure("workflows.asleep.started", started, "MB resident", 300.0, "≤ 1");
+    let idle = IDLE.as_secs_f64();
+    figure("workflows.asleep.cpu", opened_cpu.max(started_cpu), "s in 5 s", idle, "about 0");
+}
+
+/// What a child has measured.
+fn measured(mut child: Command) -> (f64, f64) {
+    let output = child.output().expect("a child");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut numbers = output.split_whitespace().filter_map(|number| number.parse::<f64>().ok());
+    (numbers.next().expect("the memory"), numbers.next().expect("the time of the processor"))
+}
+
+/// Starts executions that fall asleep.
+pub(crate) fn child_fall_asleep<'a>(words: impl Iterator<Item = &'a str>) {
+    let (directory, count) = given(words);
+    let sleeper = sleeper();
+    crate::runtime().block_on(async {
+        let engine = Engine::open(directory).register(&sleeper).start().await.expect("an engine");
+        let tasks: Vec<_> = (0..256)
+            .map(|task| {
+                let (engine, sleeper) = (engine.clone(), sleeper.clone());
+                tokio::spawn(async move {
+                    for number in (task..count).step_by(256) {
+                        engine.start(&sleeper, number as u64).await.expect("a start");
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("a task");
+        }
+        idle(&engine).await;
+        engine.store().close().await.expect("a close");
+    });
+}
+
+/// Opens what is asleep.
+pub(crate) fn child_asleep<'a>(words: impl Iterator<Item = &'a str>) {
+    let (directory, _) = given(words);
+    let sleeper = sleeper();
+    crate::runtime().block_on(async {
+        let engine = Engine::open(directory).register(&sleeper).start().await.expect("an engine");
+        idle(&engine).await;
+    });
+}
+
+/// Prints the memory of this process at rest, and the time of the processor it takes by being there.
+async fn idle(engine: &Engine) {
+    // The index is still to take the last commits.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(engine.residents(), 0, "what sleeps is not in memory");
+    let before = processor_seconds();
+    tokio::time::sleep(IDLE).await;
+    println!("{} {}", resident_mb(), processor_seconds() - before);
+}
+
+/// The time of the processor this process has taken, in steps of a hundredth of a second.
+fn processor_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name of the program, in parentheses, may hold spaces.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: Vec<f64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
+    ticks.iter().sum::<f64>() / 100.0
+}

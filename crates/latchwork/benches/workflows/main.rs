@@ -1,0 +1,85 @@
+//! The suite `workflows`: what durable execution costs beyond the commits below it, as ratios to the store's rates in
+//! the same run. Run it by `cargo xtask bench workflows`; docs/BENCHMARKS.md holds the figures and says what each of
+//! them means.
+
+// Benchmarks measure the machine's own time.
+#![allow(clippy::disallowed_methods)]
+
+mod asleep;
+#[path = "../../../store/benches/store/floor.rs"]
+#[allow(dead_code)]
+mod floor;
+#[path = "../../../store/benches/store/load.rs"]
+#[allow(dead_code)]
+mod load;
+mod one;
+mod rates;
+mod recovery;
+#[path = "../../../store/benches/store/report.rs"]
+#[allow(dead_code)]
+mod report;
+
+use std::path::Path;
+use std::process::Command;
+
+use latchwork::store::{Space, SpaceSpec, Store};
+use latchwork::workflow::{Ctx, Failure, Workflow, workflow};
+use tokio::runtime::Runtime;
+
+use report::Report;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let mut words = arguments.iter().map(String::as_str);
+    match words.next() {
+        Some("child-fall-asleep") => return asleep::child_fall_asleep(words),
+        Some("child-asleep") => return asleep::child_asleep(words),
+        Some("child-unfinished") => return recovery::child_unfinished(words),
+        _ => {}
+    }
+    let report = Report::from_arguments();
+    let runtime = runtime();
+    one::sequential(&runtime, &report);
+    one::long(&runtime, &report);
+    let steps = rates::steps(&runtime, &report);
+    rates::starts(&runtime, &report);
+    recovery::recovery(&runtime, &report, steps);
+    asleep::asleep(&report);
+    report.finish();
+}
+
+fn runtime() -> Runtime {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime can be started")
+}
+
+/// A store for the callers of the suite `store`.
+async fn store(directory: &Path) -> (Store, Space) {
+    let store = Store::open(directory).await.expect("a store");
+    let space = store.space(SpaceSpec::new("bench")).await.expect("a space");
+    (store, space)
+}
+
+/// A workflow of so many steps that do nothing but add up.
+fn steps_of(name: &str, count: u64) -> Workflow<u64, u64> {
+    workflow(name).run(move |ctx: Ctx, input: u64| async move {
+        let mut sum = input;
+        for _ in 0..count {
+            sum = ctx.run("add", async || Ok::<_, Failure>(sum + 1)).await?;
+        }
+        Ok(sum)
+    })
+}
+
+/// This program once more, to do one part alone.
+fn child(part: &str, directory: &Path, count: usize) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.arg(part).arg(directory).arg(count.to_string());
+    command
+}
+
+/// The directory and the count that a child was given.
+fn given<'a>(mut words: impl Iterator<Item = &'a str>) -> (&'a Path, usize) {
+    let directory = Path::new(words.next().expect("a directory"));
+    (directory, words.next().and_then(|count| count.parse().ok()).expect("a count"))
+}

@@ -1,0 +1,78 @@
+//! One execution at a time: what a step costs whoever waits for it, and whether it costs more in a long one.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use latchwork::workflow::{Ctx, Engine, Failure, workflow};
+use parking_lot::Mutex;
+use tokio::runtime::Runtime;
+
+use crate::load::callers;
+use crate::report::{Figure, Report, median};
+use crate::{steps_of, store};
+
+/// Workflows of ten steps one after the other, against the latency of one caller's commits. They take turns, so that a
+/// slow moment of the machine hits both.
+pub(crate) fn sequential(runtime: &Runtime, report: &Report) {
+    const STEPS: u64 = 10;
+    if !report.wants("workflows.sequential") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let rounds = if report.quick { 10 } else { 100 };
+    let (ours, floors) = runtime.block_on(async {
+        let ten = steps_of("ten", STEPS);
+        let engine = Engine::open(directory.path().join("engine")).register(&ten).start().await.expect("an engine");
+        let (store, space) = store(&directory.path().join("store")).await;
+        let mut caller = callers(&space, 1).remove(0);
+        let (mut ours, mut floors) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            for _ in 0..10 {
+                let begin = Instant::now();
+                let handle = engine.start(&ten, 0).await.expect("a start");
+                assert_eq!(handle.result().await.expect("a result"), STEPS);
+                ours.push(begin.elapsed().as_secs_f64() * 1e6 / STEPS as f64);
+            }
+            for _ in 0..100 {
+                let begin = Instant::now();
+                caller.commit(&store).await;
+                floors.push(begin.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        (ours, floors)
+    });
+    let (value, floor) = (median(ours), median(floors));
+    report.add(Figure { name: "workflows.sequential", value, unit: "µs/step", floor, target: "≤ 1.2" });
+}
+
+/// The last thousand steps of one execution, against its first thousand.
+pub(crate) fn long(runtime: &Runtime, report: &Report) {
+    if !report.wants("workflows.long") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let (count, ends) = if report.quick { (5_000, 500) } else { (100_000, 1_000) };
+    let times: Arc<Mutex<Vec<Instant>>> = Arc::default();
+    let long = workflow("long").run({
+        let times = times.clone();
+        move |ctx: Ctx, count: usize| {
+            let times = times.clone();
+            async move {
+                for number in 0..count {
+                    ctx.run("note", async || Ok::<_, Failure>(number)).await?;
+                    times.lock().push(Instant::now());
+                }
+                Ok(())
+            }
+        }
+    });
+    runtime.block_on(async {
+        let engine = Engine::open(directory.path()).register(&long).start().await.expect("an engine");
+        engine.start(&long, count).await.expect("a start").result().await.expect("an end");
+    });
+    let times = times.lock();
+    assert_eq!(times.len(), count, "every step was run once");
+    let costs: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e6).collect();
+    let (value, floor) = (median(costs[costs.len() - ends..].to_vec()), median(costs[..ends].to_vec()));
+    report.add(Figure { name: "workflows.long", value, unit: "µs/step", floor, target: "≤ 1.2" });
+}

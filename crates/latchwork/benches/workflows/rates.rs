@@ -1,0 +1,96 @@
+//! Many executions at once: steps and starts per second, against the store's rate with 256 callers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use latchwork::workflow::{Engine, Workflow};
+use tokio::runtime::Runtime;
+
+use crate::load::{self, callers};
+use crate::report::{Figure, Report, median};
+use crate::{steps_of, store};
+
+/// How many executions are in flight: what serves best is found out first.
+const IN_FLIGHT: [usize; 3] = [256, 1024, 4096];
+
+/// Steps of workflows of ten. Also gives how many there were a second.
+pub(crate) fn steps(runtime: &Runtime, report: &Report) -> Option<f64> {
+    // Recovery is held against it.
+    let is_wanted = report.wants("workflows.steps") || report.wants("workflows.recovery");
+    is_wanted.then(|| rate(runtime, report, 10, "workflows.steps", "steps/s", "≥ 1"))
+}
+
+/// Workflows of one step: two commits each.
+pub(crate) fn starts(runtime: &Runtime, report: &Report) {
+    if report.wants("workflows.starts") {
+        rate(runtime, report, 1, "workflows.starts", "executions/s", "≥ 0.4");
+    }
+}
+
+/// Workflows of `steps` steps and the store's own callers in turn.
+fn rate(runtime: &Runtime, report: &Report, steps: u64, name: &str, unit: &str, target: &str) -> f64 {
+    let directory = tempfile::tempdir().expect("a directory");
+    let several = steps_of("several", steps);
+    let opened = Engine::open(directory.path().join("engine")).register(&several).start();
+    let engine = runtime.block_on(opened).expect("an engine");
+    let (store, space) = runtime.block_on(store(&directory.path().join("store")));
+    let mut callers = callers(&space, 256);
+    let (rounds, seconds) = if report.quick { (1, 1) } else { (5, 3) };
+    let duration = Duration::from_secs(seconds);
+    let tried: Vec<_> = IN_FLIGHT
+        .into_iter()
+        .map(|in_flight| {
+            settle(&engine);
+            (run(runtime, &engine, &several, in_flight, duration / 2), in_flight)
+        })
+        .collect();
+    let best = tried.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(IN_FLIGHT[0], |(_, in_flight)| *in_flight);
+    if std::env::var_os("LATCHWORK_STATS").is_some() {
+        eprintln!("{name} by executions in flight: {tried:.0?}");
+    }
+    load::run(runtime, &store, &mut callers, duration / 2, &Arc::default());
+    let (mut ours, mut floors) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        settle(&engine);
+        floors.push(load::run(runtime, &store, &mut callers, duration, &Arc::default()));
+        settle(&engine);
+        ours.push(run(runtime, &engine, &several, best, duration) * steps as f64);
+    }
+    let (value, floor) = (median(ours), median(floors));
+    report.add(Figure { name, value, unit, floor, target });
+    value
+}
+
+/// Lets the indexes take what was written, so that neither side works while the other is measured.
+fn settle(engine: &Engine) {
+    assert_eq!(engine.residents(), 0, "what has ended leaves memory");
+    std::thread::sleep(Duration::from_millis(1500));
+}
+
+/// Keeps so many executions in flight for a while; gives how many ended a second.
+fn run(runtime: &Runtime, engine: &Engine, several: &Workflow<u64, u64>, in_flight: usize, duration: Duration) -> f64 {
+    let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let begin = Instant::now();
+    let tasks: Vec<_> = (0..in_flight)
+        .map(|_| {
+            let (engine, several, stop, seen) = (engine.clone(), several.clone(), stop.clone(), seen.clone());
+            runtime.spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let handle = engine.start(&several, 0).await.expect("a start");
+                    handle.result().await.expect("a result");
+                    seen.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    std::thread::sleep(duration);
+    stop.store(true, Ordering::Relaxed);
+    runtime.block_on(async {
+        for task in tasks {
+            task.await.expect("a task");
+        }
+    });
+    // All that were begun have ended, and count with the time it took.
+    seen.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64()
+}

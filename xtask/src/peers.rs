@@ -1,0 +1,316 @@
+//! The suite `peers`: workflows here beside those of other engines, in one run. Installs the other engines, gives each
+//! its turn, round after round, and makes a table. What an engine does in its turn is the business of `benches/peers`,
+//! a workspace of its own. Everything listens on loopback, and lives in a scratch folder that is removed at the end.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::{cargo, install, install_unless, root, works};
+
+/// The version of Restate's server; those of crates are in the lock file of `benches/peers`.
+const RESTATE: &str = "1.7.12";
+
+/// An engine with settings: what the binary calls it, what it is, how it is set, and what its server is told.
+struct Entrant {
+    turn: &'static str,
+    engine: &'static str,
+    settings: &'static str,
+    server: Option<&'static [(&'static str, &'static str)]>,
+}
+
+const ENTRANTS: [Entrant; 5] = [
+    Entrant { turn: "latchwork", engine: "latchwork", settings: "defaults", server: None },
+    Entrant { turn: "restate", engine: "Restate", settings: "defaults", server: Some(&[]) },
+    Entrant {
+        turn: "restate",
+        engine: "Restate",
+        settings: "1 partition",
+        server: Some(&[("RESTATE_DEFAULT_NUM_PARTITIONS", "1")]),
+    },
+    Entrant { turn: "duroxide", engine: "duroxide", settings: "full sync", server: None },
+    Entrant { turn: "duroxide-tuned", engine: "duroxide", settings: "full sync, 1 ms poll", server: None },
+];
+
+/// A rate per second, with how many workflows in flight it was reached.
+#[derive(Clone, Copy)]
+struct Best {
+    rate: f64,
+    in_flight: u64,
+}
+
+/// What an entrant reached: medians over the rounds, and of those the best over the numbers in flight.
+struct Row {
+    entrant: &'static Entrant,
+    version: String,
+    step_us: f64,
+    workflow_us: f64,
+    steps: Best,
+    starts: Best,
+    /// Workflows that ended without a result, in all rounds.
+    lost: u64,
+}
+
+/// Runs the suite.
+pub(crate) fn bench(json: bool, quick: bool) -> Result<()> {
+    let folder = target().join("peers");
+    let scratch = Scratch::new(folder.join("run"))?;
+    let server = install_restate(&folder)?;
+    let binary = build(&folder)?;
+    let rounds = if quick { 1 } else { 3 };
+    let mut turns: Vec<Vec<Value>> = ENTRANTS.iter().map(|_| Vec::new()).collect();
+    for round in 1..=rounds {
+        for (entrant, turns) in ENTRANTS.iter().zip(&mut turns) {
+            eprintln!("── round {round} of {rounds}: {}, {}", entrant.engine, entrant.settings);
+            turns.push(turn(entrant, &scratch, &binary, &server, quick)?);
+        }
+    }
+    let lock = std::fs::read_to_string(root().join("benches/peers/Cargo.lock")).context("benches/peers/Cargo.lock")?;
+    let rows = ENTRANTS.iter().zip(&turns).map(|(entrant, turns)| row(entrant, turns, &lock));
+    let rows: Vec<Row> = rows.collect::<Result<_>>()?;
+    if json {
+        print_json(&rows)
+    } else {
+        print_table(&rows, quick)
+    }
+    Ok(())
+}
+
+/// Where cargo builds.
+fn target() -> PathBuf {
+    root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or("target".into()))
+}
+
+/// Gets the server, and gives its path.
+fn install_restate(folder: &Path) -> Result<PathBuf> {
+    install("npm", "npm")?;
+    let place = folder.join(format!("restate-{RESTATE}"));
+    std::fs::create_dir_all(&place).with_context(|| place.display().to_string())?;
+    let platform = match (std::env::consts::OS, std::env::consts::ARCH) {
+        ("linux", "x86_64") => "linux-x64",
+        ("linux", "aarch64") => "linux-arm64",
+        ("macos", "x86_64") => "darwin-x64",
+        ("macos", "aarch64") => "darwin-arm64",
+        (os, arch) => bail!("there is no Restate server for {os} on {arch}"),
+    };
+    let server = place.join(format!("node_modules/@restatedev/restate-server-{platform}/bin/restate-server"));
+    if !works(Command::new(&server).arg("--version")) {
+        eprintln!("── installing Restate {RESTATE}");
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"]).arg(&place);
+        npm.arg(format!("@restatedev/restate-server@{RESTATE}")).current_dir(&place).stdout(Stdio::null());
+        if !npm.status().context("npm cannot be started")?.success() || !works(Command::new(&server).arg("--version")) {
+            bail!("Restate's server cannot be installed: {npm:?}");
+        }
+    }
+    Ok(server)
+}
+
+/// Builds the binary that gives engines their turns, and gives its path.
+fn build(folder: &Path) -> Result<PathBuf> {
+    install("cc", "gcc")?;
+    install("pkg-config", "pkg-config")?;
+    let openssl = || works(Command::new("pkg-config").args(["--exists", "openssl"]));
+    install_unless(openssl, "the headers of OpenSSL", "libssl-dev")?;
+    let manifest = root().join("benches/peers/Cargo.toml");
+    let mut command = cargo(&["build", "--release", "--locked", "--manifest-path"]);
+    command.arg(manifest).arg("--target-dir").arg(folder.join("build"));
+    if !command.status().context("cargo build cannot be started")?.success() {
+        bail!("benches/peers cannot be built");
+    }
+    Ok(folder.join("build/release/peers"))
+}
+
+/// One turn of one entrant, on new data.
+fn turn(entrant: &Entrant, scratch: &Scratch, binary: &Path, server: &Path, quick: bool) -> Result<Value> {
+    let data = scratch.empty()?;
+    let mut command = Command::new(binary);
+    command.arg(entrant.turn).arg(&data).stdin(Stdio::null()).env("RUST_BACKTRACE", "0");
+    let log = scratch.0.join("log");
+    command.stderr(File::create(&log)?);
+    let server = entrant.server.map(|settings| Server::start(server, &scratch.0, settings)).transpose()?;
+    if let Some(server) = &server {
+        command.args([&server.ingress, &server.admin]);
+    }
+    if quick {
+        command.arg("--quick");
+    }
+    let output = command.output().with_context(|| format!("{} cannot be started", binary.display()))?;
+    drop(server);
+    if !output.status.success() {
+        let said = std::fs::read_to_string(&log).unwrap_or_default();
+        let server = std::fs::read_to_string(scratch.0.join("server.log")).unwrap_or_default();
+        bail!("{}, {}, has failed:\n{}\n{}", entrant.engine, entrant.settings, tail(&said), tail(&server));
+    }
+    // Engines may write lines of their own before.
+    let said = String::from_utf8_lossy(&output.stdout);
+    let figures = said.lines().rev().find(|line| line.starts_with('{')).context("a turn gave no figures")?;
+    serde_json::from_str(figures).context("a turn's figures")
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(10)..].join("\n")
+}
+
+/// A folder that is gone afterwards.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(path: PathBuf) -> Result<Scratch> {
+        let scratch = Scratch(path);
+        scratch.empty()?;
+        Ok(scratch)
+    }
+
+    /// Removes all there is, and gives a folder for data.
+    fn empty(&self) -> Result<PathBuf> {
+        if self.0.exists() {
+            std::fs::remove_dir_all(&self.0).with_context(|| self.0.display().to_string())?;
+        }
+        let data = self.0.join("data");
+        std::fs::create_dir_all(&data).with_context(|| data.display().to_string())?;
+        Ok(data)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A Restate server of our own, which ends with this.
+struct Server {
+    child: Child,
+    ingress: String,
+    admin: String,
+}
+
+impl Server {
+    fn start(binary: &Path, folder: &Path, settings: &[(&str, &str)]) -> Result<Server> {
+        // Held all at once, so that they differ.
+        let free = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0"));
+        let ports: Vec<u16> =
+            free.into_iter().map(|listener| Ok(listener?.local_addr()?.port())).collect::<Result<_>>()?;
+        let [node, ingress, admin] = ports[..] else { bail!("three ports are needed") };
+        let log = File::create(folder.join("server.log"))?;
+        let mut command = Command::new(binary);
+        command
+            .args(["--no-logo", "--base-dir"])
+            .arg(folder.join("server"))
+            .current_dir(folder)
+            .env("RESTATE_BIND_IP", "127.0.0.1")
+            .env("RESTATE_LISTEN_MODE", "tcp")
+            .env("RESTATE_BIND_PORT", node.to_string())
+            .env("RESTATE_INGRESS__BIND_PORT", ingress.to_string())
+            .env("RESTATE_ADMIN__BIND_PORT", admin.to_string())
+            .env("RESTATE_DISABLE_TELEMETRY", "true")
+            .envs(settings.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let child = command.spawn().with_context(|| format!("{} cannot be started", binary.display()))?;
+        let address = |port: u16| format!("http://127.0.0.1:{port}");
+        Ok(Server { child, ingress: address(ingress), admin: address(admin) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn row(entrant: &'static Entrant, turns: &[Value], lock: &str) -> Result<Row> {
+    let version = match entrant.engine {
+        "latchwork" => env!("CARGO_PKG_VERSION").to_string(),
+        "Restate" => format!("{RESTATE}, SDK {}", locked(lock, "restate-sdk")?),
+        _ => locked(lock, entrant.engine)?,
+    };
+    let one = |name: &str| median(turns.iter().filter_map(|turn| turn[name].as_f64()).collect());
+    Ok(Row {
+        entrant,
+        version,
+        step_us: one("step_us"),
+        workflow_us: one("workflow_us"),
+        steps: best(turns, "steps").context("a turn gave no rate of steps")?,
+        starts: best(turns, "starts").context("a turn gave no rate of starts")?,
+        lost: turns.iter().filter_map(|turn| turn["lost"].as_u64()).sum(),
+    })
+}
+
+/// A crate's version by a lock file.
+fn locked(lock: &str, name: &str) -> Result<String> {
+    let begin = format!("name = \"{name}\"\nversion = \"");
+    let version = lock.split_once(&begin).and_then(|(_, rest)| rest.split('"').next());
+    Ok(version.with_context(|| format!("{name} is not locked"))?.to_string())
+}
+
+/// The best number in flight by the medians of all turns.
+fn best(turns: &[Value], name: &str) -> Option<Best> {
+    let points = turns.first()?[name].as_array()?.len();
+    let medians = (0..points).filter_map(|point| {
+        let rate = median(turns.iter().filter_map(|turn| turn[name][point][1].as_f64()).collect());
+        Some(Best { rate, in_flight: turns[0][name][point][0].as_u64()? })
+    });
+    medians.max_by(|a, b| a.rate.total_cmp(&b.rate))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Ours against the best of the others: name, value, the other, unit, and what is to be reached.
+fn ratios(rows: &[Row]) -> Vec<(&'static str, f64, f64, &'static str, &'static str)> {
+    let Some((ours, peers)) = rows.split_first() else { return Vec::new() };
+    let least = |value: fn(&Row) -> f64| peers.iter().map(value).fold(f64::INFINITY, f64::min);
+    let most = |value: fn(&Row) -> f64| peers.iter().map(value).fold(0.0, f64::max);
+    vec![
+        ("peers.latency.step", ours.step_us, least(|row| row.step_us), "µs", "≤ 0.33"),
+        ("peers.latency.workflow", ours.workflow_us, least(|row| row.workflow_us), "µs", "≤ 0.33"),
+        ("peers.steps", ours.steps.rate, most(|row| row.steps.rate), "steps/s", "≥ 10"),
+        ("peers.starts", ours.starts.rate, most(|row| row.starts.rate), "workflows/s", "≥ 6"),
+    ]
+}
+
+fn print_table(rows: &[Row], quick: bool) {
+    println!(
+        "{:<10} {:<20} {:<21} {:>12} {:>12} {:>14} {:>14} {:>5}",
+        "engine", "version", "settings", "step to step", "workflow/10", "steps/s", "one-step/s", "lost"
+    );
+    for Row { entrant, version, step_us, workflow_us, steps, starts, lost } in rows {
+        let [steps, starts] = [steps, starts].map(|best| format!("{:.0} ({})", best.rate, best.in_flight));
+        let (engine, settings) = (entrant.engine, entrant.settings);
+        print!("{engine:<10} {version:<20} {settings:<21} {step_us:>9.0} µs {workflow_us:>9.0} µs ");
+        println!("{steps:>14} {starts:>14} {lost:>5}");
+    }
+    println!("\n{:<28} {:>14} {:>14} {:>8}  to reach", "name", "value", "best peer", "ratio");
+    for (name, value, peer, unit, target) in ratios(rows) {
+        println!("{name:<28} {value:>14.1} {peer:>14.1} {:>8.2}  {target} ({unit})", value / peer);
+    }
+    if quick {
+        println!("quick run: these are no figures to quote");
+    }
+}
+
+fn print_json(rows: &[Row]) {
+    for Row { entrant, version, step_us, workflow_us, steps, starts, lost } in rows {
+        let line = json!({
+            "engine": entrant.engine, "version": version, "settings": entrant.settings,
+            "step_us": step_us, "workflow_us": workflow_us,
+            "steps": steps.rate, "steps_in_flight": steps.in_flight,
+            "starts": starts.rate, "starts_in_flight": starts.in_flight, "lost": lost,
+        });
+        println!("{line}");
+    }
+    for (name, value, peer, unit, _) in ratios(rows) {
+        println!("{}", json!({"name": name, "value": value, "unit": unit, "floor": peer, "ratio": value / peer}));
+    }
+}
