@@ -58,7 +58,7 @@ pub(crate) fn recovery(runtime: &Runtime, report: &Report, steps: Option<f64>) {
         if std::env::var_os("LATCHWORK_STATS").is_some() {
             eprintln!("the engine has started after {:.2} s", begin.elapsed().as_secs_f64());
         }
-        while engine.residents() > 0 {
+        while engine.residents() > 0 || seen.count.load(Ordering::SeqCst) < count {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });

@@ -41,7 +41,7 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
     let inner = &engine.inner;
     for operation in &history.operations {
         let key = inner.journal_key(&history.id, history.run, operation.place);
-        let stored = store.commit(Commit::new().put(&key, operation.entry().encode())).await?;
+        let stored = store.commit(Commit::new().put(&key, operation.entry().encode_with(None))).await?;
         stored.applied().map_err(|_| WorkflowError::Stopped)?;
     }
     let (definition, id) = (workflow.definition.clone(), history.id.as_str().into());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::store::{Item, Key, Order, Space, StoreError, Timestamp};
+use crate::store::{Env, Item, Key, Order, Space, StoreError, Timestamp};
 use crate::workflow::engine::Inner;
 use crate::workflow::record::read_alarm_key;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -17,15 +17,25 @@ use crate::workflow::{ExecutionId, Result, WorkflowError};
 /// How many alarms are looked at in one go.
 const BATCH: usize = 256;
 
+/// How long it sleeps at the most: the time of day may be set forward meanwhile, or the machine have slept.
+const LONGEST: Duration = Duration::from_secs(600);
+
 /// How long to wait after the store did not serve.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is told to the one who sees to the alarms of a space.
 #[derive(Default)]
 pub(crate) struct Alarms {
-    /// The earliest that was set since it looked last.
-    earliest: Mutex<Option<Timestamp>>,
+    state: Mutex<Told>,
     set: Notify,
+}
+
+#[derive(Default)]
+struct Told {
+    /// The earliest that was set since it looked last, as far as it has to know.
+    earliest: Option<Timestamp>,
+    /// It sleeps until then, and need not be told of what is due later.
+    sleeps: Option<Timestamp>,
 }
 
 /// An alarm that is due.
@@ -38,14 +48,32 @@ pub(crate) struct Due {
 impl Alarms {
     /// An alarm was committed.
     pub(crate) fn set(&self, due: Timestamp) {
-        let mut earliest = self.earliest.lock();
-        *earliest = Some(earliest.map_or(due, |earliest| earliest.min(due)));
-        drop(earliest);
+        let mut told = self.state.lock();
+        if told.sleeps.is_some_and(|until| until <= due) {
+            return;
+        }
+        told.earliest = Some(told.earliest.map_or(due, |earliest| earliest.min(due)));
+        drop(told);
         self.set.notify_one();
     }
 
-    /// Waits until an alarm is set, at most for the pause.
-    async fn pause(&self, env: &crate::store::Env, pause: Option<Duration>) {
+    /// Waits until the next alarm is due, or at most for a pause, or until an earlier one is set.
+    async fn wait(&self, env: &Env, next: Next) {
+        let (until, pause) = match next {
+            Next::Due(due) => {
+                let left = Duration::from_micros(due.0.saturating_sub(env.now().0));
+                (Some(due), Some(left.min(LONGEST)))
+            }
+            Next::Nothing => (None, None),
+            Next::Again(pause) => (None, Some(pause)),
+        };
+        {
+            let mut told = self.state.lock();
+            if told.earliest.is_some() {
+                return;
+            }
+            told.sleeps = until;
+        }
         let mut set = std::pin::pin!(self.set.notified());
         let mut sleep = pause.map(|pause| env.sleep(pause));
         std::future::poll_fn(|context| {
@@ -53,7 +81,15 @@ impl Alarms {
             if sleep || set.as_mut().poll(context).is_ready() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
+        self.state.lock().sleeps = None;
     }
+}
+
+/// When to look again.
+enum Next {
+    Due(Timestamp),
+    Nothing,
+    Again(Duration),
 }
 
 /// Where a kind of alarm lies, and what is done with those that are due.
@@ -69,23 +105,23 @@ pub(crate) async fn keep<K: Keeper>(engine: Weak<Inner>, from: Timestamp) {
     let mut rung = from.0.to_be_bytes().to_vec();
     loop {
         let Some(inner) = engine.upgrade() else { return };
-        let pause = match look::<K>(&inner, &mut rung).await {
-            Ok(pause) => pause,
+        let next = match look::<K>(&inner, &mut rung).await {
+            Ok(next) => next,
             Err(WorkflowError::Store(StoreError::Closed | StoreError::Stopped { .. })) => return,
-            Err(_) => Some(PAUSE),
+            Err(_) => Next::Again(PAUSE),
         };
         let (env, alarms) = (inner.store.env().clone(), K::alarms(&inner).clone());
         drop(inner);
-        if pause.is_none_or(|pause| !pause.is_zero()) {
-            alarms.pause(&env, pause).await;
+        if !matches!(next, Next::Again(Duration::ZERO)) {
+            alarms.wait(&env, next).await;
         }
     }
 }
 
-/// Rings what is due. Tells how long it is until the next, if there is one.
-async fn look<K: Keeper>(inner: &Arc<Inner>, rung: &mut Vec<u8>) -> Result<Option<Duration>> {
+/// Rings what is due. Tells when to look again.
+async fn look<K: Keeper>(inner: &Arc<Inner>, rung: &mut Vec<u8>) -> Result<Next> {
     // Time may have gone back since.
-    if let Some(earliest) = K::alarms(inner).earliest.lock().take()
+    if let Some(earliest) = K::alarms(inner).state.lock().earliest.take()
         && **rung > earliest.0.to_be_bytes()[..]
     {
         *rung = earliest.0.to_be_bytes().to_vec();
@@ -93,12 +129,18 @@ async fn look<K: Keeper>(inner: &Arc<Inner>, rung: &mut Vec<u8>) -> Result<Optio
     let space = K::space(inner);
     let rest = space.all().after(&space.key(&*rung));
     let now = inner.store.env().now();
-    let found = inner.store.view().await?.scan(&rest, Order::Ascending, BATCH).await?;
+    // Most often only the first is looked at.
+    let view = inner.store.view().await?;
+    let mut found = view.scan(&rest, Order::Ascending, 1).await?;
+    if found.first().is_some_and(|(key, _)| read_alarm_key(key.bytes()).is_some_and(|(at, _)| at <= now)) {
+        found = view.scan(&rest, Order::Ascending, BATCH).await?;
+    }
+    drop(view);
     let (mut due, mut last, mut next) = (Vec::new(), Vec::new(), None);
     for (key, item) in &found {
         let Some((at, id)) = read_alarm_key(key.bytes()) else { continue };
         if at > now {
-            next = Some(Duration::from_micros(at.0 - now.0));
+            next = Some(Next::Due(at));
             break;
         }
         last = key.bytes().to_vec();
@@ -108,5 +150,6 @@ async fn look<K: Keeper>(inner: &Arc<Inner>, rung: &mut Vec<u8>) -> Result<Optio
         K::ring(inner, due).await?;
         *rung = last;
     }
-    Ok(next.or((found.len() == BATCH).then_some(Duration::ZERO)))
+    let rest = if found.len() == BATCH { Next::Again(Duration::ZERO) } else { Next::Nothing };
+    Ok(next.unwrap_or(rest))
 }

@@ -146,7 +146,7 @@ impl Ctx {
     pub async fn version(&self, change: &str, range: std::ops::RangeInclusive<u32>) -> u32 {
         match self.run.peek().await {
             // It came by before there was anything to ask, and went on with something else.
-            Ok(Some(entry)) if (entry.kind, entry.name.as_str()) != (Kind::Version, change) => return *range.start(),
+            Ok(Some(entry)) if (entry.kind, &*entry.name) != (Kind::Version, change) => return *range.start(),
             Ok(_) => {}
             Err(stop) => return self.run.stop_for(stop).await,
         }

@@ -117,6 +117,7 @@ impl<I: Serialize, O> Start<I, O> {
             started_us: now.0,
             run: 0,
             key: self.key,
+            intent: None,
         };
         // Most often nobody else starts it, and there is nothing to wait for.
         if first(&inner, &id, &execution, &definition).await? {

@@ -154,7 +154,7 @@ impl History {
         let Some(item) = view.get(&executions.key(id.as_bytes())).await? else { return Ok(None) };
         let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
         let execution = Execution::decode(&item.value).ok_or_else(damaged)?;
-        let operations = operations(&view, &journal, &id, execution.run).await?;
+        let operations = operations(&view, &journal, &id, &execution, item.time).await?;
         Ok(Some(History::new(&id, execution, item.time, operations)))
     }
 
@@ -219,6 +219,7 @@ impl History {
             started_us: self.started_us,
             run: self.run,
             key: None,
+            intent: None,
         }
     }
 }
@@ -229,18 +230,31 @@ async fn spaces(store: &Store) -> Result<Option<(Space, Space)>> {
     Ok(space(EXECUTIONS).zip(space(JOURNAL)))
 }
 
-async fn operations(view: &View, journal: &Space, id: &ExecutionId, run: u32) -> Result<Vec<Operation>> {
+async fn operations(
+    view: &View,
+    journal: &Space,
+    id: &ExecutionId,
+    execution: &Execution,
+    changed: Timestamp,
+) -> Result<Vec<Operation>> {
+    let run = execution.run;
     let mut rest = journal.range(journal_key(id, run, 0)..journal_key(id, run, u32::MAX));
-    let mut operations = Vec::new();
+    let first = execution.intent.clone().map(|first| Operation::new(0, first.into_entry(), changed));
+    let (mut operations, mut intent) = (Vec::new(), first);
     loop {
         let found = view.scan(&rest, Order::Ascending, BATCH).await?;
-        let Some((last, _)) = found.last() else { return Ok(operations) };
+        let Some((last, _)) = found.last() else {
+            // Whatever came after it has a record of its own.
+            operations.extend(intent);
+            return Ok(operations);
+        };
         rest = rest.after(last);
         for (_, item) in &found {
             let place = operations.len() as u32;
             let damaged = || WorkflowError::corrupt(format!("operation {place} of execution {id:?}"));
-            let entry = Entry::decode(&item.value).ok_or_else(damaged)?;
+            let (entry, next) = Entry::decode_with(&item.value).ok_or_else(damaged)?;
             operations.push(Operation::new(place, entry, item.time));
+            intent = next.map(|next| Operation::new(place + 1, next, item.time));
         }
     }
 }
@@ -265,7 +279,7 @@ impl Operation {
         Operation {
             place,
             kind: entry.kind,
-            name: entry.name,
+            name: entry.name.to_string(),
             argument: entry.argument,
             since_us: entry.since_us,
             recorded_us: recorded.0,
@@ -306,7 +320,7 @@ impl Operation {
         Entry {
             attempts: self.attempts,
             failures: failures.collect(),
-            ..Entry::new(self.kind, &self.name, self.argument, Timestamp(self.since_us), state)
+            ..Entry::new(self.kind, &*self.name, self.argument, Timestamp(self.since_us), state)
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What is stored of executions: the records and their keys.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::store::{Bytes, Timestamp};
@@ -22,6 +24,8 @@ pub(crate) struct Execution {
     pub(crate) run: u32,
     /// The idempotency key of its start.
     pub(crate) key: Option<String>,
+    /// The first operation, if that is a step and has no record of its own.
+    pub(crate) intent: Option<Intent>,
 }
 
 /// How an execution is.
@@ -49,7 +53,7 @@ impl Status {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     /// A hash of what the operation was given.
     pub(crate) argument: u64,
     /// When the code came to it; microseconds.
@@ -74,9 +78,34 @@ pub(crate) struct FailedAttempt {
 const FAILURES: usize = 8;
 
 impl Entry {
-    pub(crate) fn new(kind: Kind, name: &str, argument: u64, since: Timestamp, state: EntryState) -> Entry {
-        let (name, since_us, failures) = (name.to_string(), since.0, Vec::new());
+    pub(crate) fn new(
+        kind: Kind,
+        name: impl Into<Arc<str>>,
+        argument: u64,
+        since: Timestamp,
+        state: EntryState,
+    ) -> Entry {
+        let (name, since_us, failures) = (name.into(), since.0, Vec::new());
         Entry { kind, name, argument, since_us, attempts: 0, failures, state }
+    }
+
+    /// Whether it is a step that is begun for the first time: then the record of what comes before it can tell of it.
+    pub(crate) fn is_intent(&self) -> bool {
+        self.kind == Kind::Step && self.attempts == 1 && self.state == EntryState::Begun && self.failures.is_empty()
+    }
+
+    /// The record of an operation, and of the intent to do the next.
+    pub(crate) fn encode_with(&self, next: Option<&Entry>) -> Bytes {
+        encode(&(
+            self,
+            next.map(|next| Intent { name: next.name.clone(), argument: next.argument, since_us: next.since_us }),
+        ))
+    }
+
+    /// The operation that a record tells of, and the one that was to be next, if it tells of that.
+    pub(crate) fn decode_with(bytes: &[u8]) -> Option<(Entry, Option<Entry>)> {
+        let (entry, next): (Entry, Option<Intent>) = decode(bytes)?;
+        Some((entry, next.map(Intent::into_entry)))
     }
 
     pub(crate) fn failed(&mut self, failure: &Failure, at: Timestamp) {
@@ -143,6 +172,26 @@ pub(crate) enum EntryState {
     Saw { rev: Option<u64>, state: Option<String> },
 }
 
+/// A step that is begun for the first time, in the record of the operation before it. It has a record of its own from
+/// its end on, or from its second attempt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Intent {
+    name: Arc<str>,
+    argument: u64,
+    since_us: u64,
+}
+
+impl Intent {
+    pub(crate) fn of(entry: &Entry) -> Intent {
+        Intent { name: entry.name.clone(), argument: entry.argument, since_us: entry.since_us }
+    }
+
+    pub(crate) fn into_entry(self) -> Entry {
+        let entry = Entry::new(Kind::Step, self.name, self.argument, Timestamp(self.since_us), EntryState::Begun);
+        Entry { attempts: 1, ..entry }
+    }
+}
+
 /// What is to be removed when its time has come.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Removal {
@@ -189,7 +238,7 @@ macro_rules! stored {
     )*};
 }
 
-stored!(Execution, Entry, Removal, Keyed);
+stored!(Execution, Removal, Keyed);
 
 /// The longest text that is kept of a failure, in bytes.
 const FAILURE_BYTES: usize = 64 << 10;

@@ -12,7 +12,8 @@ use crate::store::{Check, Commit, Env, ErrorKind, Key, Order, Outcome, Receipt, 
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{
-    Entry, EntryState, Execution, Keyed, Kind, Removal, Status, alarm_key, journal_key, journal_prefix, keyed_key,
+    Entry, EntryState, Execution, Intent, Keyed, Kind, Removal, Status, alarm_key, journal_key, journal_prefix,
+    keyed_key,
 };
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -45,6 +46,8 @@ struct State {
     read: VecDeque<Entry>,
     /// Whether there is more to read.
     more: bool,
+    /// What is next if there is no more.
+    intent: Option<Entry>,
     /// Entries that no commit holds yet, with their places. A handful at most.
     pending: Vec<(u32, Entry)>,
     /// How often it was taken up by now without coming to anything.
@@ -128,12 +131,14 @@ impl Run {
         execution: Execution,
         rev: Rev,
     ) -> Run {
+        let intent = execution.intent.clone().map(Intent::into_entry);
         let state = State {
             execution,
             rev: Some(rev),
             next: 0,
             read: VecDeque::new(),
             more: true,
+            intent,
             pending: Vec::new(),
             taken_up: 0,
             probation: None,
@@ -231,8 +236,8 @@ impl Run {
         };
         match &found {
             None => self.effect().await,
-            Some(found) if (found.kind, found.name.as_str(), found.argument) != (kind, name, argument) => {
-                let other = if found.kind == kind && found.name == name { ", given something else" } else { "" };
+            Some(found) if (found.kind, &*found.name, found.argument) != (kind, name, argument) => {
+                let other = if found.kind == kind && *found.name == *name { ", given something else" } else { "" };
                 let reason = format!(
                     "operation {place} is {kind} {name:?} in the code, and {} {:?} in the journal{other}",
                     found.kind, found.name
@@ -266,11 +271,18 @@ impl Run {
         let found = view.scan(&range, Order::Ascending, READ_AHEAD).await.map_err(Stop::Failed)?;
         let mut state = self.state.lock();
         state.more = found.len() == READ_AHEAD;
+        let mut intent = state.intent.take();
         for (_, item) in found {
-            let Some(entry) = Entry::decode(&item.value) else {
+            let Some((entry, next)) = Entry::decode_with(&item.value) else {
                 return Err(Stop::Parked(format!("the journal is damaged behind operation {from}")));
             };
             state.read.push_back(entry);
+            intent = next;
+        }
+        match state.more {
+            true => state.intent = intent,
+            // Whatever came after it has a record of its own.
+            false => state.read.extend(intent),
         }
         Ok(())
     }
@@ -405,10 +417,16 @@ impl Run {
         }
         let mut place_key = journal_key(&self.id, state.execution.run, 0);
         let prefix = place_key.len() - size_of::<u32>();
-        for (place, entry) in &entries {
+        for (index, (place, entry)) in entries.iter().enumerate() {
+            let told = |(before, _): &(u32, Entry)| entry.is_intent() && *before + 1 == *place;
+            let by_record = is_first && *place == 0 && entry.is_intent();
+            if by_record || index > 0 && told(&entries[index - 1]) {
+                continue;
+            }
+            let next = entries.get(index + 1).filter(|(after, next)| next.is_intent() && *place + 1 == *after);
             place_key.truncate(prefix);
             place_key.extend_from_slice(&place.to_be_bytes());
-            commit = commit.put(&spaces.journal.key(&place_key), entry.encode());
+            commit = commit.put(&spaces.journal.key(&place_key), entry.encode_with(next.map(|(_, next)| next)));
         }
         let progress = is_progress(&entries) || input.is_some() || status != Status::Running;
         let count = if progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
@@ -416,8 +434,12 @@ impl Run {
         let before = &state.execution;
         if is_first || status != before.status || timer_us != before.timer_us || input.is_some() {
             let mut execution = Execution { status, timer_us, ..before.clone() };
+            if is_first {
+                let first = entries.first().filter(|(place, entry)| *place == 0 && entry.is_intent());
+                execution.intent = first.map(|(_, first)| Intent::of(first));
+            }
             if let Some(input) = input {
-                (execution.input, execution.run) = (input, execution.run + 1);
+                (execution.input, execution.run, execution.intent) = (input, execution.run + 1, None);
             }
             (commit, removal) = self.turns(commit, &state, &execution, count);
             let write = commit.writes().len();
@@ -482,7 +504,7 @@ impl Run {
         if let Some((execution, write)) = boarded.after {
             if execution.run != state.execution.run {
                 state.next = 0;
-                (state.read, state.more) = (VecDeque::new(), false);
+                (state.read, state.more, state.intent) = (VecDeque::new(), false, None);
             }
             state.execution = execution;
             state.rev = receipt.revs.get(write).copied().flatten();

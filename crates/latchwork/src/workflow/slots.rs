@@ -77,7 +77,7 @@ impl Steward for Journal {
                 Err(StateError::Store(error)) => return Err(self.failed(error).await),
                 known => known?,
             };
-            self.run.put(number, Entry::new(Kind::Slot, &name, 0, self.run.env().now(), saw(&known)));
+            self.run.put(number, Entry::new(Kind::Slot, &*name, 0, self.run.env().now(), saw(&known)));
             Ok(known)
         })
     }
@@ -94,7 +94,7 @@ impl Steward for Journal {
                 None => {
                     self.run.ensure_stored().await;
                     let run = self.run.clone();
-                    let entry = Entry::new(Kind::Slot, &name, argument, run.env().now(), EntryState::Begun);
+                    let entry = Entry::new(Kind::Slot, &*name, argument, run.env().now(), EntryState::Begun);
                     job.rider = Some(Box::new(Passenger { run, place: number, entry, boarded: None }));
                     place.shelf.submit(&place.key, &place.name, job)
                 }

@@ -3,6 +3,7 @@
 use std::future::{Future, IntoFuture};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::workflow::{Failure, Retry};
 #[must_use = "a step does nothing until it is awaited"]
 pub struct Step<'a, B> {
     ctx: &'a Ctx,
-    name: String,
+    name: Arc<str>,
     body: B,
     retry: Retry,
     timeout: Option<Duration>,
@@ -144,7 +145,7 @@ where
                 run.effect().await;
                 entry
             }
-            None => Entry::new(Kind::Step, &self.name, self.argument, run.env().now(), EntryState::Begun),
+            None => Entry::new(Kind::Step, self.name.clone(), self.argument, run.env().now(), EntryState::Begun),
         };
         loop {
             if entry.attempts > 0 {
@@ -227,12 +228,12 @@ where
         if let Some(told) = &run.engine.on_step {
             told(&run.id, &self.name);
         }
-        if let Some(mock) = run.engine.mocks.get(&self.name) {
+        if let Some(mock) = run.engine.mocks.get(&*self.name) {
             let value = mock(entry.attempts)?;
             return serde_json::from_value(value).map_err(|error| Failure::new(format!("the mock's result: {error}")));
         }
         let attempt = Attempt { number: entry.attempts, idempotency_key: idempotency_key(run, place) };
-        let span = tracing::info_span!("step", name = self.name, attempt = entry.attempts);
+        let span = tracing::info_span!("step", name = &*self.name, attempt = entry.attempts);
         let body = match std::panic::catch_unwind(AssertUnwindSafe(|| self.body.run(attempt))) {
             Ok(body) => body,
             Err(panic) => return Err(panicked(&*panic)),

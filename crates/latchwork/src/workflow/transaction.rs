@@ -247,7 +247,7 @@ impl<F> Transacting<'_, F> {
             _ => {}
         }
         run.ensure_stored().await;
-        let mut entry = Entry::new(Kind::Transaction, &self.name, self.argument, run.env().now(), EntryState::Begun);
+        let mut entry = Entry::new(Kind::Transaction, &*self.name, self.argument, run.env().now(), EntryState::Begun);
         for tries in 1..=TRIES {
             entry.attempts = tries;
             let tried = match self.attempt(place, &entry).await {
