@@ -68,7 +68,7 @@ pub trait Random: Send + Sync {
 impl Env {
     /// The machine's clock and entropy.
     pub fn system() -> Env {
-        Env { clock: Arc::new(SystemClock::new()), random: Arc::new(SystemRandom) }
+        Env { clock: Arc::new(SystemClock::new()), random: Arc::new(SystemRandom(Mutex::default())) }
     }
 
     /// A clock that moves only when told to, and randomness that follows from `seed` alone.
@@ -156,11 +156,22 @@ impl Clock for SystemClock {
     }
 }
 
-struct SystemRandom;
+struct SystemRandom(Mutex<Vec<u8>>);
+
+/// How many random bytes are asked for in advance.
+const POOL: usize = 1024;
 
 impl Random for SystemRandom {
     fn fill(&self, bytes: &mut [u8]) {
-        getrandom::fill(bytes).expect("the operating system gives random bytes");
+        let mut pool = self.0.lock();
+        if bytes.len() > pool.len() {
+            // One call of the operating system's for many of ours.
+            pool.resize(bytes.len() + POOL, 0);
+            getrandom::fill(&mut pool).expect("the operating system gives random bytes");
+        }
+        let rest = pool.len() - bytes.len();
+        bytes.copy_from_slice(&pool[rest..]);
+        pool.truncate(rest);
     }
 }
 

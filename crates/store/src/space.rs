@@ -52,7 +52,8 @@ impl SpaceSpec {
         self
     }
 
-    /// Promises that a deleted key is never created again, so that a delete need not leave its rev behind.
+    /// Promises that nobody goes by the rev of a key any more once it is deleted, as when it is never created again: so
+    /// a delete need not leave its rev behind, and a key that is created again may start anew.
     pub fn keys_used_once(mut self) -> SpaceSpec {
         self.used_once = true;
         self

@@ -67,7 +67,7 @@ async fn drive(run: Arc<Run>) {
         Some(Stop::Changed) => return take_up(&run).await,
         // Whoever is the owner now goes on with it; here nobody can.
         Some(Stop::Fenced) => inner.stop(),
-        _ => inner.ended(&run.id),
+        _ => inner.ended(&run.id, run.ended_as()),
     }
     if missed {
         take_up(&run).await;
@@ -79,7 +79,7 @@ async fn drive(run: Arc<Run>) {
 async fn again(run: &Run, error: StoreError) {
     tracing::warn!(%error, "could not be committed");
     if matches!(error, StoreError::Closed | StoreError::Stopped { .. }) || error.kind() != ErrorKind::Unavailable {
-        return run.engine.ended(&run.id);
+        return run.engine.ended(&run.id, None);
     }
     take_up(run).await;
 }
@@ -95,7 +95,7 @@ async fn take_up(run: &Run) {
         }
     }
     // It may have ended with that commit.
-    inner.ended(&run.id);
+    inner.ended(&run.id, None);
 }
 
 /// Drives the future until it ends or is to stop.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -79,7 +79,7 @@ pub(crate) struct Inner {
     /// Executions in memory.
     pub(crate) residents: Mutex<HashMap<ExecutionId, Resident>>,
     /// Those who wait for an end.
-    waiting: Mutex<BTreeMap<ExecutionId, Arc<Notify>>>,
+    waiting: Mutex<BTreeMap<ExecutionId, Arc<Waiter>>>,
     /// Told whenever an execution was stored or has left memory.
     begun: Arc<Notify>,
     /// Executions that cannot run here as things are, and why: others need not wait for that.
@@ -91,6 +91,14 @@ pub(crate) struct Inner {
     /// What the engine does beside running executions.
     chores: Mutex<Vec<AbortHandle>>,
     stopped: std::sync::atomic::AtomicBool,
+}
+
+/// What those who wait for an execution's end are told by.
+#[derive(Default)]
+pub(crate) struct Waiter {
+    told: Arc<Notify>,
+    /// What it has come to, if it has.
+    pub(crate) ended: OnceLock<Status>,
 }
 
 /// An execution in memory.
@@ -126,7 +134,8 @@ pub(crate) struct Spaces {
 
 impl Spaces {
     pub(crate) async fn declare(store: &Store) -> Result<Spaces> {
-        let space = |name: &'static str| store.space(SpaceSpec::new(name));
+        // Nobody goes by the rev of a record that was removed, so nothing has to stay of it.
+        let space = |name: &'static str| store.space(SpaceSpec::new(name).keys_used_once());
         Ok(Spaces {
             executions: space(EXECUTIONS).await?,
             journal: space(JOURNAL).await?,
@@ -135,7 +144,7 @@ impl Spaces {
             parked: space("workflow.parked").await?,
             removals: space("workflow.removals").await?,
             keys: space("workflow.keys").await?,
-            shards: space("workflow.shards").await?,
+            shards: store.space(SpaceSpec::new("workflow.shards")).await?,
         })
     }
 }
@@ -314,7 +323,7 @@ impl Engine {
         let id = id.into();
         let failure = Failure::new(format!("it was terminated: {reason}"));
         self.unpark(&id, Status::Failed(failure_text(&failure))).await?;
-        self.inner.ended(&id);
+        self.inner.ended(&id, None);
         Ok(())
     }
 
@@ -355,7 +364,7 @@ impl Inner {
         residents.sort_by(|a, b| a.0.cmp(&b.0));
         residents.into_iter().for_each(|(_, resident)| resident.task.abort());
         let waiting: Vec<_> = std::mem::take(&mut *self.waiting.lock()).into_values().collect();
-        waiting.iter().for_each(|waiting| waiting.notify_waiters());
+        waiting.iter().for_each(|waiting| waiting.told.notify_waiters());
         self.begun.notify_waiters();
     }
 
@@ -395,10 +404,13 @@ impl Inner {
         Ok(Some((Execution::decode(&item.value).ok_or_else(damaged)?, item.rev)))
     }
 
-    /// Tells those who wait that an execution has come to its end.
-    pub(crate) fn ended(&self, id: &ExecutionId) {
+    /// Tells those who wait for an execution that it has left memory, and what it has come to, if that is known.
+    pub(crate) fn ended(&self, id: &ExecutionId, status: Option<Status>) {
         if let Some(waiting) = self.waiting.lock().remove(id) {
-            waiting.notify_waiters();
+            if let Some(status) = status {
+                let _ = waiting.ended.set(status);
+            }
+            waiting.told.notify_waiters();
         }
     }
 
@@ -413,17 +425,17 @@ impl Inner {
     }
 
     /// Where to wait for an execution's end, and the wait for it, which misses nothing from now on.
-    pub(crate) fn waiting(&self, id: &ExecutionId) -> (Arc<Notify>, OwnedNotified) {
+    pub(crate) fn waiting(&self, id: &ExecutionId) -> (Arc<Waiter>, OwnedNotified) {
         let mut waiting = self.waiting.lock();
-        let ended = waiting.entry(id.clone()).or_default();
-        (ended.clone(), ended.clone().notified_owned())
+        let waiter = waiting.entry(id.clone()).or_default();
+        (waiter.clone(), waiter.told.clone().notified_owned())
     }
 
     /// Forgets where to wait for an execution's end if nobody does.
-    pub(crate) fn forget_waiting(&self, id: &ExecutionId, waiting: &Arc<Notify>) {
+    pub(crate) fn forget_waiting(&self, id: &ExecutionId, waiter: &Arc<Waiter>) {
         let mut all = self.waiting.lock();
-        // The map's, this one and that of its wait: nobody can get another while the map is locked.
-        if Arc::strong_count(waiting) <= 3 && all.get(id).is_some_and(|found| Arc::ptr_eq(found, waiting)) {
+        // The map's and this one: nobody can get another while the map is locked.
+        if Arc::strong_count(waiter) == 2 && all.get(id).is_some_and(|found| Arc::ptr_eq(found, waiter)) {
             all.remove(id);
         }
     }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use crate::json;
 use crate::workflow::definition::{Definition, Workflow};
-use crate::workflow::engine::{Engine, Inner, check_name};
+use crate::workflow::engine::{Engine, Inner, Waiter, check_name};
 use crate::workflow::record::{Execution, Keyed, Status, keyed_key};
 use crate::workflow::run::{Run, hash_text};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -118,6 +118,7 @@ impl<I: Serialize, O> Start<I, O> {
             run: 0,
             key: self.key,
             intent: None,
+            tail: Vec::new(),
         };
         // Most often nobody else starts it, and there is nothing to wait for.
         if first(&inner, &id, &execution, &definition).await? {
@@ -198,35 +199,39 @@ impl<O: DeserializeOwned> Handle<O> {
     /// is parked has not ended: this waits until it is resumed and ends, or is terminated.
     pub async fn result(&self) -> Result<O> {
         loop {
-            let (ended, wait) = self.engine.waiting(&self.id);
-            let _waiting = Waiting { engine: &self.engine, id: &self.id, ended };
+            let (waiter, wait) = self.engine.waiting(&self.id);
+            let waiting = Waiting { engine: &self.engine, id: &self.id, waiter };
             // What runs here has not ended: there is nothing to read until it has left.
-            if self.engine.is_resident(&self.id) && !self.engine.is_stopped() {
-                wait.await;
-                continue;
-            }
-            let (execution, _) = match self.engine.read(&self.id).await? {
-                Some(found) => found,
-                None => return Err(WorkflowError::NotFound { id: self.id.clone() }),
-            };
-            let id = self.id.clone();
-            match execution.status {
-                Status::Completed(output) => {
-                    let mismatch =
-                        |error: serde_json::Error| WorkflowError::Mismatch { id, message: error.to_string() };
-                    return serde_json::from_str(&output).map_err(mismatch);
+            if !self.engine.is_resident(&self.id) || self.engine.is_stopped() {
+                let found = self.engine.read(&self.id).await?;
+                let (execution, _) = found.ok_or_else(|| WorkflowError::NotFound { id: self.id.clone() })?;
+                if execution.status.is_terminal() {
+                    return self.output(&execution.status);
                 }
-                Status::Failed(text) => {
-                    let failure = serde_json::from_str(&text).unwrap_or_else(|_| Failure::new(text));
-                    return Err(WorkflowError::Failed { id, failure });
+                if self.engine.is_stopped() {
+                    return Err(WorkflowError::Stopped);
                 }
-                Status::TimedOut => return Err(WorkflowError::TimedOut { id }),
-                Status::Running | Status::Waiting | Status::Parked(_) => {}
-            }
-            if self.engine.is_stopped() {
-                return Err(WorkflowError::Stopped);
             }
             wait.await;
+            if let Some(status) = waiting.waiter.ended.get() {
+                return self.output(status);
+            }
+        }
+    }
+
+    /// What an execution has come to.
+    fn output(&self, status: &Status) -> Result<O> {
+        let id = self.id.clone();
+        match status {
+            Status::Completed(output) => {
+                serde_json::from_str(output).map_err(|error| WorkflowError::Mismatch { id, message: error.to_string() })
+            }
+            Status::Failed(text) => {
+                let failure = serde_json::from_str(text).unwrap_or_else(|_| Failure::new(text));
+                Err(WorkflowError::Failed { id, failure })
+            }
+            Status::TimedOut => Err(WorkflowError::TimedOut { id }),
+            Status::Running | Status::Waiting | Status::Parked(_) => Err(WorkflowError::Stopped),
         }
     }
 }
@@ -235,12 +240,12 @@ impl<O: DeserializeOwned> Handle<O> {
 struct Waiting<'a> {
     engine: &'a Inner,
     id: &'a ExecutionId,
-    ended: Arc<Notify>,
+    waiter: Arc<Waiter>,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.engine.forget_waiting(self.id, &self.ended);
+        self.engine.forget_waiting(self.id, &self.waiter);
     }
 }
 

@@ -220,6 +220,7 @@ impl History {
             run: self.run,
             key: None,
             intent: None,
+            tail: Vec::new(),
         }
     }
 }
@@ -244,8 +245,14 @@ async fn operations(
     loop {
         let found = view.scan(&rest, Order::Ascending, BATCH).await?;
         let Some((last, _)) = found.last() else {
-            // Whatever came after it has a record of its own.
-            operations.extend(intent);
+            let tail = execution.tail.iter();
+            let tail = tail.map(|(place, entry)| Operation::new(*place, entry.clone(), changed));
+            // Whatever came after the last one has a record of its own, or is the tail.
+            match execution.tail.first() {
+                Some((place, _)) => operations.truncate(*place as usize),
+                None => operations.extend(intent),
+            }
+            operations.extend(tail);
             return Ok(operations);
         };
         rest = rest.after(last);

@@ -26,6 +26,8 @@ pub(crate) struct Execution {
     pub(crate) key: Option<String>,
     /// The first operation, if that is a step and has no record of its own.
     pub(crate) intent: Option<Intent>,
+    /// The last operations with their places, if they came with the end and are small: they have no records of their own.
+    pub(crate) tail: Vec<(u32, Entry)>,
 }
 
 /// How an execution is.
@@ -74,6 +76,10 @@ pub(crate) struct FailedAttempt {
     pub(crate) message: String,
 }
 
+/// The longest result of an operation, in bytes, that can be part of another record; and how many operations can.
+const SMALL: usize = 1024;
+pub(crate) const TAIL: usize = 16;
+
 /// How many failed attempts are kept.
 const FAILURES: usize = 8;
 
@@ -87,6 +93,11 @@ impl Entry {
     ) -> Entry {
         let (name, since_us, failures) = (name.into(), since.0, Vec::new());
         Entry { kind, name, argument, since_us, attempts: 0, failures, state }
+    }
+
+    /// Whether it takes so little that it can be part of another record.
+    pub(crate) fn is_small(&self) -> bool {
+        self.failures.is_empty() && matches!(&self.state, EntryState::Done(text) if text.len() <= SMALL)
     }
 
     /// Whether it is a step that is begun for the first time: then the record of what comes before it can tell of it.

@@ -12,7 +12,7 @@ use crate::store::{Check, Commit, Env, ErrorKind, Key, Order, Outcome, Receipt, 
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{
-    Entry, EntryState, Execution, Intent, Keyed, Kind, Removal, Status, alarm_key, journal_key, journal_prefix,
+    Entry, EntryState, Execution, Intent, Keyed, Kind, Removal, Status, TAIL, alarm_key, journal_key, journal_prefix,
     keyed_key,
 };
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -168,6 +168,12 @@ impl Run {
     /// When it is to have ended.
     pub(crate) fn deadline(&self) -> Option<Timestamp> {
         self.state.lock().execution.deadline_us.map(Timestamp)
+    }
+
+    /// What it has come to, if that is stored.
+    pub(crate) fn ended_as(&self) -> Option<Status> {
+        let state = self.state.lock();
+        (state.rev.is_some() && state.execution.status.is_terminal()).then(|| state.execution.status.clone())
     }
 
     /// Tells this run of the execution from every other, also from one that has had the same id.
@@ -415,18 +421,10 @@ impl Run {
                 entries.clear();
             }
         }
-        let mut place_key = journal_key(&self.id, state.execution.run, 0);
-        let prefix = place_key.len() - size_of::<u32>();
-        for (index, (place, entry)) in entries.iter().enumerate() {
-            let told = |(before, _): &(u32, Entry)| entry.is_intent() && *before + 1 == *place;
-            let by_record = is_first && *place == 0 && entry.is_intent();
-            if by_record || index > 0 && told(&entries[index - 1]) {
-                continue;
-            }
-            let next = entries.get(index + 1).filter(|(after, next)| next.is_intent() && *place + 1 == *after);
-            place_key.truncate(prefix);
-            place_key.extend_from_slice(&place.to_be_bytes());
-            commit = commit.put(&spaces.journal.key(&place_key), entry.encode_with(next.map(|(_, next)| next)));
+        let in_record =
+            status.is_terminal() && entries.len() <= TAIL && entries.iter().all(|(_, entry)| entry.is_small());
+        if !in_record {
+            commit = self.journaled(commit, state.execution.run, &entries, is_first);
         }
         let progress = is_progress(&entries) || input.is_some() || status != Status::Running;
         let count = if progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
@@ -434,6 +432,9 @@ impl Run {
         let before = &state.execution;
         if is_first || status != before.status || timer_us != before.timer_us || input.is_some() {
             let mut execution = Execution { status, timer_us, ..before.clone() };
+            if in_record {
+                execution.tail = entries.clone();
+            }
             if is_first {
                 let first = entries.first().filter(|(place, entry)| *place == 0 && entry.is_intent());
                 execution.intent = first.map(|(_, first)| Intent::of(first));
@@ -450,6 +451,29 @@ impl Run {
         }
         let checks = first_check..commit.checks().len();
         (commit, Boarded { entries, after, checks, is_first, progress, removal })
+    }
+
+    /// Adds the records of operations. A step that is begun for the first time is told of by the record before it.
+    fn journaled(&self, mut commit: Commit, run: u32, entries: &[(u32, Entry)], is_first: bool) -> Commit {
+        let mut key = journal_key(&self.id, run, 0);
+        let prefix = key.len() - size_of::<u32>();
+        let is_next = |place: u32, next: &(u32, Entry)| next.1.is_intent() && place + 1 == next.0;
+        for (index, (place, entry)) in entries.iter().enumerate() {
+            let before = index.checked_sub(1).map(|before| entries[before].0);
+            let is_told = match before {
+                Some(before) => is_next(before, &entries[index]),
+                // The execution's own record tells of the very first.
+                None => is_first && *place == 0 && entry.is_intent(),
+            };
+            if !is_told {
+                let next = entries.get(index + 1).filter(|next| is_next(*place, next));
+                key.truncate(prefix);
+                key.extend_from_slice(&place.to_be_bytes());
+                let record = entry.encode_with(next.map(|(_, next)| next));
+                commit = commit.put(&self.engine.spaces.journal.key(&key), record);
+            }
+        }
+        commit
     }
 
     /// What goes with a change of the execution's record.

@@ -180,7 +180,7 @@ async fn a_damaged_execution_is_set_aside_and_does_not_stop_the_others() {
     let known = workflow("known").run(async |ctx: Ctx, n: u32| ctx.run("a", async || Ok::<_, Failure>(n)).await);
     let store = Store::memory().await.unwrap();
     drop(Engine::on(&store).register(&known).start().await.unwrap());
-    let space = |name: &'static str| store.space(latchwork::store::SpaceSpec::new(name));
+    let space = |name: &'static str| store.space(latchwork::store::SpaceSpec::new(name).keys_used_once());
     let executions = space("workflow.executions").await.unwrap();
     let active = space("workflow.active").await.unwrap();
     let damage = latchwork::store::Commit::new().put(&executions.key("bad"), "?").put(&active.key("bad"), "");

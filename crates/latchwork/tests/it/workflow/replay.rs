@@ -118,7 +118,7 @@ async fn a_workflow_that_panics_is_parked_and_the_engine_goes_on() {
     engine.terminate("0", "a bug").await.unwrap();
     let ended = engine.handle(&panics, "0").result().await.unwrap_err();
     assert_eq!(ended.to_string(), "execution \"0\" failed: it was terminated: a bug");
-    let removals = store.space(latchwork::store::SpaceSpec::new("workflow.removals")).await.unwrap();
+    let removals = store.space(latchwork::store::SpaceSpec::new("workflow.removals").keys_used_once()).await.unwrap();
     let view = store.view().await.unwrap();
     let ended = view.scan(&removals.all(), latchwork::store::Order::Ascending, 10).await.unwrap();
     assert_eq!(ended.len(), 2, "the one that completed and the one that was terminated");
