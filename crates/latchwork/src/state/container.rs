@@ -98,8 +98,14 @@ impl Container {
     /// takes the time that it takes.
     pub(crate) fn by(self, steward: Arc<dyn Steward>) -> Container {
         let Home::Stored(place) = self.home else { return self };
-        let container = Container { home: Home::By(place, steward), setup: self.setup };
-        container.attempts(u32::MAX).mutation_timeout(None)
+        let container = Container { home: Home::Stored(place.clone()), setup: self.setup };
+        let container = container.attempts(u32::MAX).mutation_timeout(None).set_up(|setup| setup.once = None);
+        Container { home: Home::By(place, steward), setup: container.setup }
+    }
+
+    /// The same with another treatment, unless that is the steward's.
+    fn treated(self, change: impl FnOnce(&mut Setup)) -> Container {
+        if let Home::By(..) = self.home { self } else { self.set_up(change) }
     }
 
     fn set_up(mut self, change: impl FnOnce(&mut Setup)) -> Container {
@@ -110,17 +116,17 @@ impl Container {
     /// How often a mutation is tried when another process moves the container meanwhile: 4 times unless this is said,
     /// and once at the least.
     pub fn attempts(self, attempts: u32) -> Container {
-        self.set_up(|setup| setup.retry.attempts = attempts.max(1))
+        self.treated(|setup| setup.retry.attempts = attempts.max(1))
     }
 
     /// How long the first pause between attempts is at the most: 10 ms unless this is said. It doubles each time.
     pub fn pause(self, pause: Duration) -> Container {
-        self.set_up(|setup| setup.retry.pause = pause)
+        self.treated(|setup| setup.retry.pause = pause)
     }
 
     /// How long a mutation may wait and run together: 30 s unless this is said; `None` for as long as it takes.
     pub fn mutation_timeout(self, timeout: impl Into<Option<Duration>>) -> Container {
-        self.set_up(|setup| setup.timeout = timeout.into())
+        self.treated(|setup| setup.timeout = timeout.into())
     }
 
     /// Names each mutation through the handle that this gives back, so make one for each call. Sent again under the
@@ -128,7 +134,7 @@ impl Container {
     /// other arguments is an error. (Mutators are told apart by the method alone.) Containers in memory remember no
     /// names.
     pub fn once(self, key: impl Into<Arc<str>>) -> Container {
-        self.set_up(|setup| setup.once = Some(key.into()))
+        self.treated(|setup| setup.once = Some(key.into()))
     }
 
     /// What reads while nothing was ever written.

@@ -30,6 +30,7 @@ mod trace;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::task::Poll;
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -38,7 +39,7 @@ use serde::de::DeserializeOwned;
 use crate::store::backend::MemoryBackend;
 use crate::store::disk::RealDisk;
 use crate::store::{Env, Limits, Store, VirtualClock};
-use crate::workflow::{Engine, EngineBuilder, ExecutionId, Failure, History, Result, Workflow, WorkflowError};
+use crate::workflow::{Engine, EngineBuilder, ExecutionId, Failure, Handle, History, Result, Workflow, WorkflowError};
 
 pub use fault::{Crash, Side};
 pub use faults::Faults;
@@ -149,7 +150,8 @@ impl TestEngine {
         while_time_passes(&self.clock, &self.env, future).await
     }
 
-    /// Starts an execution and waits for what it comes to, while time passes by itself.
+    /// Starts an execution and waits for what it comes to, while time passes by itself. If it is parked, that is an
+    /// error: there is no operator.
     pub async fn complete<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> Result<O>
     where
         I: Serialize + Send + 'static,
@@ -157,7 +159,7 @@ impl TestEngine {
     {
         self.run(async {
             let handle = self.engine.start(workflow, input).await?;
-            handle.result().await
+            outcome(&self.engine, &handle).await
         })
         .await
     }
@@ -171,8 +173,29 @@ async fn engine(
 ) -> Result<Engine> {
     let store = Store::with_backend(life.clone(), env.clone(), Limits::default(), Arc::new(RealDisk)).await?;
     let bodies = bodies.clone();
-    let builder = Engine::on(&store).on_step(move |_, name| bodies.lock().push(name.into()));
+    let builder = Engine::on(&store).strict().on_step(move |_, name| bodies.lock().push(name.into()));
     set_up.iter().fold(builder, |builder, set_up| set_up(builder)).start().await
+}
+
+/// What an execution comes to, which may be that it is parked.
+async fn outcome<O: DeserializeOwned>(engine: &Engine, handle: &Handle<O>) -> Result<O> {
+    let parked = async {
+        loop {
+            let parked = engine.parked().await?.into_iter().find(|(id, _)| id == handle.id());
+            if let Some((id, reason)) = parked {
+                return Err(WorkflowError::Parked { id, reason });
+            }
+            for _ in 0..TURNS {
+                tokio::task::yield_now().await;
+            }
+        }
+    };
+    let (mut parked, mut result) = (std::pin::pin!(parked), std::pin::pin!(handle.result()));
+    std::future::poll_fn(|context| match result.as_mut().poll(context) {
+        Poll::Pending => parked.as_mut().poll(context),
+        result => result,
+    })
+    .await
 }
 
 /// Drives a future; whenever it and everybody else has had their turns, time goes on to the next sleeper.
@@ -180,8 +203,8 @@ async fn while_time_passes<T>(clock: &VirtualClock, env: &Env, future: impl Futu
     let mut future = std::pin::pin!(future);
     let mut turns = 0;
     std::future::poll_fn(|context| {
-        if let std::task::Poll::Ready(value) = future.as_mut().poll(context) {
-            return std::task::Poll::Ready(value);
+        if let Poll::Ready(value) = future.as_mut().poll(context) {
+            return Poll::Ready(value);
         }
         turns += 1;
         if turns % TURNS == 0
@@ -190,7 +213,7 @@ async fn while_time_passes<T>(clock: &VirtualClock, env: &Env, future: impl Futu
             clock.advance(next.saturating_sub(env.monotonic()));
         }
         context.waker().wake_by_ref();
-        std::task::Poll::Pending
+        Poll::Pending
     })
     .await
 }
@@ -244,12 +267,12 @@ where
     let first = while_time_passes(&clock, &env, async {
         let engine = engine(&life, &env, set_up, &bodies).await?;
         let handle = engine.start(workflow, input.clone()).id(ID).await?;
-        let mut ended = std::pin::pin!(handle.result());
+        let mut ended = std::pin::pin!(outcome(&engine, &handle));
         // A crash leaves nobody to tell of it.
         std::future::poll_fn(|context| match ended.as_mut().poll(context) {
-            std::task::Poll::Ready(result) => std::task::Poll::Ready(result),
-            std::task::Poll::Pending if life.has_crashed() => std::task::Poll::Ready(Err(WorkflowError::Stopped)),
-            std::task::Poll::Pending => std::task::Poll::Pending,
+            Poll::Ready(result) => Poll::Ready(result),
+            Poll::Pending if life.has_crashed() => Poll::Ready(Err(WorkflowError::Stopped)),
+            Poll::Pending => Poll::Pending,
         })
         .await
     });
@@ -264,7 +287,8 @@ where
     let life = Arc::new(Life::new(memory, None));
     let result = while_time_passes(&clock, &env, async {
         let engine = engine(&life, &env, set_up, &bodies).await?;
-        engine.start(workflow, input).id(ID).or_join().await?.result().await
+        let handle = engine.start(workflow, input).id(ID).or_join().await?;
+        outcome(&engine, &handle).await
     });
     let result = result.await;
     let bodies = bodies.lock().clone();

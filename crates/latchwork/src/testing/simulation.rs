@@ -20,7 +20,7 @@ use super::trace::{Event, What};
 use crate::store::backend::Backend;
 use crate::store::disk::RealDisk;
 use crate::store::{Env, Key, Limits, Order, Store, StoreError};
-use crate::workflow::{Ctx, Engine, EngineBuilder, ExecutionId, Result, Workflow, WorkflowError, workflow};
+use crate::workflow::{Engine, EngineBuilder, ExecutionId, Result, Workflow, WorkflowError};
 
 /// How often everybody gets a turn before time goes on.
 const TURNS: usize = 24;
@@ -38,7 +38,7 @@ const ROUNDS: usize = 200_000;
 /// use std::time::Duration;
 ///
 /// use latchwork::testing::Simulation;
-/// use latchwork::workflow::{Ctx, Failure, Retry, workflow};
+/// use latchwork::workflow::{Ctx, Failure, Retry};
 ///
 /// let order = workflow("order").run(async |ctx: Ctx, price: u64| {
 ///     // A crash counts as an attempt, and there may be many of them here.
@@ -353,12 +353,11 @@ impl Lives {
         self.begun.iter().for_each(|begun| begun.task.abort());
         let mut results = BTreeMap::new();
         // An engine that knows no workflows reads what they came to.
-        let any = workflow("any").run(async |_: Ctx, _: Value| Ok(Value::Null));
         if let Some(store) = &self.outside
             && let Ok(engine) = Engine::on(store).start().await
         {
             for id in self.ids("workflow.removals", 8).await {
-                results.insert(id.clone(), engine.handle(&any, &id).result().await);
+                results.insert(id.clone(), engine.handle_of_any(&id).result().await);
             }
         }
         let number = self.begun.len() as u32;
@@ -407,7 +406,7 @@ async fn live(
 async fn engine(life: &Arc<Life<Seeded>>, number: u32, world: &Arc<World>, register: &[Register]) -> Result<Engine> {
     let store = Store::with_backend(life.clone(), world.env.clone(), Limits::default(), Arc::new(RealDisk)).await?;
     let told = world.clone();
-    let builder = register.iter().fold(Engine::on(&store), |builder, register| register(builder));
+    let builder = register.iter().fold(Engine::on(&store).strict(), |builder, register| register(builder));
     let builder = builder.on_step(move |id, step| {
         let run = told.trace.count_body(id, step);
         told.note(number, What::Body { id: id.clone(), step: step.into(), run });

@@ -87,13 +87,14 @@ impl Ctx {
     /// Waits. A long wait costs no memory, and goes on after a restart for what is left of it.
     pub async fn sleep(&self, duration: Duration) -> std::result::Result<(), Failure> {
         let until = |now: Timestamp| now.plus(duration);
-        self.wait(hash(&u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)), until).await;
+        let argument = hash(&u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
+        self.run.operation(self.wait(argument, until)).await;
         Ok(())
     }
 
     /// Waits until a time of day.
     pub async fn sleep_until(&self, time: Timestamp) -> std::result::Result<(), Failure> {
-        self.wait(hash(&time.0), |_| time).await;
+        self.run.operation(self.wait(hash(&time.0), |_| time)).await;
         Ok(())
     }
 
@@ -161,6 +162,16 @@ impl Ctx {
 
     /// Something that is chosen once. It leaves nothing behind, so it rides on the next commit.
     async fn value<T: Serialize + DeserializeOwned>(
+        &self,
+        kind: Kind,
+        name: &str,
+        argument: u64,
+        choose: impl FnOnce(&Run) -> T,
+    ) -> T {
+        self.run.operation(self.chosen(kind, name, argument, choose)).await
+    }
+
+    async fn chosen<T: Serialize + DeserializeOwned>(
         &self,
         kind: Kind,
         name: &str,

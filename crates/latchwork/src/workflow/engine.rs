@@ -47,6 +47,7 @@ pub struct EngineBuilder {
     mocks: HashMap<String, Mock>,
     most_crashes: u32,
     replays: bool,
+    strict: bool,
 }
 
 /// Stands in for the body of a step. Is given the number of the attempt, and gives JSON.
@@ -72,6 +73,8 @@ pub(crate) struct Inner {
     pub(crate) most_crashes: u32,
     /// Whether nothing is to happen that is not in a journal.
     pub(crate) replays: bool,
+    /// Whether every operation takes a moment.
+    pub(crate) strict: bool,
     /// When it started.
     pub(crate) since: Timestamp,
     /// The rev of each shard's record, which tells that this engine owns it.
@@ -152,7 +155,7 @@ impl Spaces {
 impl EngineBuilder {
     fn new(source: Source) -> EngineBuilder {
         let (definitions, mocks) = (Vec::new(), HashMap::new());
-        EngineBuilder { source, definitions, on_step: None, mocks, most_crashes: 5, replays: false }
+        EngineBuilder { source, definitions, on_step: None, mocks, most_crashes: 5, replays: false, strict: false }
     }
 
     /// Makes a workflow known, so that its executions can run here.
@@ -174,10 +177,16 @@ impl EngineBuilder {
     }
 
     /// How often in a row an execution may take the process with it before it is parked: five times unless this is
-    /// said. Counted is how often it was taken up after a restart without having come to anything since the last one. So
-    /// that others are not counted with the one it is, they are then taken up a few at a time, and in the end alone.
+    /// said. Counted is how often it was taken up after a restart without having come to anything since the last one.
+    /// So that others are not counted with the one it is, they are then taken up a few at a time, and in the end alone.
     pub fn most_crashes(mut self, crashes: u32) -> EngineBuilder {
         self.most_crashes = crashes.max(1);
+        self
+    }
+
+    /// Has every operation take a moment, so that those that overlap are found however fast the store is.
+    pub(crate) fn strict(mut self) -> EngineBuilder {
+        self.strict = true;
         self
     }
 
@@ -215,6 +224,7 @@ impl EngineBuilder {
             mocks: self.mocks,
             most_crashes: self.most_crashes,
             replays: self.replays,
+            strict: self.strict,
             shards,
             residents: Mutex::default(),
             waiting: Mutex::default(),
@@ -318,7 +328,7 @@ impl Engine {
         self.inner.pick_up(&id.into(), 0, None).await
     }
 
-    /// Ends a parked execution as failed.
+    /// Ends an execution as failed that is parked, or whose workflow is not registered here.
     pub async fn terminate(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<()> {
         let id = id.into();
         let failure = Failure::new(format!("it was terminated: {reason}"));
@@ -330,21 +340,35 @@ impl Engine {
     async fn unpark(&self, id: &ExecutionId, status: Status) -> Result<()> {
         let inner = &self.inner;
         let (execution, rev) = inner.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-        let Status::Parked(_) = execution.status else { return Err(WorkflowError::NotParked { id: id.clone() }) };
-        let key = inner.spaces.executions.key(id.as_bytes());
+        let is_ending = status.is_terminal();
+        let is_aside = is_ending && inner.set_aside.lock().contains_key(id) && !execution.status.is_terminal();
+        if !is_aside && !matches!(execution.status, Status::Parked(_)) {
+            return Err(WorkflowError::NotParked { id: id.clone() });
+        }
+        let (key, spaces) = (inner.spaces.executions.key(id.as_bytes()), &inner.spaces);
         let mut commit = Commit::new().check(inner.shard_check(id)).at_rev(&key, rev);
-        commit = commit.delete(&inner.spaces.parked.key(id.as_bytes()));
-        if status == Status::Running {
-            commit = commit.put(&inner.spaces.active.key(id.as_bytes()), Vec::new());
+        commit = commit.delete(&spaces.parked.key(id.as_bytes()));
+        if let Some(timer) = execution.timer_us {
+            commit = commit.delete(&spaces.timers.key(alarm_key(Timestamp(timer), id)));
         }
-        if status.is_terminal() {
-            let keep = inner.definition(&execution.workflow).map_or(DEFAULT_KEEP, |definition| definition.keep);
-            let due = inner.store.env().now().plus(keep);
-            commit = commit.put(&inner.spaces.removals.key(alarm_key(due, id)), Removal::Execution.encode());
-        }
-        commit = commit.put(&key, Execution { status, ..execution }.encode());
+        let active = spaces.active.key(id.as_bytes());
+        let mut due = None;
+        commit = match is_ending {
+            false => commit.put(&active, Vec::new()),
+            true => {
+                let keep = inner.definition(&execution.workflow).map_or(DEFAULT_KEEP, |definition| definition.keep);
+                let at = inner.store.env().now().plus(keep);
+                due = Some(at);
+                commit.delete(&active).put(&spaces.removals.key(alarm_key(at, id)), Removal::Execution.encode())
+            }
+        };
+        let resumes = execution.resumes + u32::from(!is_ending);
+        commit = commit.put(&key, Execution { status, resumes, timer_us: None, ..execution }.encode());
         let outcome = inner.store.commit(commit).await?;
-        outcome.applied().map(|_| ()).map_err(|_| WorkflowError::NotParked { id: id.clone() })
+        outcome.applied().map_err(|_| WorkflowError::NotParked { id: id.clone() })?;
+        inner.set_aside.lock().remove(id);
+        due.into_iter().for_each(|due| inner.removals.set(due));
+        Ok(())
     }
 }
 

@@ -20,6 +20,9 @@ pub enum WorkflowError {
     /// The workflow took longer than it may.
     #[error("execution {id:?} timed out")]
     TimedOut { id: ExecutionId },
+    /// The workflow waits for an operator. Told by the test kit, where there is none.
+    #[error("execution {id:?} is parked: {reason}")]
+    Parked { id: ExecutionId, reason: String },
     /// A start under an id that is taken.
     #[error("execution {id:?} exists already; choose another id, or join it")]
     AlreadyStarted { id: ExecutionId },
@@ -72,7 +75,9 @@ impl WorkflowError {
     pub fn kind(&self) -> ErrorKind {
         use WorkflowError::*;
         match self {
-            Failed { .. } | TimedOut { .. } | AlreadyStarted { .. } | NotParked { .. } => ErrorKind::Conflict,
+            Failed { .. } | TimedOut { .. } | Parked { .. } | AlreadyStarted { .. } | NotParked { .. } => {
+                ErrorKind::Conflict
+            }
             NotFound { .. } => ErrorKind::NotFound,
             OtherWorkflow { .. }
             | NotRegistered { .. }

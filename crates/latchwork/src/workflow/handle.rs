@@ -31,6 +31,8 @@ pub struct Start<I, O> {
 pub struct Handle<O> {
     engine: Arc<Inner>,
     id: ExecutionId,
+    /// The workflow that it is to be one of, if that is not known.
+    asked: Option<Arc<str>>,
     output: PhantomData<fn() -> O>,
 }
 
@@ -41,8 +43,16 @@ impl Engine {
     }
 
     /// An execution that was started before, here or in an earlier life.
-    pub fn handle<I, O>(&self, _workflow: &Workflow<I, O>, id: impl Into<ExecutionId>) -> Handle<O> {
-        Handle { engine: self.inner.clone(), id: id.into(), output: PhantomData }
+    pub fn handle<I, O>(&self, workflow: &Workflow<I, O>, id: impl Into<ExecutionId>) -> Handle<O> {
+        let asked = Some(workflow.name().into());
+        Handle { engine: self.inner.clone(), id: id.into(), asked, output: PhantomData }
+    }
+}
+
+impl Engine {
+    /// An execution of whatever workflow.
+    pub(crate) fn handle_of_any(&self, id: &ExecutionId) -> Handle<serde_json::Value> {
+        Handle { engine: self.inner.clone(), id: id.clone(), asked: None, output: PhantomData }
     }
 }
 
@@ -53,8 +63,8 @@ impl<I, O> Start<I, O> {
         self
     }
 
-    /// Under this idempotency key: however often a start of this workflow is sent under one key, it starts once, and all
-    /// get the same execution, until that is removed some time after its end. With another input it is an error.
+    /// Under this idempotency key: however often a start of this workflow is sent under one key, it starts once, and
+    /// all get the same execution, until that is removed some time after its end. With another input it is an error.
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Start<I, O> {
         self.key = Some(key.into());
         self
@@ -94,7 +104,7 @@ impl<I: Serialize, O> Start<I, O> {
         if let Some(key) = &self.key {
             check_name("an idempotency key", key)?;
             if let Some(id) = keyed(&inner, &name, key, &input).await? {
-                return Ok(Handle { engine: inner, id, output: PhantomData });
+                return Ok(Handle { engine: inner, id, asked: None, output: PhantomData });
             }
         }
         let id = match self.id {
@@ -116,26 +126,27 @@ impl<I: Serialize, O> Start<I, O> {
             timer_us: None,
             started_us: now.0,
             run: 0,
+            resumes: 0,
             key: self.key,
             intent: None,
             tail: Vec::new(),
         };
         // Most often nobody else starts it, and there is nothing to wait for.
         if first(&inner, &id, &execution, &definition).await? {
-            return Ok(Handle { engine: inner, id, output: PhantomData });
+            return Ok(Handle { engine: inner, id, asked: None, output: PhantomData });
         }
         loop {
             let begun = inner.begun();
             let mut begun = std::pin::pin!(begun.notified());
             begun.as_mut().enable();
             if first(&inner, &id, &execution, &definition).await? {
-                return Ok(Handle { engine: inner, id, output: PhantomData });
+                return Ok(Handle { engine: inner, id, asked: None, output: PhantomData });
             }
             // Somebody starts it at this very moment, or has just done so.
             if let Some(key) = &execution.key
                 && let Some(id) = keyed(&inner, &name, key, &execution.input).await?
             {
-                return Ok(Handle { engine: inner, id, output: PhantomData });
+                return Ok(Handle { engine: inner, id, asked: None, output: PhantomData });
             }
             if let Some((found, _)) = inner.read(&id).await? {
                 return existing(inner, id, &name, found, self.join);
@@ -184,7 +195,7 @@ fn existing<O>(inner: Arc<Inner>, id: ExecutionId, asked: &str, found: Execution
     if found.workflow != asked {
         return Err(WorkflowError::OtherWorkflow { id, asked: asked.into(), found: found.workflow });
     }
-    Ok(Handle { engine: inner, id, output: PhantomData })
+    Ok(Handle { engine: inner, id, asked: None, output: PhantomData })
 }
 
 impl<O> Handle<O> {
@@ -198,13 +209,18 @@ impl<O: DeserializeOwned> Handle<O> {
     /// Waits for the end and gives the output, or why there is none. From any task, before or after the end. One that
     /// is parked has not ended: this waits until it is resumed and ends, or is terminated.
     pub async fn result(&self) -> Result<O> {
+        let mut asked = self.asked.as_deref();
         loop {
             let (waiter, wait) = self.engine.waiting(&self.id);
             let waiting = Waiting { engine: &self.engine, id: &self.id, waiter };
             // What runs here has not ended: there is nothing to read until it has left.
-            if !self.engine.is_resident(&self.id) || self.engine.is_stopped() {
+            if asked.is_some() || !self.engine.is_resident(&self.id) || self.engine.is_stopped() {
                 let found = self.engine.read(&self.id).await?;
                 let (execution, _) = found.ok_or_else(|| WorkflowError::NotFound { id: self.id.clone() })?;
+                if let Some(asked) = asked.take().filter(|asked| *asked != execution.workflow) {
+                    let (id, asked) = (self.id.clone(), asked.into());
+                    return Err(WorkflowError::OtherWorkflow { id, asked, found: execution.workflow });
+                }
                 if execution.status.is_terminal() {
                     return self.output(&execution.status);
                 }

@@ -218,6 +218,7 @@ impl History {
             timer_us: None,
             started_us: self.started_us,
             run: self.run,
+            resumes: 0,
             key: None,
             intent: None,
             tail: Vec::new(),

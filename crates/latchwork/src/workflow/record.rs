@@ -22,11 +22,14 @@ pub(crate) struct Execution {
     pub(crate) started_us: u64,
     /// How often it was continued as new. Each time the journal starts anew.
     pub(crate) run: u32,
+    /// How often an operator has let it go on. Each time, a step that was begun as often as it may be has one more try.
+    pub(crate) resumes: u32,
     /// The idempotency key of its start.
     pub(crate) key: Option<String>,
     /// The first operation, if that is a step and has no record of its own.
     pub(crate) intent: Option<Intent>,
-    /// The last operations with their places, if they came with the end and are small: they have no records of their own.
+    /// The last operations with their places, if they came with the end and are small: they have no records of
+    /// their own.
     pub(crate) tail: Vec<(u32, Entry)>,
 }
 

@@ -126,7 +126,7 @@ where
 
     fn into_future(self) -> Self::IntoFuture {
         // `execute` borrows: by value, the future would have room for the step twice.
-        Box::pin(async move { self.execute().await })
+        Box::pin(async move { self.ctx.run.operation(self.execute()).await })
     }
 }
 
@@ -150,6 +150,12 @@ where
         loop {
             if entry.attempts > 0 {
                 Box::pin(self.wait_for_turn(&entry)).await;
+            }
+            if entry.attempts > 0 && self.ends(&entry).is_some_and(|end| run.env().now() >= end) {
+                let failure = Failure::new("the deadline of all attempts has passed");
+                entry.state = EntryState::Gave(failure_text(&failure));
+                run.put(place, entry);
+                return Err(failure);
             }
             entry.attempts += 1;
             entry.state = EntryState::Begun;
@@ -196,7 +202,7 @@ where
             }
             return run.env().sleep(left).await;
         }
-        if entry.attempts >= self.retry.attempts() {
+        if entry.attempts >= self.retry.attempts().saturating_add(run.resumes()) {
             let reason = format!("step {:?} was begun {} times and did not end", self.name, entry.attempts);
             run.stop_for(Stop::Parked(reason)).await
         }

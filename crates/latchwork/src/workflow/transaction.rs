@@ -210,7 +210,7 @@ where
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.execute())
+        Box::pin(async move { self.ctx.run.operation(self.execute()).await })
     }
 }
 
@@ -223,7 +223,7 @@ enum Tried<T> {
 }
 
 impl<F> Transacting<'_, F> {
-    async fn execute<Fut, T, E>(self) -> std::result::Result<T, Failure>
+    async fn execute<Fut, T, E>(&self) -> std::result::Result<T, Failure>
     where
         F: Fn(Tx) -> Fut,
         Fut: Future<Output = std::result::Result<T, E>>,

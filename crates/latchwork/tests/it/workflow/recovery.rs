@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use latchwork::store::{Env, Limits, Store};
-use latchwork::workflow::{Ctx, Engine, Failure, Retry, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, Retry, workflow};
 
 async fn settle() {
     for _ in 0..200 {
@@ -36,6 +36,10 @@ async fn what_is_not_registered_is_set_aside_and_does_not_stop_the_others() {
     assert_eq!(engine.handle(&known, "k").result().await.unwrap(), 2);
     let parked = engine.parked().await.unwrap();
     assert_eq!(parked, [("u".into(), "workflow \"unknown\" is not registered".to_string())]);
+    assert!(engine.resume("u").await.is_err(), "there is nothing to go on by");
+    engine.terminate("u", "the workflow is gone").await.unwrap();
+    assert_eq!(engine.parked().await.unwrap(), []);
+    assert!(matches!(engine.history("u").await.unwrap().state, ExecutionState::Failed(_)));
 }
 
 /// A body that takes the process with it, time and again.
@@ -68,6 +72,10 @@ async fn a_step_that_never_ends_is_parked_at_its_cap() {
     let engine = Engine::on(&store).register(&poison).start().await.unwrap();
     let parked = engine.parked().await.unwrap();
     assert_eq!(parked, [("p".into(), "step \"poison\" was begun 3 times and did not end".to_string())]);
+    // An operator lets it try once more.
+    engine.resume("p").await.unwrap();
+    settle().await;
+    assert_eq!(bodies.load(Ordering::SeqCst), 4);
 }
 
 /// Code that takes the process with it, in a step that may be tried for ever, outside of steps, or after a sleep: it is

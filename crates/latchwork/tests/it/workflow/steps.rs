@@ -1,5 +1,6 @@
 //! Steps: results, retries, timeouts, failures and panics; ends and starts.
 
+use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -144,4 +145,77 @@ async fn any_error_passes_through_and_its_causes_are_told() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// Two operations at once, or one that was given up half-way, could be met in another order by a replay.
+#[tokio::test]
+async fn operations_that_overlap_park_the_execution() {
+    let overlaps = workflow("overlaps").run(async |ctx: Ctx, how: u32| {
+        if how == 0 {
+            let (a, b) = (ctx.run("a", async || Ok::<_, Failure>(1)), ctx.run("b", async || Ok::<_, Failure>(2)));
+            let both = tokio::join!(a.into_future(), b.into_future());
+            return Ok(both.0? + both.1?);
+        }
+        let stuck = ctx.run("stuck", async || std::future::pending::<Result<u32, Failure>>().await);
+        let mut stuck = stuck.into_future();
+        // It is begun, and nobody waits for it.
+        for _ in 0..10 {
+            let polled = std::future::poll_fn(|context| std::task::Poll::Ready(stuck.as_mut().poll(context)));
+            assert!(polled.await.is_pending());
+            tokio::task::yield_now().await;
+        }
+        drop(stuck);
+        ctx.run("next", async || Ok::<_, Failure>(3)).await
+    });
+    for how in 0..2 {
+        let test = TestEngine::new(&overlaps, 1).await.unwrap();
+        match test.complete(&overlaps, how).await {
+            Err(WorkflowError::Parked { reason, .. }) => assert!(reason.contains("await one before"), "{reason}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(!test.bodies().contains(&"next".to_string()));
+    }
+}
+
+/// A restart long after the deadline: no attempt is made any more.
+#[tokio::test]
+async fn a_deadline_lasts_over_restarts() {
+    let slow = workflow("slow").run(async |ctx: Ctx, ()| {
+        let step = ctx.run("slow", async || std::future::pending::<Result<u32, Failure>>().await);
+        step.deadline(Duration::from_secs(60)).retry(Retry::exponential()).await
+    });
+    let (env, clock) = latchwork::store::Env::seeded(1);
+    let store = latchwork::store::Store::memory_with(env, Default::default()).await.unwrap();
+    let bodies = Arc::new(AtomicU32::new(0));
+    for life in 0..2 {
+        let counted = bodies.clone();
+        let builder = Engine::on(&store).register(&slow);
+        let builder = builder.on_step(move |_, _| {
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
+        let engine = builder.start().await.unwrap();
+        if life == 0 {
+            engine.start(&slow, ()).id("s").await.unwrap();
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            engine.stop();
+            clock.advance(Duration::from_secs(61));
+            continue;
+        }
+        let failed = engine.handle(&slow, "s").result().await.unwrap_err();
+        assert!(failed.to_string().contains("the deadline of all attempts has passed"), "{failed}");
+    }
+    assert_eq!(bodies.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn who_is_asked_for_as_another_workflows_is_told_so() {
+    let add = workflow("add").run(async |ctx: Ctx, n: u32| ctx.run("add", async || Ok::<_, Failure>(n + 1)).await);
+    let test = TestEngine::new(&add, 1).await.unwrap();
+    let handle = test.engine().start(&add, 1).await.unwrap();
+    assert_eq!(handle.result().await.unwrap(), 2);
+    let other = workflow("other").run(async |_: Ctx, n: u32| Ok(n));
+    let asked = test.engine().handle(&other, handle.id()).result().await;
+    assert!(matches!(asked, Err(WorkflowError::OtherWorkflow { .. })), "{asked:?}");
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use latchwork::testing::{Caller, Report, Simulation};
-use latchwork::workflow::{Ctx, Failure, Handle, Result, Retry, Workflow, WorkflowError, workflow};
+use latchwork::workflow::{Ctx, Failure, Handle, Result, Retry, Tx, Workflow, WorkflowError, workflow};
 use latchwork::{Value, json};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,10 @@ pub enum Op {
     Uuid,
     Random,
     Version,
+    /// Counts in a slot of the execution's own, and in one that all share; by itself or in a transaction.
+    Count {
+        in_transaction: bool,
+    },
 }
 
 /// A job: its number, what it does, and whether it fails in the end.
@@ -42,7 +46,7 @@ pub struct Job {
 
 impl Job {
     fn drawn(n: u64, random: &mut fastrand::Rng) -> Job {
-        let mut op = || match random.u8(..20) {
+        let mut op = || match random.u8(..24) {
             0..10 => {
                 let often = random.u8(..4) == 0;
                 let (fails, hangs) = if often { (random.u32(..4), random.u32(..2)) } else { (0, 0) };
@@ -54,7 +58,8 @@ impl Job {
             16 => Op::Now,
             17 => Op::Uuid,
             18 => Op::Random,
-            _ => Op::Version,
+            19 => Op::Version,
+            _ => Op::Count { in_transaction: random.bool() },
         };
         let mut plan: Vec<Op> = Vec::new();
         for _ in 0..2 + n % 7 {
@@ -71,6 +76,10 @@ impl Job {
             Op::Step { .. } => json!(self.n * 1000 + place as u64),
             Op::Refused => json!("refused"),
             Op::Version => json!(2),
+            // Each is counted once.
+            Op::Count { .. } => {
+                json!(self.plan[..=place].iter().filter(|op| matches!(op, Op::Count { .. })).count())
+            }
             Op::Sleep { .. } | Op::Now | Op::Uuid | Op::Random => Value::Null,
         };
         (self.plan.iter().enumerate().map(place).collect(), self.fails)
@@ -136,6 +145,17 @@ async fn work(oracle: Arc<Oracle>, ctx: Ctx, job: Job) -> std::result::Result<Ou
             Op::Uuid => json!(ctx.uuid().await.to_string()),
             Op::Random => json!(ctx.random().await),
             Op::Version => json!(ctx.version("change", 1..=2).await),
+            Op::Count { in_transaction: false } => {
+                ctx.state().global::<u64>("all").increment(1).await?;
+                json!(ctx.state().execution::<u64>("own").increment(1).await?.value)
+            }
+            Op::Count { in_transaction: true } => {
+                let counted = ctx.transaction(&name, async |tx: Tx| {
+                    tx.global::<u64>("all").increment(1).await?;
+                    Ok::<_, Failure>(tx.execution::<u64>("own").increment(1).await?.value)
+                });
+                json!(counted.await?)
+            }
         };
         got.push(value);
     }
