@@ -155,7 +155,7 @@ impl Spaces {
 impl EngineBuilder {
     fn new(source: Source) -> EngineBuilder {
         let (definitions, mocks) = (Vec::new(), HashMap::new());
-        EngineBuilder { source, definitions, on_step: None, mocks, most_crashes: 5, replays: false, strict: false }
+        EngineBuilder { source, definitions, on_step: None, mocks, most_crashes: 10, replays: false, strict: false }
     }
 
     /// Makes a workflow known, so that its executions can run here.
@@ -176,7 +176,7 @@ impl EngineBuilder {
         self
     }
 
-    /// How often in a row an execution may take the process with it before it is parked: five times unless this is
+    /// How often in a row an execution may take the process with it before it is parked: ten times unless this is
     /// said. Counted is how often it was taken up after a restart without having come to anything since the last one.
     /// So that others are not counted with the one it is, they are then taken up a few at a time, and in the end alone.
     pub fn most_crashes(mut self, crashes: u32) -> EngineBuilder {
