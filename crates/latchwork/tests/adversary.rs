@@ -125,3 +125,94 @@ async fn what_waited_goes_with_the_second_try_of_a_change() {
         assert!(matches!(engine.history(handle.id()).await.unwrap().state, ExecutionState::Completed(_)));
     }
 }
+
+/// A change that is withdrawn leaves a gap in the journal; what came after is not to be taken for it.
+#[tokio::test]
+async fn a_gap_in_the_journal_is_noticed() {
+    let lives = Arc::new(AtomicU32::new(0));
+    let gaps = {
+        let lives = lives.clone();
+        workflow("gaps").run(move |ctx: Ctx, ()| {
+            let lives = lives.clone();
+            async move {
+                let life = lives.fetch_add(1, Ordering::SeqCst);
+                let slot = ctx.state().global::<u32>("count");
+                let first = once(slot.increment(1)).await;
+                let second = slot.increment(1).await?.value;
+                if life == 0 {
+                    std::future::pending::<()>().await;
+                }
+                Ok((first.is_some(), second))
+            }
+        })
+    };
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).register(&gaps).start().await.unwrap();
+    engine.start(&gaps, ()).id("g").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(engine.states().global().slot::<u32>("count").get().await.unwrap(), Some(1));
+    let engine = Engine::on(&store).register(&gaps).start().await.unwrap();
+    let _ = soon(engine.handle(&gaps, "g").result()).await;
+    let count = engine.states().global().slot::<u32>("count").get().await.unwrap();
+    assert_eq!(count, Some(1), "it was applied again");
+}
+
+/// More entries than are read ahead, and a step that was begun in the record right at the border.
+#[tokio::test]
+async fn a_crash_at_the_border_of_what_is_read_ahead() {
+    for steps in [63, 64, 65, 128] {
+        let bodies = Arc::new(AtomicU32::new(0));
+        let many = {
+            let bodies = bodies.clone();
+            workflow("many").run(move |ctx: Ctx, steps: u32| {
+                let bodies = bodies.clone();
+                async move {
+                    let mut sum = 0;
+                    for number in 0..steps {
+                        sum += ctx.run("step", async || Ok::<_, Failure>(number)).await?;
+                    }
+                    let last = ctx.run("last", async || {
+                        if bodies.fetch_add(1, Ordering::SeqCst) == 0 {
+                            std::future::pending::<()>().await;
+                        }
+                        Ok::<_, Failure>(1)
+                    });
+                    Ok(sum + last.await?)
+                }
+            })
+        };
+        let store = Store::memory().await.unwrap();
+        let engine = Engine::on(&store).register(&many).start().await.unwrap();
+        engine.start(&many, steps).id("m").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        engine.stop();
+        let engine = Engine::on(&store).register(&many).start().await.unwrap();
+        let result = soon(engine.handle(&many, "m").result()).await.expect("it hangs").unwrap();
+        assert_eq!(result, steps * (steps - 1) / 2 + 1);
+        assert_eq!(bodies.load(Ordering::SeqCst), 2);
+        let history = engine.history("m").await.unwrap();
+        assert_eq!(history.operations.len() as u32, steps + 1);
+        assert_eq!(history.operations.last().unwrap().attempts, 2);
+        latchwork::testing::replay(&history, &many).await.unwrap();
+    }
+}
+
+/// A step that the workflow drops in the middle of its body.
+#[tokio::test]
+async fn a_step_dropped_in_its_body_is_run_again_or_parks() {
+    let drops = workflow("drops").run(async |ctx: Ctx, ()| {
+        ctx.run("zero", async || Ok::<_, Failure>(0)).await?;
+        let slow = ctx.run("slow", async || {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            Ok::<_, Failure>(0)
+        });
+        let late = tokio::time::timeout(Duration::from_millis(100), slow.into_future()).await.is_err();
+        let two = ctx.run("two", async || Ok::<_, Failure>(2)).await?;
+        ctx.sleep(Duration::from_millis(1200)).await?;
+        Ok((late, two))
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&drops).start().await.unwrap();
+    let handle = engine.start(&drops, ()).id("d").await.unwrap();
+    let result = soon(handle.result()).await;
+    assert_eq!(result.expect("it is parked").unwrap(), (true, 2));
+}

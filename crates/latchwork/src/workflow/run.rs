@@ -13,7 +13,7 @@ use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{
     Entry, EntryState, Execution, Intent, Keyed, Kind, Removal, Status, TAIL, alarm_key, journal_key, journal_prefix,
-    keyed_key,
+    keyed_key, read_place,
 };
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -277,13 +277,31 @@ impl Run {
         let found = view.scan(&range, Order::Ascending, READ_AHEAD).await.map_err(Stop::Failed)?;
         let mut state = self.state.lock();
         state.more = found.len() == READ_AHEAD;
-        let mut intent = state.intent.take();
-        for (_, item) in found {
-            let Some((entry, next)) = Entry::decode_with(&item.value) else {
+        let (mut intent, mut expected) = (state.intent.take(), from);
+        for (key, item) in found {
+            let place = read_place(key.bytes());
+            let decoded = Entry::decode_with(&item.value);
+            let (Some(place), Some((entry, next))) = (place, decoded) else {
                 return Err(Stop::Parked(format!("the journal is damaged behind operation {from}")));
             };
+            // A step that was begun and never ended, because the code has dropped it.
+            if expected < place
+                && let Some(begun) = intent.take()
+            {
+                state.read.push_back(begun);
+                expected += 1;
+            }
+            if expected < place {
+                // What comes before the gap may still be read.
+                if expected == from {
+                    let reason = format!("the journal does not tell of operation {from}, which the code has dropped");
+                    return Err(Stop::Parked(reason));
+                }
+                state.more = true;
+                return Ok(());
+            }
             state.read.push_back(entry);
-            intent = next;
+            (intent, expected) = (next, place + 1);
         }
         match state.more {
             true => state.intent = intent,
