@@ -71,6 +71,43 @@ impl Drop for Bomb {
     }
 }
 
+/// An input that just fits leaves no room for an end.
+#[tokio::test]
+async fn an_input_that_just_fits_does_not_hang() {
+    let echo = workflow("echo").run(async |ctx: Ctx, text: String| {
+        ctx.run("first", async || Ok::<_, Failure>(())).await?;
+        tokio::task::yield_now().await;
+        Ok(text)
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&echo).start().await.unwrap();
+    for size in [
+        (4 << 20) - 200,
+        (4 << 20) - 100,
+        (4 << 20) - 80,
+        (4 << 20) - 70,
+        (4 << 20) - 60,
+        (4 << 20) - 50,
+        (4 << 20) - 40,
+        3 << 20,
+    ] {
+        let started = engine.start(&echo, "x".repeat(size)).id(format!("e{size}").as_str()).await;
+        let Ok(handle) = started else {
+            continue;
+        };
+        let id = handle.id().clone();
+        let ended = soon(handle.result());
+        let ended = tokio::time::timeout(Duration::from_millis(500), ended).await;
+        let history = engine.history(id).await.unwrap();
+        assert!(ended.is_ok() || matches!(history.state, ExecutionState::Parked(_)), "{size}");
+    }
+}
+
+async fn on_disk<I: 'static, O: 'static>(workflow: &Workflow<I, O>) -> (tempfile::TempDir, Engine) {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Engine::open(directory.path()).register(workflow).start().await.unwrap();
+    (directory, engine)
+}
+
 /// Executions whose results wait to be committed, and whose changes of one slot are too much for one commit.
 #[tokio::test]
 async fn what_waited_goes_with_the_second_try_of_a_change() {

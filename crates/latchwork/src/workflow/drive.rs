@@ -189,10 +189,12 @@ async fn settle(run: &Run, ended: Ended) {
 
 /// What an execution has come to. An output that is too large to be stored is a failure.
 fn finished(run: &Run, result: std::result::Result<String, Failure>) -> Status {
-    let result = result.and_then(|output| match run.fits("the output", output.len()) {
-        Ok(()) => Ok(output),
-        Err(failure) => Err(failure),
-    });
+    // They are in one record.
+    let result =
+        result.and_then(|output| match run.fits("the output with the input", output.len() + run.input().len()) {
+            Ok(()) => Ok(output),
+            Err(failure) => Err(failure),
+        });
     match result {
         Ok(output) => Status::Completed(output),
         Err(failure) => Status::Failed(failure_text(&failure)),

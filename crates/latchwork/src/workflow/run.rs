@@ -400,7 +400,7 @@ impl Run {
 
     /// Refuses what is too large to be stored.
     pub(crate) fn fits(&self, what: &str, length: usize) -> std::result::Result<(), Failure> {
-        let limit = self.engine.store.limits().value_bytes - ROOM;
+        let limit = largest(&self.engine);
         if length <= limit {
             return Ok(());
         }
@@ -587,6 +587,11 @@ fn is_progress(entries: &[(u32, Entry)]) -> bool {
 
 pub(crate) fn hash_text(text: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(text.as_bytes())
+}
+
+/// The longest value of a caller's, in bytes: everything else that a record holds has to fit beside it.
+pub(crate) fn largest(engine: &Inner) -> usize {
+    engine.store.limits().value_bytes.saturating_sub(ROOM)
 }
 
 /// The range of an execution's journal, of all its runs or of those before one.
