@@ -71,6 +71,57 @@ impl Drop for Bomb {
     }
 }
 
+/// A workflow that leaves memory drops what it holds; if that panics, nobody else is to suffer, nor it itself.
+#[tokio::test]
+async fn what_panics_where_it_is_dropped_does_not_stop_an_execution() {
+    let sleeps = workflow("sleeps").run(async |ctx: Ctx, ()| {
+        let bomb = Bomb;
+        ctx.sleep(Duration::from_millis(1500)).await?;
+        std::mem::forget(bomb);
+        Ok(7)
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&sleeps).start().await.unwrap();
+    let handle = engine.start(&sleeps, ()).id("s").await.unwrap();
+    assert_eq!(soon(handle.result()).await.expect("it hangs").unwrap(), 7);
+}
+
+/// Two operations at once are not supported; but nothing may hang by it.
+#[tokio::test]
+async fn a_step_beside_a_sleep_does_not_hang() {
+    let races = workflow("races").run(async |ctx: Ctx, ()| {
+        let step = ctx.run("slow", async || {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            Ok::<_, Failure>(())
+        });
+        let slept = either(ctx.sleep(Duration::from_millis(1500)), step.into_future()).await;
+        Ok(slept.is_ok())
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&races).start().await.unwrap();
+    let handle = engine.start(&races, ()).id("r").await.unwrap();
+    let result = soon(handle.result()).await;
+    let history = engine.history("r").await.unwrap();
+    assert!(result.is_some() || matches!(history.state, ExecutionState::Parked(_)), "{history:?}");
+}
+
+/// What is continued as new does not go on with the old input, though its future was dropped.
+#[tokio::test]
+async fn what_is_continued_goes_no_further() {
+    let goes_on = workflow("goes_on").run(async |ctx: Ctx, number: u32| {
+        if number == 0 {
+            ctx.run("first", async || Ok::<_, Failure>(())).await?;
+            let _ = once(ctx.continue_as_new::<u32>(1u32)).await;
+            ctx.run("late", async || Ok::<_, Failure>(())).await?;
+            return Ok(0);
+        }
+        Ok(number)
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&goes_on).start().await.unwrap();
+    let handle = engine.start(&goes_on, 0).id("g").await.unwrap();
+    let result = soon(handle.result()).await;
+    assert_eq!(result.expect("it hangs").unwrap(), 1);
+    assert!(engine.history("g").await.unwrap().operations.is_empty(), "it went on");
+}
+
 /// An input that just fits leaves no room for an end.
 #[tokio::test]
 async fn an_input_that_just_fits_does_not_hang() {
@@ -106,6 +157,56 @@ async fn on_disk<I: 'static, O: 'static>(workflow: &Workflow<I, O>) -> (tempfile
     let directory = tempfile::tempdir().unwrap();
     let engine = Engine::open(directory.path()).register(workflow).start().await.unwrap();
     (directory, engine)
+}
+
+/// Two operations at once as the first ones.
+#[tokio::test]
+async fn two_first_operations_at_once_do_not_hang() {
+    let joins = workflow("joins").run(async |ctx: Ctx, ()| {
+        let a = ctx.run("a", async || Ok::<_, Failure>(1));
+        let b = ctx.run("b", async || Ok::<_, Failure>(2));
+        let (a, b) = both(a.into_future(), b.into_future()).await;
+        Ok(a? + b?)
+    });
+    let (_directory, engine) = on_disk(&joins).await;
+    let started = soon(engine.start(&joins, ()).id("j")).await.expect("the start hangs");
+    let result = soon(engine.handle(&joins, "j").result()).await;
+    let history = engine.history("j").await.unwrap();
+    assert!(result.is_some() || matches!(history.state, ExecutionState::Parked(_)), "{history:?}");
+    started.unwrap();
+}
+
+/// A step that is dropped while its intent is on its way.
+#[tokio::test]
+async fn a_step_dropped_in_its_commit_does_not_hang() {
+    for first in [true, false] {
+        let is_first_life = Arc::new(AtomicBool::new(true));
+        let drops = {
+            workflow("drops").timeout(Duration::from_secs(2)).run(move |ctx: Ctx, way: u32| {
+                let is_first_life = is_first_life.clone();
+                async move {
+                    if !first {
+                        ctx.run("zero", async || Ok::<_, Failure>(0)).await?;
+                    }
+                    if is_first_life.swap(false, Ordering::SeqCst) {
+                        let _ = once(ctx.run("dropped", async || Ok::<_, Failure>(1)).into_future()).await;
+                        if way == 0 {
+                            std::future::pending::<()>().await;
+                        }
+                    }
+                    ctx.run("two", async || Ok::<_, Failure>(2)).await
+                }
+            })
+        };
+        for way in [0, 1] {
+            let (_directory, engine) = on_disk(&drops).await;
+            let _ = soon(engine.start(&drops, way).id("d")).await.expect("the start hangs");
+            let result = soon(engine.handle(&drops, "d").result()).await;
+            let history = engine.history("d").await;
+            let state = history.map(|history| history.state);
+            assert!(result.is_some() || matches!(state, Ok(ExecutionState::Parked(_))), "{state:?}");
+        }
+    }
 }
 
 /// Executions whose results wait to be committed, and whose changes of one slot are too much for one commit.
@@ -252,4 +353,54 @@ async fn a_step_dropped_in_its_body_is_run_again_or_parks() {
     let handle = engine.start(&drops, ()).id("d").await.unwrap();
     let result = soon(handle.result()).await;
     assert_eq!(result.expect("it is parked").unwrap(), (true, 2));
+}
+
+/// Panics everywhere: each fails the attempt, or parks; none hangs.
+#[tokio::test]
+async fn panics_anywhere_do_not_hang() {
+    let panics = workflow("panics").run(async |ctx: Ctx, way: u32| {
+        match way {
+            0 => {
+                ctx.run("a", async || -> Result<(), Failure> { panic!("body") }).retry(Retry::never()).await?;
+            }
+            1 => {
+                ctx.state().global::<u32>("p").update(|_| panic!("mutator")).await?;
+            }
+            2 => {
+                ctx.transaction("t", async |_| -> Result<(), Failure> { panic!("transaction") }).await?;
+            }
+            3 => {
+                let tx = async |tx: latchwork::workflow::Tx| {
+                    tx.global::<u32>("q").update(|_| panic!("mutator")).await?;
+                    Ok::<_, Failure>(())
+                };
+                ctx.transaction("t", tx).await?;
+            }
+            4 => {
+                let _bomb = Bomb;
+                ctx.run("hook", async || Ok::<_, Failure>(())).await?;
+            }
+            _ => {
+                let body = async || {
+                    let _bomb = Bomb;
+                    tokio::time::sleep(Duration::from_secs(9)).await;
+                    Ok::<_, Failure>(())
+                };
+                ctx.run("t", body).timeout(Duration::from_millis(10)).retry(Retry::never()).await?;
+            }
+        }
+        Ok(way)
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&panics).on_step(|_, name| {
+        assert_ne!(name, "hook");
+    });
+    let engine = engine.start().await.unwrap();
+    for way in 0..6 {
+        let id = format!("p{way}");
+        let handle = engine.start(&panics, way).id(id.as_str()).await.unwrap();
+        let ended = tokio::time::timeout(Duration::from_millis(500), handle.result()).await;
+        let state = engine.history(id.as_str()).await.unwrap().state;
+        assert!(ended.is_ok() || matches!(state, ExecutionState::Parked(_)), "{way} {state:?}");
+    }
+    assert_eq!(engine.residents(), 0);
 }

@@ -34,6 +34,8 @@ pub(crate) struct Run {
     pub(crate) definition: Arc<Definition>,
     state: Mutex<State>,
     stopped: Notify,
+    /// Told when its first commit has landed.
+    stored: Notify,
 }
 
 struct State {
@@ -57,6 +59,8 @@ struct State {
     commits: bool,
     stop: Option<Stop>,
     started: Option<oneshot::Sender<Result<()>>>,
+    /// What it is to be from its first commit on, if that is not to run.
+    first: Option<Next>,
 }
 
 /// Held until an execution has come to something.
@@ -145,9 +149,10 @@ impl Run {
             commits: false,
             stop: None,
             started: None,
+            first: None,
         };
         let key = engine.spaces.executions.key(id.as_bytes());
-        Run { engine, id, key, definition, state: Mutex::new(state), stopped: Notify::new() }
+        Run { engine, id, key, definition, state: Mutex::new(state), stopped: Notify::new(), stored: Notify::new() }
     }
 
     /// The same, taken up so often by now without coming to anything.
@@ -233,6 +238,10 @@ impl Run {
     pub(crate) async fn take(&self, kind: Kind, name: &str, argument: u64) -> (u32, Option<Entry>) {
         if let Err(stop) = self.read_ahead().await {
             return self.stop_for(stop).await;
+        }
+        // The future that was told to stop may have been dropped, and the code gone on.
+        if self.state.lock().stop.is_some() {
+            return std::future::pending().await;
         }
         let (place, found) = {
             let mut state = self.state.lock();
@@ -333,6 +342,9 @@ impl Run {
 
     /// Makes everything so far durable. Returns only if that has happened.
     pub(crate) async fn flush(&self) {
+        if !self.is_stored() {
+            return self.until_stored().await;
+        }
         if let Err(stop) = self.commit(Next::Runs).await {
             self.stop_for::<()>(stop).await;
         }
@@ -340,14 +352,41 @@ impl Run {
 
     /// Makes sure that the execution is stored, for those whose commits are not its own task's.
     pub(crate) async fn ensure_stored(&self) {
-        if self.state.lock().rev.is_none() {
-            self.flush().await;
+        if !self.is_stored() {
+            self.until_stored().await;
         }
+    }
+
+    fn is_stored(&self) -> bool {
+        self.state.lock().rev.is_some()
+    }
+
+    /// Waits for the first commit. It is not sent from here, where the workflow could drop it and nobody would know what
+    /// became of it: the one who drives the workflow sends it as soon as the workflow waits.
+    async fn until_stored(&self) {
+        loop {
+            let mut stored = std::pin::pin!(self.stored.notified());
+            stored.as_mut().enable();
+            if self.is_stored() {
+                return;
+            }
+            stored.await;
+        }
+    }
+
+    /// What it is to be from its first commit on.
+    pub(crate) fn first(&self) -> Next {
+        self.state.lock().first.take().unwrap_or(Next::Runs)
     }
 
     /// Makes everything so far durable, and leaves memory until then, or until the execution is to have ended.
     pub(crate) async fn suspend<T>(&self, until: Timestamp) -> T {
         let timer = self.deadline().map_or(until, |deadline| deadline.min(until));
+        if !self.is_stored() {
+            self.state.lock().first = Some(Next::Waits(timer));
+            self.until_stored().await;
+            return self.stop_for(Stop::Suspended(timer)).await;
+        }
         if let Err(stop) = self.commit(Next::Waits(timer)).await {
             return self.stop_for(stop).await;
         }
@@ -362,10 +401,7 @@ impl Run {
 
     /// Sends a commit that holds nothing that may be refused but what is the execution's own.
     async fn send(&self, commit: Commit, boarded: Boarded) -> Result<(), Stop> {
-        self.state.lock().commits = true;
-        let outcome = self.engine.store.commit(commit).await;
-        self.state.lock().commits = false;
-        match outcome {
+        match self.store(commit).await {
             Ok(Outcome::Applied(receipt)) => {
                 self.landed(boarded, &receipt);
                 Ok(())
@@ -376,6 +412,32 @@ impl Run {
                 Err(self.failed(error))
             }
         }
+    }
+
+    /// Sends a commit. If this is dropped before the answer is there, the execution stops, and is taken up again from
+    /// what is stored then.
+    pub(crate) async fn store(&self, commit: Commit) -> std::result::Result<Outcome, StoreError> {
+        struct Sent<'a> {
+            run: &'a Run,
+            is_answered: bool,
+        }
+        impl Drop for Sent<'_> {
+            fn drop(&mut self) {
+                let mut state = self.run.state.lock();
+                state.commits = false;
+                let is_stored = state.rev.is_some();
+                drop(state);
+                // The first is dropped only with the whole task.
+                if !self.is_answered && is_stored {
+                    self.run.set_stop(Stop::Changed);
+                }
+            }
+        }
+        self.state.lock().commits = true;
+        let mut sent = Sent { run: self, is_answered: false };
+        let outcome = self.engine.store.commit(commit).await;
+        sent.is_answered = true;
+        outcome
     }
 
     /// What an error of the store's means: what cannot be stored will not be the next time either.
@@ -423,7 +485,10 @@ impl Run {
         let mut state = self.state.lock();
         let first_check = commit.checks().len();
         commit = commit.check(self.engine.shard_check(&self.id));
+        let is_over = state.stop.is_some() && !matches!(next, Next::Rests(_));
         commit = match state.rev {
+            // It was to stop; whatever was on its way to be done is not.
+            _ if is_over => commit.check(Check::AtRev(self.key.clone(), Rev(u64::MAX))),
             Some(rev) => commit.check(Check::AtRev(self.key.clone(), rev)),
             None => commit.check(Check::Absent(self.key.clone())),
         };
@@ -553,6 +618,9 @@ impl Run {
         }
         if let Some(due) = boarded.removal {
             self.engine.removals.set(due);
+        }
+        if boarded.is_first {
+            self.stored.notify_waiters();
         }
         if let Some(started) = state.started.take() {
             let _ = started.send(Ok(()));
