@@ -122,6 +122,53 @@ async fn what_is_continued_goes_no_further() {
     assert!(engine.history("g").await.unwrap().operations.is_empty(), "it went on");
 }
 
+/// The removal of one that was terminated is due like any other.
+#[tokio::test]
+async fn what_was_terminated_is_removed() {
+    let panics = workflow("panics")
+        .keep(Duration::from_secs(60))
+        .run(async |_: Ctx, ()| -> Result<(), Failure> { panic!("as it should") });
+    let test = TestEngine::new(&panics, 1).await.unwrap();
+    test.engine().start(&panics, ()).id("p").await.unwrap();
+    test.run(async {
+        while test.engine().terminate("p", "enough").await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        test.env().sleep(Duration::from_secs(100)).await;
+    })
+    .await;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(matches!(test.history("p").await, Err(WorkflowError::NotFound { .. })), "it is still there");
+}
+
+/// Removals that come to the same records are one batch.
+#[tokio::test]
+async fn removals_that_overlap_are_done() {
+    let loops = workflow("loops").keep(Duration::ZERO).run(async |ctx: Ctx, number: u32| {
+        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        std::thread::sleep(Duration::from_micros(50));
+        if number < 5 { ctx.continue_as_new(number + 1).await } else { Ok(number) }
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&loops).start().await.unwrap();
+    let handles = async {
+        for number in 0..50 {
+            let handle = engine.start(&loops, 0).id(format!("l{number}").as_str()).await.unwrap();
+            let _ = handle.result().await;
+        }
+    };
+    soon(handles).await.expect("it hangs");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for space in engine.store().spaces().await.unwrap() {
+        let name = space.name();
+        if ["workflow.journal", "workflow.removals", "workflow.executions"].contains(&name) {
+            let found = engine.store().view().await.unwrap().scan(&space.all(), store::Order::Ascending, 10_000).await;
+            assert_eq!(found.unwrap().len(), 0, "{name}");
+        }
+    }
+}
+
 /// An input that just fits leaves no room for an end.
 #[tokio::test]
 async fn an_input_that_just_fits_does_not_hang() {
@@ -403,4 +450,46 @@ async fn panics_anywhere_do_not_hang() {
         assert!(ended.is_ok() || matches!(state, ExecutionState::Parked(_)), "{way} {state:?}");
     }
     assert_eq!(engine.residents(), 0);
+}
+
+/// Ids that are used again and again while those before them are removed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ids_are_used_again_while_they_are_removed() {
+    let quick = workflow("quick").keep(Duration::ZERO).run(async |ctx: Ctx, number: u32| {
+        ctx.state().execution::<u32>("own").increment(1).await?;
+        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        if number.is_multiple_of(3) { ctx.continue_as_new(number + 1).await } else { Ok(number) }
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&quick).start().await.unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..4 {
+        let (engine, quick) = (engine.clone(), quick.clone());
+        tasks.spawn(async move {
+            let mut done = 0;
+            for number in 0..300 {
+                let start =
+                    engine.start(&quick, number).id(format!("q{}", task % 2)).idempotency_key(format!("k{number}"));
+                match start.await {
+                    Ok(handle) => match handle.result().await {
+                        Ok(_) => done += 1,
+                        Err(WorkflowError::NotFound { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    },
+                    Err(WorkflowError::AlreadyStarted { .. }) => tokio::task::yield_now().await,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            done
+        });
+    }
+    tokio::time::timeout(Duration::from_secs(20), tasks.join_all()).await.expect("it hangs");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(engine.residents(), 0);
+    assert_eq!(engine.parked().await.unwrap(), []);
+    for space in engine.store().spaces().await.unwrap() {
+        if space.name().starts_with("workflow.") && space.name() != "workflow.shards" {
+            let found = engine.store().view().await.unwrap().scan(&space.all(), store::Order::Ascending, 10_000).await;
+            assert_eq!(found.unwrap().len(), 0, "{}", space.name());
+        }
+    }
 }

@@ -332,6 +332,7 @@ impl Engine {
         let (execution, rev) = inner.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
         let Status::Parked(_) = execution.status else { return Err(WorkflowError::NotParked { id: id.clone() }) };
         let key = inner.spaces.executions.key(id.as_bytes());
+        let mut removal = None;
         let mut commit = Commit::new().check(inner.shard_check(id)).at_rev(&key, rev);
         commit = commit.delete(&inner.spaces.parked.key(id.as_bytes()));
         if status == Status::Running {
@@ -340,11 +341,16 @@ impl Engine {
         if status.is_terminal() {
             let keep = inner.definition(&execution.workflow).map_or(DEFAULT_KEEP, |definition| definition.keep);
             let due = inner.store.env().now().plus(keep);
+            removal = Some(due);
             commit = commit.put(&inner.spaces.removals.key(alarm_key(due, id)), Removal::Execution.encode());
         }
         commit = commit.put(&key, Execution { status, ..execution }.encode());
         let outcome = inner.store.commit(commit).await?;
-        outcome.applied().map(|_| ()).map_err(|_| WorkflowError::NotParked { id: id.clone() })
+        outcome.applied().map_err(|_| WorkflowError::NotParked { id: id.clone() })?;
+        if let Some(due) = removal {
+            inner.removals.set(due);
+        }
+        Ok(())
     }
 }
 
