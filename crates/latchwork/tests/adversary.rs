@@ -311,6 +311,50 @@ async fn what_waited_goes_with_the_second_try_of_a_change() {
     }
 }
 
+/// A change that was sent before under the same name.
+#[tokio::test]
+async fn a_change_that_is_named_is_recorded_though_it_is_not_done() {
+    let named = workflow("named").run(async |ctx: Ctx, ()| {
+        let slot = ctx.state().global::<u32>("count");
+        let a = slot.clone().once("k").increment(1).await?.value;
+        let b = slot.clone().once("k").increment(1).await?.value;
+        ctx.sleep(Duration::from_millis(1500)).await?;
+        let c = slot.increment(1).await?.value;
+        Ok((a, b, c))
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&named).start().await.unwrap();
+    let handle = engine.start(&named, ()).id("n").await.unwrap();
+    let result = soon(handle.result()).await;
+    assert_eq!(result.expect("it hangs").unwrap(), (1, 1, 2));
+}
+
+/// A change whose time is up while it waits for others.
+#[tokio::test]
+async fn a_change_that_took_too_long_is_the_same_on_replay() {
+    let timed = workflow("timed").run(async |ctx: Ctx, ()| {
+        let slot = ctx.state().global::<u32>("count").mutation_timeout(Duration::from_millis(100));
+        let a = slot.increment(1).await.is_ok();
+        ctx.run("between", async || Ok::<_, Failure>(())).await?;
+        ctx.sleep(Duration::from_millis(1500)).await?;
+        Ok(a)
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&timed).start().await.unwrap();
+    let slot = engine.states().global().slot::<u32>("count");
+    let blocked = tokio::spawn(async move {
+        slot.container()
+            .atomic_state(move |list| async move {
+                tokio::time::sleep(Duration::from_millis(400)).await;
+                Ok::<_, ()>(list)
+            })
+            .await
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let handle = engine.start(&timed, ()).id("n").await.unwrap();
+    let _ = blocked.await;
+    let result = soon(handle.result()).await;
+    assert!(result.expect("it is parked").unwrap(), "a change of a workflow takes the time that it takes");
+}
+
 /// A change that is withdrawn leaves a gap in the journal; what came after is not to be taken for it.
 #[tokio::test]
 async fn a_gap_in_the_journal_is_noticed() {

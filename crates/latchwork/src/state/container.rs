@@ -99,7 +99,15 @@ impl Container {
     pub(crate) fn by(self, steward: Arc<dyn Steward>) -> Container {
         let Home::Stored(place) = self.home else { return self };
         let container = Container { home: Home::By(place, steward), setup: self.setup };
-        container.attempts(u32::MAX).mutation_timeout(None)
+        container.set_up(|setup| {
+            setup.retry.attempts = u32::MAX;
+            setup.timeout = None;
+        })
+    }
+
+    /// The same with another limit, unless somebody sees to its changes: for them there is none.
+    fn limited(self, change: impl FnOnce(&mut Setup)) -> Container {
+        if let Home::By(..) = self.home { self } else { self.set_up(change) }
     }
 
     fn set_up(mut self, change: impl FnOnce(&mut Setup)) -> Container {
@@ -110,7 +118,7 @@ impl Container {
     /// How often a mutation is tried when another process moves the container meanwhile: 4 times unless this is said,
     /// and once at the least.
     pub fn attempts(self, attempts: u32) -> Container {
-        self.set_up(|setup| setup.retry.attempts = attempts.max(1))
+        self.limited(|setup| setup.retry.attempts = attempts.max(1))
     }
 
     /// How long the first pause between attempts is at the most: 10 ms unless this is said. It doubles each time.
@@ -120,7 +128,7 @@ impl Container {
 
     /// How long a mutation may wait and run together: 30 s unless this is said; `None` for as long as it takes.
     pub fn mutation_timeout(self, timeout: impl Into<Option<Duration>>) -> Container {
-        self.set_up(|setup| setup.timeout = timeout.into())
+        self.limited(|setup| setup.timeout = timeout.into())
     }
 
     /// Names each mutation through the handle that this gives back, so make one for each call. Sent again under the
