@@ -169,6 +169,35 @@ async fn removals_that_overlap_are_done() {
     }
 }
 
+#[tokio::test]
+async fn pauses_may_be_as_long_as_can_be() {
+    let fails = workflow("fails").run(async |ctx: Ctx, ()| {
+        let retry = Retry::exponential().first_pause(Duration::MAX).longest_pause(Duration::MAX);
+        let step = ctx.run("never", async || Err::<(), _>(Failure::new("no"))).retry(retry);
+        step.await
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&fails).start().await.unwrap();
+    engine.start(&fails, ()).id("f").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let history = engine.history("f").await.unwrap();
+    assert_eq!(history.state, ExecutionState::Waiting);
+}
+
+#[tokio::test]
+async fn no_pause_stays_no_pause() {
+    let tries = workflow("tries").run(async |ctx: Ctx, ()| {
+        let retry = Retry::exponential().first_pause(Duration::ZERO);
+        let step = ctx.run_with("often", async |attempt| match attempt.number {
+            2000 => Ok(2000),
+            _ => Err(Failure::new("no")),
+        });
+        step.retry(retry).await
+    });
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&tries).start().await.unwrap();
+    let handle = engine.start(&tries, ()).id("t").await.unwrap();
+    assert_eq!(soon(handle.result()).await.expect("it pauses").unwrap(), 2000);
+}
+
 /// An input that just fits leaves no room for an end.
 #[tokio::test]
 async fn an_input_that_just_fits_does_not_hang() {
@@ -254,6 +283,27 @@ async fn a_step_dropped_in_its_commit_does_not_hang() {
             assert!(result.is_some() || matches!(state, Ok(ExecutionState::Parked(_))), "{state:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn extremes_of_sleep() {
+    let sleeps = workflow("sleeps").run(async |ctx: Ctx, ()| {
+        ctx.sleep_until(Timestamp(0)).await?;
+        ctx.sleep(Duration::ZERO).await?;
+        let step = ctx.run("x", async || Ok::<_, Failure>(()));
+        step.timeout(Duration::MAX).deadline(Duration::MAX).await?;
+        ctx.sleep(Duration::MAX).await?;
+        Ok(7)
+    });
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).register(&sleeps).start().await.unwrap();
+    engine.start(&sleeps, ()).id("s").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(engine.history("s").await.unwrap().state, ExecutionState::Waiting);
+    engine.wake("s").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(engine.history("s").await.unwrap().state, ExecutionState::Waiting);
+    assert_eq!(engine.residents(), 0);
 }
 
 /// Executions whose results wait to be committed, and whose changes of one slot are too much for one commit.
