@@ -285,6 +285,21 @@ async fn a_step_dropped_in_its_commit_does_not_hang() {
     }
 }
 
+/// The handle of an engine that was replaced, and that has no reason to find out.
+#[tokio::test]
+#[ignore = "nobody tells the first engine"]
+async fn a_handle_of_an_engine_that_was_replaced_does_not_hang() {
+    let parks = workflow("parks").run(async |_: Ctx, ()| -> Result<(), Failure> { panic!("as it should") });
+    let store = Store::memory().await.unwrap();
+    let first = Engine::on(&store).register(&parks).start().await.unwrap();
+    let handle = first.start(&parks, ()).id("p").await.unwrap();
+    let waits = tokio::spawn(async move { handle.result().await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let second = Engine::on(&store).register(&parks).start().await.unwrap();
+    second.terminate("p", "enough").await.unwrap();
+    assert!(soon(waits).await.expect("it hangs").unwrap().is_err());
+}
+
 #[tokio::test]
 async fn extremes_of_sleep() {
     let sleeps = workflow("sleeps").run(async |ctx: Ctx, ()| {
