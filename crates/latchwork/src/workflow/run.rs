@@ -343,7 +343,11 @@ impl Run {
     /// Makes everything so far durable. Returns only if that has happened.
     pub(crate) async fn flush(&self) {
         if !self.is_stored() {
-            return self.until_stored().await;
+            self.until_stored().await;
+            // From another task, something may have come too late for it.
+            if self.state.lock().pending.is_empty() {
+                return;
+            }
         }
         if let Err(stop) = self.commit(Next::Runs).await {
             self.stop_for::<()>(stop).await;
