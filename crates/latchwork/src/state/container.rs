@@ -99,7 +99,7 @@ impl Container {
     pub(crate) fn by(self, steward: Arc<dyn Steward>) -> Container {
         let Home::Stored(place) = self.home else { return self };
         let container = Container { home: Home::Stored(place.clone()), setup: self.setup };
-        let container = container.attempts(u32::MAX).mutation_timeout(None).set_up(|setup| setup.once = None);
+        let container = container.attempts(u32::MAX).mutation_timeout(None);
         Container { home: Home::By(place, steward), setup: container.setup }
     }
 
@@ -134,7 +134,7 @@ impl Container {
     /// other arguments is an error. (Mutators are told apart by the method alone.) Containers in memory remember no
     /// names.
     pub fn once(self, key: impl Into<Arc<str>>) -> Container {
-        self.treated(|setup| setup.once = Some(key.into()))
+        self.set_up(|setup| setup.once = Some(key.into()))
     }
 
     /// What reads while nothing was ever written.

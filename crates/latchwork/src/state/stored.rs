@@ -232,9 +232,13 @@ impl Worker {
 }
 
 /// What was answered before is answered again.
-fn settle_again(job: Job, answer: Answer, name: &str) {
+fn settle_again(mut job: Job, answer: Answer, name: &str) {
     let Answer { operation, fingerprint, value, rev, changed } = answer;
     if fingerprint == job.fingerprint() {
+        if let Some(rider) = &mut job.rider {
+            let changed = Changed { value: value.clone(), rev: Rev(rev), changed, repeated: true };
+            rider.rests(Known { rev: None, state: None }, Some(changed));
+        }
         job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: true }));
         return;
     }

@@ -78,6 +78,7 @@ impl Ctx {
             Err(stop) => return self.run.stop_for(stop).await,
         }
         self.run.effect().await;
+        self.run.ensure_stored().await;
         match self.run.commit(Next::Continues(input)).await {
             Ok(()) => self.run.stop_for(Stop::Continued).await,
             Err(stop) => self.run.stop_for(stop).await,

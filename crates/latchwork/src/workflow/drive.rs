@@ -9,6 +9,7 @@ use std::time::Duration;
 use tracing::Instrument;
 
 use crate::backoff::jittered;
+use crate::state::Quiet;
 use crate::store::{ErrorKind, StoreError};
 use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
@@ -107,23 +108,31 @@ pub(crate) async fn live(run: &Arc<Run>) -> Ended {
     }
     let ctx = Ctx { run: run.clone() };
     let begin = || (run.definition.begin)(ctx, &run.input());
-    let mut running: Running = match std::panic::catch_unwind(AssertUnwindSafe(begin)) {
+    let running: Running = match std::panic::catch_unwind(AssertUnwindSafe(begin)) {
         Ok(Ok(running)) => running,
         Ok(Err(failure)) => return Ended::Finished(Err(failure)),
         Err(panic) => return Ended::Panicked(panicked(&*panic)),
     };
+    // It is dropped with everything that it holds, which is the workflow's own.
+    let mut running = Quiet::new(running);
     let mut deadline = left.filter(|_| !run.engine.replays).map(|left| run.env().sleep(left));
     let mut late = false;
     let mut stopped = std::pin::pin!(run.until_stopped());
     loop {
         let polled = std::future::poll_fn(|context| {
-            match std::panic::catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(context))) {
+            let polled = std::panic::catch_unwind(AssertUnwindSafe(|| running.get().as_mut().poll(context)));
+            // What it came to after it was to stop, by dropping the future that was told so, does not count.
+            while stopped.as_mut().poll(context).is_ready() {
+                if run.stop().is_some() {
+                    return Poll::Ready(Some(Ended::Stopped));
+                }
+                // That was meant for the run before this.
+                stopped.set(run.until_stopped());
+            }
+            match polled {
                 Ok(Poll::Ready(ended)) => return Poll::Ready(Some(Ended::Finished(ended))),
                 Ok(Poll::Pending) => {}
                 Err(panic) => return Poll::Ready(Some(Ended::Panicked(panicked(&*panic)))),
-            }
-            if stopped.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Some(Ended::Stopped));
             }
             if let Some(limit) = &mut deadline
                 && limit.as_mut().poll(context).is_ready()
@@ -141,7 +150,7 @@ pub(crate) async fn live(run: &Arc<Run>) -> Ended {
             Some(ended) => return ended,
             // It waits for something of its own before its first operation; whoever started it need not.
             None => {
-                if let Err(stop) = run.commit(Next::Runs).await {
+                if let Err(stop) = run.commit(run.first()).await {
                     run.set_stop(stop);
                     return Ended::Stopped;
                 }
@@ -189,10 +198,12 @@ async fn settle(run: &Run, ended: Ended) {
 
 /// What an execution has come to. An output that is too large to be stored is a failure.
 fn finished(run: &Run, result: std::result::Result<String, Failure>) -> Status {
-    let result = result.and_then(|output| match run.fits("the output", output.len()) {
-        Ok(()) => Ok(output),
-        Err(failure) => Err(failure),
-    });
+    // They are in one record.
+    let result =
+        result.and_then(|output| match run.fits("the output with the input", output.len() + run.input().len()) {
+            Ok(()) => Ok(output),
+            Err(failure) => Err(failure),
+        });
     match result {
         Ok(output) => Status::Completed(output),
         Err(failure) => Status::Failed(failure_text(&failure)),

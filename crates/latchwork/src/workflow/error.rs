@@ -47,6 +47,9 @@ pub enum WorkflowError {
     /// An input with something in it that JSON cannot hold.
     #[error("the input of workflow {workflow:?}: {cause}")]
     Input { workflow: String, cause: JsonError },
+    /// An input that leaves no room for what the execution comes to.
+    #[error("the input of workflow {workflow:?} takes {length} bytes as JSON; the limit is {limit}")]
+    InputTooLong { workflow: String, length: usize, limit: usize },
     /// An output that does not fit the type it is read as.
     #[error("the output of execution {id:?} does not fit: {message}")]
     Mismatch { id: ExecutionId, message: String },
@@ -85,6 +88,7 @@ impl WorkflowError {
             | Name { .. }
             | KeyReused { .. }
             | Input { .. }
+            | InputTooLong { .. }
             | Mismatch { .. } => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,

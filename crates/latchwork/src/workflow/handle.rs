@@ -13,7 +13,7 @@ use crate::json;
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Engine, Inner, Waiter, check_name};
 use crate::workflow::record::{Execution, Keyed, Status, keyed_key};
-use crate::workflow::run::{Run, hash_text};
+use crate::workflow::run::{Run, hash_text, largest};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// A start that is about to be awaited.
@@ -98,6 +98,10 @@ impl<I: Serialize, O> Start<I, O> {
         let definition = definition.ok_or_else(|| WorkflowError::NotRegistered { name: name.clone() })?;
         let input = json::to_value(&self.input);
         let input = input.map_err(|cause| WorkflowError::Input { workflow: name.clone(), cause })?.to_string();
+        let (length, limit) = (input.len(), largest(&inner));
+        if length > limit {
+            return Err(WorkflowError::InputTooLong { workflow: name, length, limit });
+        }
         if inner.is_stopped() {
             return Err(WorkflowError::Stopped);
         }

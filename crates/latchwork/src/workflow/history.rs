@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::store::{Order, Space, Store, Timestamp, View};
 use crate::workflow::engine::{EXECUTIONS, Engine, JOURNAL};
-use crate::workflow::record::{Entry, EntryState, Execution, FailedAttempt, Kind, Status, journal_key};
+use crate::workflow::record::{Entry, EntryState, Execution, FailedAttempt, Kind, Status, journal_key, read_place};
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -242,7 +242,7 @@ async fn operations(
     let run = execution.run;
     let mut rest = journal.range(journal_key(id, run, 0)..journal_key(id, run, u32::MAX));
     let first = execution.intent.clone().map(|first| Operation::new(0, first.into_entry(), changed));
-    let (mut operations, mut intent) = (Vec::new(), first);
+    let (mut operations, mut intent) = (Vec::<Operation>::new(), first);
     loop {
         let found = view.scan(&rest, Order::Ascending, BATCH).await?;
         let Some((last, _)) = found.last() else {
@@ -250,15 +250,18 @@ async fn operations(
             let tail = tail.map(|(place, entry)| Operation::new(*place, entry.clone(), changed));
             // Whatever came after the last one has a record of its own, or is the tail.
             match execution.tail.first() {
-                Some((place, _)) => operations.truncate(*place as usize),
+                Some((place, _)) => operations.retain(|operation| operation.place < *place),
                 None => operations.extend(intent),
             }
             operations.extend(tail);
             return Ok(operations);
         };
         rest = rest.after(last);
-        for (_, item) in &found {
-            let place = operations.len() as u32;
+        for (key, item) in &found {
+            let before = operations.last().map_or(0, |last| last.place + 1);
+            let place = read_place(key.bytes()).unwrap_or(before);
+            // A step that was begun and never ended, because the code has dropped it.
+            operations.extend(intent.take().filter(|begun| begun.place < place));
             let damaged = || WorkflowError::corrupt(format!("operation {place} of execution {id:?}"));
             let (entry, next) = Entry::decode_with(&item.value).ok_or_else(damaged)?;
             operations.push(Operation::new(place, entry, item.time));

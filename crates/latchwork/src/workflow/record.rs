@@ -276,6 +276,11 @@ pub(crate) fn journal_key(id: &ExecutionId, run: u32, place: u32) -> Vec<u8> {
     key
 }
 
+/// The place that the key of a journal entry tells.
+pub(crate) fn read_place(key: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(*key.last_chunk::<4>()?))
+}
+
 /// What all journal keys of an execution start with.
 pub(crate) fn journal_prefix(id: &ExecutionId) -> Vec<u8> {
     let mut key = Vec::with_capacity(id.len() + 10);

@@ -37,7 +37,17 @@ pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
         let mut rest = inner.left(overdue);
         drop(inner);
         loop {
-            let Ok(found) = before.scan(&rest, Order::Ascending, BATCH).await else { return };
+            let found = match before.scan(&rest, Order::Ascending, BATCH).await {
+                Ok(found) => found,
+                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                    let Some(inner) = engine.upgrade().filter(|inner| !inner.is_stopped()) else { return };
+                    let pause = inner.store.env().sleep(PAUSE);
+                    drop(inner);
+                    pause.await;
+                    continue;
+                }
+                Err(_) => return,
+            };
             let Some((last, _)) = found.last() else { break };
             rest = rest.after(last);
             let left = found.into_iter().filter_map(|(key, item)| Left::new(key, item, overdue));

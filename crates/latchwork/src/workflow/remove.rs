@@ -2,9 +2,10 @@
 //! of runs that were continued as new. What is left of a removal that was interrupted is removed the next time, since
 //! the alarm goes last.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::store::{Commit, Order, Outcome, Range, Space};
+use crate::store::{Commit, Key, Order, Outcome, Range, Space};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{Keyed, Removal, keyed_key};
@@ -27,7 +28,7 @@ impl Keeper for Remove {
     }
 
     async fn ring(engine: &Arc<Inner>, due: Vec<Due>) -> Result<()> {
-        let mut broom = Broom { engine, commit: engine.owned() };
+        let mut broom = Broom { engine, commit: engine.owned(), gone: HashSet::new() };
         for due in due {
             broom.remove(due).await?;
         }
@@ -39,17 +40,29 @@ impl Keeper for Remove {
 struct Broom<'a> {
     engine: &'a Arc<Inner>,
     commit: Commit,
+    /// What the commit removes. Several alarms may come to the same records, and a commit writes a key once.
+    gone: HashSet<Key>,
 }
 
 impl Broom<'_> {
     async fn remove(&mut self, due: Due) -> Result<()> {
         match Removal::decode(&due.item.value) {
-            Some(Removal::Before(run)) => self.empty(&journal_range(self.engine, &due.id, Some(run))).await?,
+            Some(Removal::Before(run)) => self.runs_before(&due.id, run).await?,
             Some(Removal::Execution) => self.execution(&due.id).await?,
             // It tells nothing; the rest is for `verify` to find.
             None => {}
         }
-        self.add(|commit| commit.delete(&due.key)).await
+        self.add(&due.key).await
+    }
+
+    /// Removes the journals of runs that were continued, unless the id is another execution's by now.
+    async fn runs_before(&mut self, id: &ExecutionId, run: u32) -> Result<()> {
+        match self.engine.read(id).await? {
+            Some((execution, _)) if execution.run >= run => {
+                self.empty(&journal_range(self.engine, id, Some(run))).await
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn execution(&mut self, id: &ExecutionId) -> Result<()> {
@@ -64,11 +77,14 @@ impl Broom<'_> {
             let found = self.engine.store.view().await?.get(&key).await?;
             let is_its = |value: &[u8]| Keyed::decode(value).is_some_and(|keyed| keyed.id == **id);
             if found.is_some_and(|item| is_its(&item.value)) {
-                self.add(|commit| commit.delete(&key)).await?;
+                self.add(&key).await?;
             }
         }
         let key = self.engine.spaces.executions.key(id.as_bytes());
-        self.add(|commit| commit.at_rev(&key, rev).delete(&key)).await
+        if !self.gone.contains(&key) {
+            self.commit = std::mem::take(&mut self.commit).at_rev(&key, rev);
+        }
+        self.add(&key).await
     }
 
     /// Removes everything in a range.
@@ -78,7 +94,7 @@ impl Broom<'_> {
             let found = self.engine.store.view().await?.scan(&rest, Order::Ascending, WRITES).await?;
             for (key, _) in &found {
                 rest = rest.after(key);
-                self.add(|commit| commit.delete(key)).await?;
+                self.add(key).await?;
             }
             if found.len() < WRITES {
                 return Ok(());
@@ -86,13 +102,17 @@ impl Broom<'_> {
         }
     }
 
-    async fn add(&mut self, add: impl FnOnce(Commit) -> Commit) -> Result<()> {
-        self.commit = add(std::mem::take(&mut self.commit));
+    /// Adds the removal of a record.
+    async fn add(&mut self, key: &Key) -> Result<()> {
+        if self.gone.insert(key.clone()) {
+            self.commit = std::mem::take(&mut self.commit).delete(key);
+        }
         if self.commit.writes().len() >= WRITES { self.sweep().await } else { Ok(()) }
     }
 
     async fn sweep(&mut self) -> Result<()> {
         let commit = std::mem::replace(&mut self.commit, self.engine.owned());
+        self.gone.clear();
         if commit.writes().is_empty() {
             return Ok(());
         }

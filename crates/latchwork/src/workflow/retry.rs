@@ -6,6 +6,9 @@ use crate::backoff::jittered;
 use crate::store::Env;
 use crate::workflow::Failure;
 
+/// Longer than anybody waits, and short enough to be reckoned with.
+const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
+
 /// When a step that failed is tried again.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Retry {
@@ -68,7 +71,9 @@ impl Retry {
             return None;
         }
         let exponent = i32::try_from(attempts.saturating_sub(1)).unwrap_or(i32::MAX);
-        let pause = (self.first.as_secs_f64() * self.factor.powi(exponent)).min(self.most.as_secs_f64());
-        Some(jittered(Duration::from_secs_f64(pause), 0.75, env))
+        // However often it was tried, the factor is a number, and nothing times it is nothing.
+        let factor = self.factor.powi(exponent).min(f64::MAX);
+        let pause = Duration::try_from_secs_f64(self.first.as_secs_f64() * factor).unwrap_or(Duration::MAX);
+        Some(jittered(pause.min(self.most).min(LONGEST), 0.75, env))
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::store::{Commit, Env, ErrorKind, Key, Order, Outcome, Rev, StoreError, Timestamp};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Entry, Execution, Intent, Kind, Status, journal_key, journal_prefix};
+use crate::workflow::record::{Entry, Execution, Intent, Kind, Status, journal_key, journal_prefix, read_place};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 pub(crate) use board::Boarded;
@@ -36,6 +36,8 @@ pub(crate) struct Run {
     pub(crate) definition: Arc<Definition>,
     state: Mutex<State>,
     stopped: Notify,
+    /// Told when its first commit has landed.
+    stored: Notify,
 }
 
 struct State {
@@ -61,6 +63,8 @@ struct State {
     operates: bool,
     stop: Option<Stop>,
     started: Option<oneshot::Sender<Result<()>>>,
+    /// What it is to be from its first commit on, once an operation waits for that.
+    first: Option<Next>,
 }
 
 /// Held until an execution has come to something.
@@ -136,9 +140,10 @@ impl Run {
             operates: false,
             stop: None,
             started: None,
+            first: None,
         };
         let key = engine.spaces.executions.key(id.as_bytes());
-        Run { engine, id, key, definition, state: Mutex::new(state), stopped: Notify::new() }
+        Run { engine, id, key, definition, state: Mutex::new(state), stopped: Notify::new(), stored: Notify::new() }
     }
 
     /// The same, taken up so often by now without coming to anything.
@@ -195,7 +200,8 @@ impl Run {
     /// Whether it is not stored, and nothing is on its way that would.
     pub(crate) fn waits_unstored(&self) -> bool {
         let state = self.state.lock();
-        state.rev.is_none() && !state.commits && !state.operates && state.stop.is_none()
+        let waits = !state.operates || state.first.is_some();
+        state.rev.is_none() && !state.commits && waits && state.stop.is_none()
     }
 
     /// Ends the execution's stay in memory. Its future is never polled again.
@@ -246,6 +252,10 @@ impl Run {
         if let Err(stop) = self.read_ahead().await {
             return self.stop_for(stop).await;
         }
+        // The future that was told to stop may have been dropped, and the code gone on.
+        if self.state.lock().stop.is_some() {
+            return std::future::pending().await;
+        }
         let (place, found) = {
             let mut state = self.state.lock();
             let place = state.next;
@@ -289,13 +299,31 @@ impl Run {
         let found = view.scan(&range, Order::Ascending, READ_AHEAD).await.map_err(Stop::Failed)?;
         let mut state = self.state.lock();
         state.more = found.len() == READ_AHEAD;
-        let mut intent = state.intent.take();
-        for (_, item) in found {
-            let Some((entry, next)) = Entry::decode_with(&item.value) else {
+        let (mut intent, mut expected) = (state.intent.take(), from);
+        for (key, item) in found {
+            let place = read_place(key.bytes());
+            let decoded = Entry::decode_with(&item.value);
+            let (Some(place), Some((entry, next))) = (place, decoded) else {
                 return Err(Stop::Parked(format!("the journal is damaged behind operation {from}")));
             };
+            // A step that was begun and never ended, because the code has dropped it.
+            if expected < place
+                && let Some(begun) = intent.take()
+            {
+                state.read.push_back(begun);
+                expected += 1;
+            }
+            if expected < place {
+                // What comes before the gap may still be read.
+                if expected == from {
+                    let reason = format!("the journal does not tell of operation {from}, which the code has dropped");
+                    return Err(Stop::Parked(reason));
+                }
+                state.more = true;
+                return Ok(());
+            }
             state.read.push_back(entry);
-            intent = next;
+            (intent, expected) = (next, place + 1);
         }
         match state.more {
             true => state.intent = intent,
@@ -327,6 +355,13 @@ impl Run {
 
     /// Makes everything so far durable. Returns only if that has happened.
     pub(crate) async fn flush(&self) {
+        if !self.is_stored() {
+            self.until_stored(Next::Runs).await;
+            // From another task, something may have come too late for it.
+            if self.state.lock().pending.is_empty() {
+                return;
+            }
+        }
         if let Err(stop) = self.commit(Next::Runs).await {
             self.stop_for::<()>(stop).await;
         }
@@ -334,14 +369,41 @@ impl Run {
 
     /// Makes sure that the execution is stored, for those whose commits are not its own task's.
     pub(crate) async fn ensure_stored(&self) {
-        if self.state.lock().rev.is_none() {
-            self.flush().await;
+        if !self.is_stored() {
+            self.until_stored(Next::Runs).await;
         }
+    }
+
+    fn is_stored(&self) -> bool {
+        self.state.lock().rev.is_some()
+    }
+
+    /// Waits for the first commit. It is not sent from here, where the workflow could drop it and nobody would know
+    /// what became of it: the one who drives the workflow sends it as soon as the workflow waits.
+    async fn until_stored(&self, first: Next) {
+        self.state.lock().first = Some(first);
+        loop {
+            let mut stored = std::pin::pin!(self.stored.notified());
+            stored.as_mut().enable();
+            if self.is_stored() {
+                return;
+            }
+            stored.await;
+        }
+    }
+
+    /// What it is to be from its first commit on.
+    pub(crate) fn first(&self) -> Next {
+        self.state.lock().first.take().unwrap_or(Next::Runs)
     }
 
     /// Makes everything so far durable, and leaves memory until then, or until the execution is to have ended.
     pub(crate) async fn suspend<T>(&self, until: Timestamp) -> T {
         let timer = self.deadline().map_or(until, |deadline| deadline.min(until));
+        if !self.is_stored() {
+            self.until_stored(Next::Waits(timer)).await;
+            return self.stop_for(Stop::Suspended(timer)).await;
+        }
         if let Err(stop) = self.commit(Next::Waits(timer)).await {
             return self.stop_for(stop).await;
         }
@@ -356,10 +418,7 @@ impl Run {
 
     /// Sends a commit that holds nothing that may be refused but what is the execution's own.
     async fn send(&self, commit: Commit, boarded: Boarded) -> Result<(), Stop> {
-        self.state.lock().commits = true;
-        let outcome = self.engine.store.commit(commit).await;
-        self.state.lock().commits = false;
-        match outcome {
+        match self.store(commit).await {
             Ok(Outcome::Applied(receipt)) => {
                 self.landed(boarded, &receipt);
                 Ok(())
@@ -370,6 +429,32 @@ impl Run {
                 Err(self.failed(error))
             }
         }
+    }
+
+    /// Sends a commit. If this is dropped before the answer is there, the execution stops, and is taken up again from
+    /// what is stored then.
+    pub(crate) async fn store(&self, commit: Commit) -> std::result::Result<Outcome, StoreError> {
+        struct Sent<'a> {
+            run: &'a Run,
+            is_answered: bool,
+        }
+        impl Drop for Sent<'_> {
+            fn drop(&mut self) {
+                let mut state = self.run.state.lock();
+                state.commits = false;
+                let is_stored = state.rev.is_some();
+                drop(state);
+                // The first is dropped only with the whole task.
+                if !self.is_answered && is_stored {
+                    self.run.set_stop(Stop::Changed);
+                }
+            }
+        }
+        self.state.lock().commits = true;
+        let mut sent = Sent { run: self, is_answered: false };
+        let outcome = self.engine.store.commit(commit).await;
+        sent.is_answered = true;
+        outcome
     }
 
     /// What an error of the store's means: what cannot be stored will not be the next time either.
@@ -395,7 +480,7 @@ impl Run {
 
     /// Refuses what is too large to be stored.
     pub(crate) fn fits(&self, what: &str, length: usize) -> std::result::Result<(), Failure> {
-        let limit = self.engine.store.limits().value_bytes - ROOM;
+        let limit = largest(&self.engine);
         if length <= limit {
             return Ok(());
         }
@@ -411,6 +496,11 @@ impl Run {
 
 pub(crate) fn hash_text(text: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(text.as_bytes())
+}
+
+/// The longest value of a caller's, in bytes: everything else that a record holds has to fit beside it.
+pub(crate) fn largest(engine: &Inner) -> usize {
+    engine.store.limits().value_bytes.saturating_sub(ROOM)
 }
 
 /// The range of an execution's journal, of all its runs or of those before one.

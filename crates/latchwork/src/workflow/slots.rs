@@ -166,6 +166,10 @@ impl Passenger {
 
 impl Rider for Passenger {
     fn board(&mut self, commit: Commit, changed: &Changed) -> Commit {
+        // The last commit was more than the store takes at once, and nobody was told.
+        if let Some(boarded) = self.boarded.take() {
+            self.run.put_back(boarded);
+        }
         self.answered(changed);
         let (commit, boarded) = self.run.board(commit, Next::Runs);
         self.boarded = Some(boarded);

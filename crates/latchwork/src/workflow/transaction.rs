@@ -297,8 +297,8 @@ impl<F> Transacting<'_, F> {
         if let Err(failure) = run.fits("the result", text.len()) {
             return Ok(Tried::Failed(failure));
         }
-        run.put(place, Entry { state: EntryState::Done(text), ..entry.clone() });
-        let sent = send(run, &tx).await;
+        let done = Entry { state: EntryState::Done(text), ..entry.clone() };
+        let sent = send(run, &tx, place, done).await;
         match sent {
             Ok(Some(_)) => return Ok(Tried::Done(value)),
             _ => run.take_back(place),
@@ -364,7 +364,7 @@ impl From<EntityError> for Refused {
 }
 
 /// Commits what a transaction did, with everything that waits to be. Nothing if others were faster.
-async fn send(run: &Run, tx: &Tx) -> Result<Option<()>, Refused> {
+async fn send(run: &Run, tx: &Tx, place: u32, done: Entry) -> Result<Option<()>, Refused> {
     let entities = &run.engine.entities;
     let writes = tx.inner.writes.lock().take().unwrap_or_default();
     let checked = entities.checked(writes.if_unchanged(&tx.inner.view))?;
@@ -378,8 +378,10 @@ async fn send(run: &Run, tx: &Tx) -> Result<Option<()>, Refused> {
         };
     }
     let commit = tx.inner.staged.board(commit).await;
+    // That it is done goes into this commit and into no other, though somebody drops this future before.
+    run.put(place, done);
     let (commit, boarded) = run.board(commit, Next::Runs);
-    match run.engine.store.commit(commit).await {
+    match run.store(commit).await {
         Ok(Outcome::Applied(receipt)) => {
             run.landed(boarded, &receipt);
             Ok(Some(()))

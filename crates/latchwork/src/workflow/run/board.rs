@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::store::{Check, Commit, Key, Receipt, Refusal, Timestamp};
+use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::record::{
     Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, alarm_key, journal_key, keyed_key,
 };
@@ -30,7 +30,10 @@ impl Run {
         let mut state = self.state.lock();
         let first_check = commit.checks().len();
         commit = commit.check(self.engine.shard_check(&self.id));
+        let is_over = state.stop.is_some() && !matches!(next, Next::Rests(_));
         commit = match state.rev {
+            // It was to stop; whatever was on its way to be done is not.
+            _ if is_over => commit.check(Check::AtRev(self.key.clone(), Rev(u64::MAX))),
             Some(rev) => commit.check(Check::AtRev(self.key.clone(), rev)),
             None => commit.check(Check::Absent(self.key.clone())),
         };
@@ -165,6 +168,9 @@ impl Run {
         }
         if let Some(due) = boarded.removal {
             self.engine.removals.set(due);
+        }
+        if boarded.is_first {
+            self.stored.notify_waiters();
         }
         if let Some(started) = state.started.take() {
             let _ = started.send(Ok(()));

@@ -3,6 +3,7 @@
 mod crash;
 mod kill;
 mod kit;
+mod once_wrong;
 mod recovery;
 mod replay;
 mod simulation;

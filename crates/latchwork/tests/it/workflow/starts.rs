@@ -172,5 +172,5 @@ async fn a_start_does_not_wait_for_the_first_operation() {
     let large = workflow("large").run(async |_: Ctx, text: String| Ok(text.len()));
     let test = TestEngine::new(&large, 1).await.unwrap();
     let refused = test.engine().start(&large, "x".repeat(5 << 20)).await;
-    assert!(matches!(refused, Err(WorkflowError::Store(_))), "{refused:?}");
+    assert!(matches!(refused, Err(WorkflowError::InputTooLong { .. })), "{refused:?}");
 }
