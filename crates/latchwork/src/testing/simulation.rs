@@ -38,7 +38,7 @@ const ROUNDS: usize = 200_000;
 /// use std::time::Duration;
 ///
 /// use latchwork::testing::Simulation;
-/// use latchwork::workflow::{Ctx, Failure, Retry};
+/// use latchwork::workflow::{Ctx, Failure, Retry, workflow};
 ///
 /// let order = workflow("order").run(async |ctx: Ctx, price: u64| {
 ///     // A crash counts as an attempt, and there may be many of them here.
