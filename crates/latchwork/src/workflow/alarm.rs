@@ -26,12 +26,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What is told to the one who sees to the alarms of a space.
 #[derive(Default)]
 pub(crate) struct Alarms {
-    state: Mutex<Told>,
+    state: Mutex<Heard>,
     set: Notify,
 }
 
 #[derive(Default)]
-struct Told {
+struct Heard {
     /// The earliest that was set since it looked last, as far as it has to know.
     earliest: Option<Timestamp>,
     /// It sleeps until then, and need not be told of what is due later.

@@ -12,7 +12,7 @@ use crate::store::{Timestamp, Uuid};
 use crate::workflow::record::{Entry, EntryState, Kind};
 use crate::workflow::run::{IDLE, Next, Run, Stop, hash_text};
 use crate::workflow::slots::CtxState;
-use crate::workflow::step::{Attempt, Plain, Step, Told};
+use crate::workflow::step::{Attempt, Plain, Step, WithAttempt};
 use crate::workflow::{ExecutionId, Failure};
 
 /// The context of an execution.
@@ -48,12 +48,12 @@ impl Ctx {
     }
 
     /// Like [`Ctx::run`], with a body that is told which attempt it is, and of its idempotency key.
-    pub fn run_with<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, Told<F>>
+    pub fn run_with<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, WithAttempt<F>>
     where
         F: Fn(Attempt) -> Fut,
         Fut: Future<Output = std::result::Result<T, E>>,
     {
-        Step::new(self, name, Told(body))
+        Step::new(self, name, WithAttempt(body))
     }
 
     /// Slots of the store. What is done to them from here is one commit with the record that it was done, so neither a
@@ -169,29 +169,22 @@ impl Ctx {
         argument: u64,
         choose: impl FnOnce(&Run) -> T,
     ) -> T {
-        self.run.operation(self.chosen(kind, name, argument, choose)).await
-    }
-
-    async fn chosen<T: Serialize + DeserializeOwned>(
-        &self,
-        kind: Kind,
-        name: &str,
-        argument: u64,
-        choose: impl FnOnce(&Run) -> T,
-    ) -> T {
-        let (place, found) = self.run.take(kind, name, argument).await;
-        if let Some(EntryState::Done(text)) = found.map(|found| found.state) {
-            return match serde_json::from_str(&text) {
-                Ok(value) => value,
-                Err(_) => {
-                    let reason = format!("what operation {place} has chosen cannot be read: {text}");
-                    self.run.stop_for(Stop::Parked(reason)).await
-                }
-            };
-        }
-        let value = choose(&self.run);
-        let text = serde_json::to_string(&value).expect("a number can be written as JSON");
-        self.run.put(place, Entry::new(kind, name, argument, self.run.env().now(), EntryState::Done(text)));
-        value
+        let chosen = async {
+            let (place, found) = self.run.take(kind, name, argument).await;
+            if let Some(EntryState::Done(text)) = found.map(|found| found.state) {
+                return match serde_json::from_str(&text) {
+                    Ok(value) => value,
+                    Err(_) => {
+                        let reason = format!("what operation {place} has chosen cannot be read: {text}");
+                        self.run.stop_for(Stop::Parked(reason)).await
+                    }
+                };
+            }
+            let value = choose(&self.run);
+            let text = serde_json::to_string(&value).expect("a number can be written as JSON");
+            self.run.put(place, Entry::new(kind, name, argument, self.run.env().now(), EntryState::Done(text)));
+            value
+        };
+        self.run.operation(chosen).await
     }
 }

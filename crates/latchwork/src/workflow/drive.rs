@@ -65,13 +65,16 @@ async fn drive(run: Arc<Run>) {
     match stop {
         Some(Stop::Suspended(timer)) => inner.timers.set(timer),
         Some(Stop::Failed(error)) => return again(&run, error).await,
-        Some(Stop::Changed) => return take_up(&run).await,
+        Some(Stop::Changed) => return take_up(&run, true).await,
         // Whoever is the owner now goes on with it; here nobody can.
-        Some(Stop::Fenced) => inner.stop(),
+        Some(Stop::Fenced) => {
+            tracing::warn!("another engine has taken over; this one stops");
+            inner.stop();
+        }
         _ => inner.ended(&run.id, run.ended_as()),
     }
     if missed {
-        take_up(&run).await;
+        take_up(&run, false).await;
     }
 }
 
@@ -82,14 +85,16 @@ async fn again(run: &Run, error: StoreError) {
     if matches!(error, StoreError::Closed | StoreError::Stopped { .. }) || error.kind() != ErrorKind::Unavailable {
         return run.engine.ended(&run.id, None);
     }
-    take_up(run).await;
+    take_up(run, true).await;
 }
 
-/// Takes an execution up again, however long the store does not serve.
-async fn take_up(run: &Run) {
+/// Takes an execution up again, however long the store does not serve. With `fence` its last commit may still be on its
+/// way, and is kept from landing.
+async fn take_up(run: &Run, fence: bool) {
     let inner = &run.engine;
     loop {
-        match inner.pick_up_fenced(&run.id).await {
+        let taken = if fence { inner.pick_up_fenced(&run.id).await } else { inner.pick_up(&run.id).await };
+        match taken {
             Ok(()) => break,
             Err(error) if inner.is_stopped() || error.kind() != ErrorKind::Unavailable => break,
             Err(_) => run.env().sleep(jittered(AGAIN, 0.5, run.env())).await,

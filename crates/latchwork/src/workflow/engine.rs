@@ -320,12 +320,12 @@ impl Engine {
     pub async fn resume(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
         self.unpark(&id, Status::Running).await?;
-        self.inner.pick_up(&id, 0, None).await
+        self.inner.pick_up(&id).await
     }
 
     /// Takes an execution that waits into memory at once, to see whether it can go on; if it has to wait, it leaves.
     pub async fn wake(&self, id: impl Into<ExecutionId>) -> Result<()> {
-        self.inner.pick_up(&id.into(), 0, None).await
+        self.inner.pick_up(&id.into()).await
     }
 
     /// Ends an execution as failed that is parked, or whose workflow is not registered here.

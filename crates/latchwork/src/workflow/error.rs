@@ -57,7 +57,7 @@ pub enum WorkflowError {
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
     /// The engine was stopped.
-    #[error("the engine has stopped")]
+    #[error("the engine has stopped, or another one has taken over; ask the one that runs now")]
     Stopped,
     /// A start under an idempotency key that was used with another input.
     #[error("idempotency key {key:?} was used before to start execution {id:?}, with another input")]

@@ -48,7 +48,7 @@ pub use history::{AttemptFailure, ExecutionState, History, Operation, OperationS
 pub use record::Kind;
 pub use retry::Retry;
 pub use slots::CtxState;
-pub use step::{Attempt, Body, Plain, Step, Told};
+pub use step::{Attempt, Body, Plain, Step, WithAttempt};
 pub use transaction::{Transacting, Tx};
 
 /// Names an execution: any text of 1 to 512 bytes.

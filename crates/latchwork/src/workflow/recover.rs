@@ -5,10 +5,11 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Range, Space, View};
+use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Range, Rev, Space, View};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
+use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Status, read_alarm_key, read_count};
+use crate::workflow::record::{Execution, Status, read_alarm_key, read_count};
 use crate::workflow::run::{Next, Probation, Run};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -25,6 +26,13 @@ struct Left {
     /// Where it is counted how often it was taken up.
     key: Key,
     item: Item,
+}
+
+/// An execution that is to run, with what runs it.
+struct Ready {
+    execution: Execution,
+    rev: Rev,
+    definition: Arc<Definition>,
 }
 
 /// Goes on with everything that was running or due as the view shows it. Those that an earlier engine took up without
@@ -46,7 +54,11 @@ pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
                     pause.await;
                     continue;
                 }
-                Err(_) => return,
+                // What was found so far goes on; the rest is told by every call that meets it.
+                Err(error) => {
+                    tracing::error!(%error, "not everything that was running could be found");
+                    break;
+                }
             };
             let Some((last, _)) = found.last() else { break };
             rest = rest.after(last);
@@ -107,7 +119,7 @@ impl Keeper for Wake {
 
     async fn ring(engine: &Arc<Inner>, due: Vec<Due>) -> Result<()> {
         for due in due {
-            engine.pick_up(&due.id, 0, None).await?;
+            engine.pick_up(&due.id).await?;
         }
         Ok(())
     }
@@ -128,12 +140,12 @@ impl Inner {
     }
 
     /// Takes executions up that an earlier engine has left, after that was counted.
-    async fn take_up(self: &Arc<Inner>, mut left: Vec<Left>, probation: Option<Probation>) {
+    async fn take_up(self: &Arc<Inner>, left: Vec<Left>, probation: Option<Probation>) {
         if left.is_empty() {
             return;
         }
         loop {
-            match self.take_up_once(&mut left, &probation).await {
+            match self.take_up_once(&left, &probation).await {
                 Err(error) if error.kind() == ErrorKind::Unavailable && !self.is_stopped() => {
                     self.store.env().sleep(PAUSE).await;
                 }
@@ -142,31 +154,37 @@ impl Inner {
         }
     }
 
-    async fn take_up_once(self: &Arc<Inner>, left: &mut Vec<Left>, probation: &Option<Probation>) -> Result<()> {
-        let counts = self.count(left).await?;
-        for (number, count) in counts.iter().enumerate() {
-            if let Err(error) = self.pick_up(&left[number].id, *count, probation.clone()).await {
-                left.drain(..number);
-                return Err(error);
+    async fn take_up_once(self: &Arc<Inner>, left: &[Left], probation: &Option<Probation>) -> Result<()> {
+        // What cannot run here is not taken up, and not counted.
+        let mut ready = Vec::with_capacity(left.len());
+        for left in left {
+            if let Some(found) = self.ready(&left.id).await? {
+                ready.push((left, found));
             }
+        }
+        if ready.is_empty() {
+            return Ok(());
+        }
+        let counts = self.count(ready.iter().map(|(left, _)| *left)).await?;
+        for ((left, found), count) in ready.into_iter().zip(counts) {
+            self.take_in(&left.id, found, count, probation.clone()).await;
         }
         Ok(())
     }
 
     /// Counts that these are taken up once more, before they are. Gives how often they were by now.
-    async fn count(&self, left: &[Left]) -> Result<Vec<u32>> {
-        let counts: Vec<u32> = left.iter().map(|left| left.count().saturating_add(1)).collect();
-        let counted = |commit: Commit, (left, count): (&Left, &u32)| {
-            commit.at_rev(&left.key, left.item.rev).put(&left.key, count.to_be_bytes().to_vec())
+    async fn count<'a>(&self, left: impl Iterator<Item = &'a Left> + Clone) -> Result<Vec<u32>> {
+        let count = |left: &Left| left.count().saturating_add(1);
+        let counted = |commit: Commit, left: &Left| {
+            commit.at_rev(&left.key, left.item.rev).put(&left.key, count(left).to_be_bytes().to_vec())
         };
-        let all = left.iter().zip(&counts).fold(self.owned(), counted);
-        if let Outcome::Refused(_) = self.store.commit(all).await? {
+        if let Outcome::Refused(_) = self.store.commit(left.clone().fold(self.owned(), counted)).await? {
             // Some of them were taken up meanwhile by somebody who asked for it, or this is a second try.
-            for left in left.iter().zip(&counts) {
+            for left in left.clone() {
                 let _ = self.store.commit(counted(self.owned(), left)).await?;
             }
         }
-        Ok(counts)
+        Ok(left.map(count).collect())
     }
 
     /// Takes an execution up whose last commit may still be on its way. A record of a later rev has that refused.
@@ -180,47 +198,63 @@ impl Inner {
             // If it is refused, something has landed since, or this engine is no longer the owner.
             let _ = self.store.commit(commit).await?;
         }
-        self.pick_up(id, 0, None).await
+        self.pick_up(id).await
     }
 
-    /// Takes an execution into memory, if it is not there and is to run. `count` is how often it was taken up by now
-    /// without coming to anything.
-    pub(crate) async fn pick_up(
-        self: &Arc<Inner>,
-        id: &ExecutionId,
-        count: u32,
-        probation: Option<Probation>,
-    ) -> Result<()> {
-        if self.is_stopped() {
+    /// Takes an execution into memory, if it is not there and is to run.
+    pub(crate) async fn pick_up(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
+        if self.is_stopped() || self.is_missed(id) {
             return Ok(());
         }
-        if let Some(resident) = self.residents.lock().get_mut(id) {
-            resident.missed = true;
-            return Ok(());
+        if let Some(found) = self.ready(id).await? {
+            self.take_in(id, found, 0, None).await;
         }
+        Ok(())
+    }
+
+    /// Whether an execution is in memory. If it is, it is looked at again when it leaves.
+    fn is_missed(&self, id: &ExecutionId) -> bool {
+        let mut residents = self.residents.lock();
+        residents.get_mut(id).map(|resident| resident.missed = true).is_some()
+    }
+
+    /// An execution that is to run and can. One that cannot run here is set aside.
+    async fn ready(&self, id: &ExecutionId) -> Result<Option<Ready>> {
         let found = match self.read(id).await {
             Err(error @ WorkflowError::Corrupt { .. }) => {
                 self.set_aside.lock().insert(id.clone(), error.to_string());
-                return Ok(());
+                return Ok(None);
             }
             found => found?,
         };
-        let Some((execution, rev)) = found else { return Ok(()) };
+        let Some((execution, rev)) = found else { return Ok(None) };
         if execution.status.is_terminal() || matches!(execution.status, Status::Parked(_)) {
-            return Ok(());
+            return Ok(None);
         }
         let Some(definition) = self.definition(&execution.workflow).cloned() else {
             let reason = format!("workflow {:?} is not registered", execution.workflow);
             self.set_aside.lock().insert(id.clone(), reason);
-            return Ok(());
+            return Ok(None);
         };
+        Ok(Some(Ready { execution, rev, definition }))
+    }
+
+    /// Runs an execution, or parks it if it was taken up too often by now without coming to anything.
+    async fn take_in(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        Ready { execution, rev, definition }: Ready,
+        count: u32,
+        probation: Option<Probation>,
+    ) {
         let run = Run::stored(self.clone(), definition, id.clone(), execution, rev).taken_up(count, probation);
         if count > self.most_crashes {
-            let reason = format!("it was taken up {} times and each time took the process with it", count - 1);
+            let times = count - 1;
+            let reason =
+                format!("it was taken up {times} times, and each time the process ended before it came to anything");
             let _ = run.commit(Next::Rests(Status::Parked(reason))).await;
-            return Ok(());
+        } else if !self.spawn(Arc::new(run)) {
+            self.is_missed(id);
         }
-        self.spawn(Arc::new(run));
-        Ok(())
     }
 }

@@ -76,7 +76,7 @@ pub trait Body {
 pub struct Plain<F>(pub(crate) F);
 
 /// A body that is given its attempt.
-pub struct Told<F>(pub(crate) F);
+pub struct WithAttempt<F>(pub(crate) F);
 
 impl<F, Fut, T, E> Body for Plain<F>
 where
@@ -91,7 +91,7 @@ where
     }
 }
 
-impl<F, Fut, T, E> Body for Told<F>
+impl<F, Fut, T, E> Body for WithAttempt<F>
 where
     F: Fn(Attempt) -> Fut,
     Fut: Future<Output = std::result::Result<T, E>> + Send,

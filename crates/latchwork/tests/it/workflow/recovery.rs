@@ -42,6 +42,36 @@ async fn what_is_not_registered_is_set_aside_and_does_not_stop_the_others() {
     assert!(matches!(engine.history("u").await.unwrap().state, ExecutionState::Failed(_)));
 }
 
+/// A process that was deployed without a workflow, and restarted often: its executions were not run, so they have done
+/// nothing to be parked for.
+#[tokio::test]
+async fn what_is_not_registered_is_not_counted() {
+    let is_let_go = Arc::new(AtomicU32::new(0));
+    let asked = is_let_go.clone();
+    let late = workflow("late").run(move |ctx: Ctx, n: u32| {
+        let asked = asked.clone();
+        async move {
+            let wait = ctx.run("wait", async || match asked.load(Ordering::SeqCst) {
+                0 => std::future::pending().await,
+                _ => Ok::<_, Failure>(n),
+            });
+            wait.await
+        }
+    });
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).register(&late).start().await.unwrap();
+    engine.start(&late, 7).id("l").await.unwrap();
+    engine.stop();
+    for _ in 0..12 {
+        let engine = Engine::on(&store).start().await.unwrap();
+        assert_eq!(engine.parked().await.unwrap().len(), 1);
+        engine.stop();
+    }
+    is_let_go.store(1, Ordering::SeqCst);
+    let engine = Engine::on(&store).register(&late).start().await.unwrap();
+    assert_eq!(engine.handle(&late, "l").result().await.unwrap(), 7);
+}
+
 /// A body that takes the process with it, time and again.
 #[tokio::test]
 async fn a_step_that_never_ends_is_parked_at_its_cap() {
@@ -122,7 +152,7 @@ async fn what_takes_the_process_with_it_is_parked() {
         assert_eq!(taken_up.load(Ordering::SeqCst), 5, "the first time, and four after a restart");
         let engine = Engine::on(&store).register(&poison).start().await.unwrap();
         let parked = engine.parked().await.unwrap();
-        let reason = "it was taken up 4 times and each time took the process with it";
+        let reason = "it was taken up 4 times, and each time the process ended before it came to anything";
         assert_eq!(parked, [("p".into(), reason.to_string())], "{how}");
         // An operator lets it try again, and it counts anew.
         engine.resume("p").await.unwrap();

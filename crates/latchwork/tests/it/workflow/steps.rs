@@ -219,3 +219,47 @@ async fn who_is_asked_for_as_another_workflows_is_told_so() {
     let asked = test.engine().handle(&other, handle.id()).result().await;
     assert!(matches!(asked, Err(WorkflowError::OtherWorkflow { .. })), "{asked:?}");
 }
+
+/// Writes down the names and fields of spans.
+#[derive(Clone, Default)]
+struct Spans(Arc<std::sync::Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Spans {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        struct Fields(String);
+        impl tracing::field::Visit for Fields {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!(" {field}={value:?}");
+            }
+        }
+        let mut fields = Fields(span.metadata().name().into());
+        span.record(&mut fields);
+        let mut spans = self.0.lock().unwrap();
+        spans.push(fields.0);
+        tracing::span::Id::from_u64(spans.len() as u64)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test]
+async fn executions_and_attempts_are_spans() {
+    let spans = Spans::default();
+    let _guard = tracing::subscriber::set_default(spans.clone());
+    let flaky = flaky(1, Retry::exponential().max_attempts(2));
+    let test = TestEngine::new(&flaky, 1).await.unwrap();
+    let handle = test.engine().start(&flaky, ()).id("f").await.unwrap();
+    test.run(handle.result()).await.unwrap();
+    let seen = spans.0.lock().unwrap().clone();
+    assert!(seen.iter().any(|span| span == "execution workflow=\"flaky\" id=f"), "{seen:?}");
+    let steps: Vec<&String> = seen.iter().filter(|span| span.starts_with("step")).collect();
+    assert_eq!(steps, ["step name=\"try\" attempt=1", "step name=\"try\" attempt=2"]);
+}
