@@ -96,7 +96,9 @@ fn work(task: Task) -> Result<()> {
             ];
             campaign(&parts, None)
         }
-        Task::Sim { seeds, seed } => campaign(&[(LIBRARY, SIMULATION, "LATCHWORK_SEEDS", seeds)], seed),
+        Task::Sim { seeds, seed } => {
+            campaign(&SIMULATIONS.map(|simulation| (LIBRARY, simulation, "LATCHWORK_SEEDS", seeds)), seed)
+        }
         Task::Tidy => tidy::check(&root()),
         Task::Deny => deny(),
     }
@@ -172,10 +174,10 @@ fn install_unless(there: impl Fn() -> bool, what: &str, package: &str) -> Result
 fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> {
     let package = match suite {
         "store" => "latchwork-store",
-        "entities" | "state" | "workflows" => "latchwork",
+        "entities" | "messages" | "state" | "workflows" => "latchwork",
         "peers" if !only.is_empty() => bail!("the suite peers runs as a whole"),
         "peers" => return peers::bench(json, quick),
-        other => bail!("there is no suite {other}; there are: store, entities, state, workflows, peers"),
+        other => bail!("there is no suite {other}; there are: store, entities, state, workflows, messages, peers"),
     };
     let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite, "--"]);
     command.args(only);
@@ -209,8 +211,9 @@ fn crash(images: Option<u64>, kill: Option<u64>, seed: Option<u64>) -> Result<()
 const STORE: &str = "latchwork-store";
 const LIBRARY: &str = "latchwork";
 
-/// The one test that takes a seed, and prints what happens.
-const SIMULATION: &str = "workflow::simulation::engines_keep_their_promises";
+/// The tests that take a seed, and print what happens.
+const SIMULATIONS: [&str; 2] =
+    ["workflow::simulation::engines_keep_their_promises", "workflow::talk::conversations_hold_under_any_faults"];
 
 /// Runs tests of packages with a larger number in the environment.
 fn campaign(parts: &[(&str, &str, &str, u64)], seed: Option<u64>) -> Result<()> {

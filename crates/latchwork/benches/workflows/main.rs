@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod asleep;
+mod common;
 #[path = "../../../store/benches/store/floor.rs"]
 #[allow(dead_code)]
 mod floor;
@@ -22,10 +23,7 @@ mod report;
 use std::path::Path;
 use std::process::Command;
 
-use latchwork::store::{Space, SpaceSpec, Store};
-use latchwork::workflow::{Ctx, Failure, Workflow, workflow};
-use tokio::runtime::Runtime;
-
+use common::{runtime, steps_of, store};
 use report::Report;
 
 fn main() {
@@ -46,29 +44,6 @@ fn main() {
     recovery::recovery(&runtime, &report, steps);
     asleep::asleep(&report);
     report.finish();
-}
-
-fn runtime() -> Runtime {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a runtime can be started")
-}
-
-/// A store for the callers of the suite `store`.
-async fn store(directory: &Path) -> (Store, Space) {
-    let store = Store::open(directory).await.expect("a store");
-    let space = store.space(SpaceSpec::new("bench")).await.expect("a space");
-    (store, space)
-}
-
-/// A workflow of so many steps that do nothing but add up.
-fn steps_of(name: &str, count: u64) -> Workflow<u64, u64> {
-    workflow(name).run(move |ctx: Ctx, input: u64| async move {
-        let mut sum = input;
-        for _ in 0..count {
-            sum = ctx.run("add", async || Ok::<_, Failure>(sum + 1)).await?;
-        }
-        Ok(sum)
-    })
 }
 
 /// This program once more, to do one part alone.

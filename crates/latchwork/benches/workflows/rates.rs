@@ -12,7 +12,7 @@ use crate::report::{Figure, Report, median};
 use crate::{steps_of, store};
 
 /// How many executions are in flight: what serves best is found out first.
-const IN_FLIGHT: [usize; 3] = [256, 1024, 4096];
+pub(crate) const IN_FLIGHT: [usize; 3] = [256, 1024, 4096];
 
 /// Steps of workflows of ten. Also gives how many there were a second.
 pub(crate) fn steps(runtime: &Runtime, report: &Report) -> Option<f64> {
@@ -63,13 +63,19 @@ fn rate(runtime: &Runtime, report: &Report, steps: u64, name: &str, unit: &str, 
 }
 
 /// Lets the indexes take what was written, so that neither side works while the other is measured.
-fn settle(engine: &Engine) {
+pub(crate) fn settle(engine: &Engine) {
     assert_eq!(engine.residents(), 0, "what has ended leaves memory");
     std::thread::sleep(Duration::from_millis(1500));
 }
 
 /// Keeps so many executions in flight for a while; gives how many ended a second.
-fn run(runtime: &Runtime, engine: &Engine, several: &Workflow<u64, u64>, in_flight: usize, duration: Duration) -> f64 {
+pub(crate) fn run(
+    runtime: &Runtime,
+    engine: &Engine,
+    several: &Workflow<u64, u64>,
+    in_flight: usize,
+    duration: Duration,
+) -> f64 {
     let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let begin = Instant::now();
     let tasks: Vec<_> = (0..in_flight)

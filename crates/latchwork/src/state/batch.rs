@@ -244,6 +244,13 @@ impl Done {
         }
     }
 
+    /// Tells whoever rides that the store failed.
+    pub(crate) fn failed(&mut self, error: &StateError) {
+        if let (Some(rider), StateError::Store(error)) = (&mut self.job.rider, error) {
+            rider.failed(error);
+        }
+    }
+
     pub(crate) fn settle(self, rev: Rev) {
         self.job.settle(match self.came_to {
             CameTo::Change { value, changed } => Settled::Done(Changed { value, rev, changed, repeated: false }),

@@ -18,7 +18,7 @@ use crate::state::batch::Known;
 use crate::state::definition::Definition;
 use crate::state::op::Op;
 use crate::state::{MutationError, Result, StateError, TimeoutOutcome};
-use crate::store::{self, Commit, Env, Key, Receipt, Rev, Store};
+use crate::store::{self, Commit, Env, Key, Receipt, Rev, Store, StoreError};
 
 /// What a mutation answers.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,6 +68,9 @@ pub(crate) trait Rider: Send {
     /// The commit was refused, and nothing of it is written. Tells whether that was for a reason of the rider's own:
     /// then the mutation is dropped, and nobody is answered.
     fn refused(&mut self, refusal: &store::Refusal) -> bool;
+
+    /// The store did not take the commit, or did not tell whether it did.
+    fn failed(&mut self, error: &StoreError);
 
     /// Nothing is to be written: the mutation changed nothing, or failed on this state.
     fn rests(&mut self, seen: Known, changed: Option<Changed>);

@@ -371,6 +371,7 @@ impl Worker {
                 done.came_to = CameTo::Failure(error.clone());
                 done.rests(Rev(0));
             }
+            done.failed(&error);
             done.job.settle(Settled::Failed(error));
         }
         // One that had begun has seen a state that will not be.
@@ -381,7 +382,8 @@ impl Worker {
 
 /// Tells the jobs of a batch that the store failed, and gives the error back for those behind them.
 fn fail(batch: Batch, error: StateError) -> StateError {
-    for done in batch.done {
+    for mut done in batch.done {
+        done.failed(&error);
         done.job.settle(Settled::Failed(error.clone()));
     }
     error

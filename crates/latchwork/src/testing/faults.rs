@@ -11,8 +11,9 @@ use tokio::sync::Notify;
 use super::fault::{Gate, Side};
 use super::trace::{Event, Trace, What};
 use crate::store::backend::{Answer, Backend, MemoryBackend};
-use crate::store::{Commit, Env, Outcome, Result, SpaceId, StoreError, Timestamp, VirtualClock};
-use crate::workflow::ExecutionId;
+use crate::store::{Commit, Env, Outcome, Result, SpaceId, StoreError, Timestamp, VirtualClock, Write};
+use crate::workflow::engine::REMOVALS;
+use crate::workflow::record::{Removal, read_alarm_key};
 
 /// Which faults a simulation may meet. All of them, unless something is taken out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +34,7 @@ pub struct Faults {
     /// The answer to a commit is lost, and sometimes the commit with it: a connection that breaks.
     pub lost_answers: bool,
     /// A commit lands late, or its answer comes late: a disk or a network under load. Others overtake it, deadlines
-    /// pass meanwhile, and whoever waited may be gone.
+    /// pass meanwhile, and whoever waited may be gone. So it is with reads.
     pub slow: bool,
     /// The time of day jumps, far ahead or a little back: an operator, NTP, a machine that woke up.
     pub clock_jumps: bool,
@@ -158,9 +159,10 @@ impl World {
             for write in commit.writes() {
                 let space = write.key().space();
                 let name = spaces.get(&space).cloned().unwrap_or_else(|| space.to_string());
-                if name == "workflow.ended" {
-                    // The time, then the id.
-                    ended = write.key().bytes().get(8..).map(|id| String::from_utf8_lossy(id).into_owned());
+                if let (REMOVALS, Write::Put(key, value)) = (&*name, write)
+                    && let Some(Removal::Execution) = Removal::decode(value)
+                {
+                    ended = read_alarm_key(key.bytes()).map(|(_, id)| id);
                 }
                 owns |= name == "workflow.shards";
                 *writes.entry(name).or_default() += 1;
@@ -176,7 +178,7 @@ impl World {
                     self.note(life, What::Owner);
                 }
                 if let Some(id) = ended {
-                    self.note(life, What::Ended(ExecutionId::from(id)));
+                    self.note(life, What::Ended(id));
                 }
             }
             Ok(Outcome::Refused(refusal)) => self.note(life, What::Refused(refusal.to_string())),
@@ -364,6 +366,11 @@ impl Gate for Seeded {
     fn pass(&self) -> Answer<'_, ()> {
         Box::pin(async move {
             self.alive().await;
+            let world = &self.world;
+            if !self.is_calm && world.happens(world.odds.slow / 4) {
+                world.env.sleep(world.duration(Duration::from_millis(1), 11)).await;
+                self.alive().await;
+            }
             Ok(())
         })
     }

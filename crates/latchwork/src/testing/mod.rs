@@ -24,11 +24,13 @@
 
 mod fault;
 mod faults;
+mod lists;
 mod replay;
 mod simulation;
 mod trace;
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -221,76 +223,131 @@ async fn while_time_passes<T>(clock: &VirtualClock, env: &Env, future: impl Futu
 /// Runs a workflow once for each of its commits with a crash right before it, and once with a crash right after it;
 /// each time lets a new engine recover, and hands over what it came to. Gives the number of crashes. Runs on one thread
 /// are the same every time.
-pub async fn crash_everywhere<I, O>(workflow: &Workflow<I, O>, input: I, mut check: impl FnMut(&CrashOutcome<O>)) -> u64
+pub async fn crash_everywhere<I, O>(workflow: &Workflow<I, O>, input: I, check: impl FnMut(&CrashOutcome<O>)) -> u64
 where
     I: Serialize + Clone + Send + 'static,
     O: DeserializeOwned + Send + 'static,
 {
-    let set_up = TestEngine::build(0).register(workflow).set_up;
-    let mut crashes = 0;
-    let mut commit = 1;
-    loop {
-        let mut has_crashed = false;
-        for side in [Side::Before, Side::After] {
-            if let Some(outcome) = crash_once(workflow, &set_up, input.clone(), Crash { commit, side }).await {
-                has_crashed = true;
-                crashes += 1;
-                check(&outcome);
+    Crashes::of(workflow, input).run(check).await
+}
+
+/// Like [`crash_everywhere`], for a workflow that others talk to, or that starts others.
+#[must_use = "nothing crashes until it is run"]
+pub struct Crashes<I, O> {
+    workflow: Workflow<I, O>,
+    input: I,
+    set_up: SetUp,
+    outside: Outside,
+}
+
+/// What is done from outside while an execution runs.
+type Outside = Box<dyn Fn(Engine) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+impl<I, O> Crashes<I, O>
+where
+    I: Serialize + Clone + Send + 'static,
+    O: DeserializeOwned + Send + 'static,
+{
+    /// Crashes of this workflow, started with this input under the id `execution`.
+    pub fn of(workflow: &Workflow<I, O>, input: I) -> Crashes<I, O> {
+        let set_up = TestEngine::build(0).register(workflow).set_up;
+        let outside: Outside = Box::new(|_| Box::pin(std::future::ready(())));
+        Crashes { workflow: workflow.clone(), input, set_up, outside }
+    }
+
+    /// Makes another workflow known.
+    pub fn register<A: 'static, B: 'static>(mut self, workflow: &Workflow<A, B>) -> Crashes<I, O> {
+        let workflow = workflow.clone();
+        self.set_up.push(Box::new(move |builder| builder.register(&workflow)));
+        self
+    }
+
+    /// What others do meanwhile, in every life from the start of it: so it should be such as counts once.
+    pub fn outside<F>(mut self, outside: impl Fn(Engine) -> F + Send + Sync + 'static) -> Crashes<I, O>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.outside = Box::new(move |engine| Box::pin(outside(engine)));
+        self
+    }
+
+    /// Crashes at every commit, and hands over what comes of it.
+    pub async fn run(self, mut check: impl FnMut(&CrashOutcome<O>)) -> u64 {
+        let (mut crashes, mut commit) = (0, 1);
+        loop {
+            let mut has_crashed = false;
+            for side in [Side::Before, Side::After] {
+                if let Some(outcome) = self.crash_once(Crash { commit, side }).await {
+                    has_crashed = true;
+                    crashes += 1;
+                    check(&outcome);
+                }
             }
+            // The execution came to its end before so many commits.
+            if !has_crashed {
+                return crashes;
+            }
+            commit += 1;
         }
-        // The execution came to its end before so many commits.
-        if !has_crashed {
-            return crashes;
+    }
+
+    async fn crash_once(&self, crash: Crash) -> Option<CrashOutcome<O>> {
+        let (env, clock) = Env::seeded(crash.commit);
+        let memory = Arc::new(MemoryBackend::new(env.clone()));
+        let bodies = Arc::default();
+        // The engine's own commits when it starts are not the workflow's.
+        let idle = Arc::new(Life::new(memory.clone(), None));
+        drop(engine(&idle, &env, &self.set_up, &bodies).await.ok()?);
+        let before = Arc::new(Life::new(memory.clone(), None));
+        drop(engine(&before, &env, &self.set_up, &bodies).await.ok()?);
+        let crash_at = Crash { commit: crash.commit + before.commits(), side: crash.side };
+        let life = Arc::new(Life::new(memory.clone(), Some(crash_at)));
+        let first = while_time_passes(&clock, &env, self.live(&life, &env, &bodies)).await;
+        if !life.has_crashed() {
+            assert!(
+                first.is_ok() || !matches!(first, Err(WorkflowError::Store(_))),
+                "without a crash nothing is in the way"
+            );
+            return None;
         }
-        commit += 1;
+        let life = Arc::new(Life::new(memory, None));
+        self.check_lists(&life, &env, crash).await;
+        let result = while_time_passes(&clock, &env, self.live(&life, &env, &bodies)).await;
+        self.check_lists(&life, &env, crash).await;
+        let bodies = bodies.lock().clone();
+        Some(CrashOutcome { crash, result, bodies })
+    }
+
+    /// That lists agree with the executions themselves, whatever was the last commit.
+    async fn check_lists(&self, life: &Arc<Life<CrashAt>>, env: &Env, crash: Crash) {
+        let store = Store::with_backend(life.clone(), env.clone(), Limits::default(), Arc::new(RealDisk)).await;
+        let store = store.expect("a store in memory can be opened");
+        let differences = lists::differences(&store).await.expect("a store in memory can be read");
+        assert!(differences.is_empty(), "{crash:?}: {}", differences.join("\n"));
+    }
+
+    /// One life: the execution is started, or joined if an earlier life has, and others do what they do.
+    async fn live(&self, life: &Arc<Life<CrashAt>>, env: &Env, bodies: &Arc<Mutex<Vec<String>>>) -> Result<O> {
+        let engine = engine(life, env, &self.set_up, bodies).await?;
+        let handle = engine.start(&self.workflow, self.input.clone()).id(ID).or_join().await?;
+        let mut outside = Some((self.outside)(engine.clone()));
+        let mut ended = std::pin::pin!(outcome(&engine, &handle));
+        // A crash leaves nobody to tell of it.
+        std::future::poll_fn(|context| {
+            if let Some(others) = &mut outside
+                && others.as_mut().poll(context).is_ready()
+            {
+                outside = None;
+            }
+            match ended.as_mut().poll(context) {
+                Poll::Ready(result) => Poll::Ready(result),
+                Poll::Pending if life.has_crashed() => Poll::Ready(Err(WorkflowError::Stopped)),
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await
     }
 }
 
 /// The id under which an execution is started, and started again if the crash left no trace of it.
 const ID: &str = "execution";
-
-async fn crash_once<I, O>(workflow: &Workflow<I, O>, set_up: &SetUp, input: I, crash: Crash) -> Option<CrashOutcome<O>>
-where
-    I: Serialize + Clone + Send + 'static,
-    O: DeserializeOwned + Send + 'static,
-{
-    let (env, clock) = Env::seeded(crash.commit);
-    let memory = Arc::new(MemoryBackend::new(env.clone()));
-    let bodies = Arc::default();
-    // The engine's own commits when it starts are not the workflow's.
-    let idle = Arc::new(Life::new(memory.clone(), None));
-    drop(engine(&idle, &env, set_up, &bodies).await.ok()?);
-    let before = Arc::new(Life::new(memory.clone(), None));
-    drop(engine(&before, &env, set_up, &bodies).await.ok()?);
-    let crash_at = Crash { commit: crash.commit + before.commits(), side: crash.side };
-    let life = Arc::new(Life::new(memory.clone(), Some(crash_at)));
-    let first = while_time_passes(&clock, &env, async {
-        let engine = engine(&life, &env, set_up, &bodies).await?;
-        let handle = engine.start(workflow, input.clone()).id(ID).await?;
-        let mut ended = std::pin::pin!(outcome(&engine, &handle));
-        // A crash leaves nobody to tell of it.
-        std::future::poll_fn(|context| match ended.as_mut().poll(context) {
-            Poll::Ready(result) => Poll::Ready(result),
-            Poll::Pending if life.has_crashed() => Poll::Ready(Err(WorkflowError::Stopped)),
-            Poll::Pending => Poll::Pending,
-        })
-        .await
-    });
-    let first = first.await;
-    if !life.has_crashed() {
-        assert!(
-            first.is_ok() || !matches!(first, Err(WorkflowError::Store(_))),
-            "without a crash nothing is in the way"
-        );
-        return None;
-    }
-    let life = Arc::new(Life::new(memory, None));
-    let result = while_time_passes(&clock, &env, async {
-        let engine = engine(&life, &env, set_up, &bodies).await?;
-        let handle = engine.start(workflow, input).id(ID).or_join().await?;
-        outcome(&engine, &handle).await
-    });
-    let result = result.await;
-    let bodies = bodies.lock().clone();
-    Some(CrashOutcome { crash, result, bodies })
-}

@@ -6,8 +6,9 @@ use serde_json::Value;
 
 use crate::store::{Commit, Env, Limits, Store};
 use crate::workflow::drive::{Ended, live};
+use crate::workflow::record::journal_key;
 use crate::workflow::run::{Run, Stop};
-use crate::workflow::{Engine, ExecutionState, History, Result, Workflow, WorkflowError};
+use crate::workflow::{Ctx, Engine, ExecutionState, History, Result, Workflow, WorkflowError};
 
 /// Why code does not fit what an execution has recorded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,13 +41,17 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
     let engine = Engine::on(&store).register(workflow).replays().start().await?;
     let inner = &engine.inner;
     for operation in &history.operations {
-        let key = inner.journal_key(&history.id, history.run, operation.place);
+        let Some(place) = operation.spot() else {
+            return Ok(Some(format!("there is no branch {:?}", operation.branch)));
+        };
+        let key = inner.spaces.journal.key(journal_key(&history.id.as_str().into(), history.run, &place));
         let stored = store.commit(Commit::new().put(&key, operation.entry().encode_with(None))).await?;
         stored.applied().map_err(|_| WorkflowError::Stopped)?;
     }
     let (definition, id) = (workflow.definition.clone(), history.id.as_str().into());
     let run = Arc::new(Run::stored(inner.clone(), definition, id, history.execution(), crate::store::Rev(1)));
-    let came_to = match live(&run).await {
+    let ctx = Ctx::root(&run);
+    let came_to = match live(&run, ctx.clone()).await {
         Ended::Panicked(failure) => return Ok(Some(failure.message().to_string())),
         Ended::TimedOut => return Ok(None),
         Ended::Stopped => None,
@@ -58,7 +63,7 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
             ExecutionState::Completed(_) => Some("the code goes on where the execution had completed".into()),
             _ => None,
         },
-        (Some(result), _) => match run.peek().await {
+        (Some(result), _) => match ctx.branch.peek(&run).await {
             Ok(Some(entry)) => {
                 Some(format!("the code has ended, and the journal goes on with {} {:?}", entry.kind, entry.name))
             }

@@ -16,10 +16,12 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::fault::Life;
 use super::faults::{Faults, Seeded, Signal, World};
+use super::lists;
 use super::trace::{Event, What};
 use crate::store::backend::Backend;
 use crate::store::disk::RealDisk;
-use crate::store::{Env, Key, Limits, Order, Store, StoreError};
+use crate::store::{Env, Item, Key, Limits, Order, Store, StoreError};
+use crate::workflow::listed::{LISTED, Shelf, by_status, read_by_status, read_end};
 use crate::workflow::{Engine, EngineBuilder, ExecutionId, Result, Workflow, WorkflowError};
 
 /// How often everybody gets a turn before time goes on.
@@ -60,8 +62,10 @@ pub struct Simulation {
     limit: Duration,
     register: Vec<Register>,
     clients: Vec<Client>,
+    looks: Vec<Look>,
 }
 
+type Look = Box<dyn FnOnce(Engine) -> Called + Send>;
 type Register = Box<dyn Fn(EngineBuilder) -> EngineBuilder + Send + Sync>;
 type Client = Arc<dyn Fn(Caller) -> Called + Send + Sync>;
 type Called = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
@@ -105,7 +109,14 @@ impl Simulation {
     /// A simulation from a seed, with all faults.
     pub fn new(seed: u64) -> Simulation {
         let limit = Duration::from_secs(30 * 86_400);
-        Simulation { seed, faults: Faults::default(), limit, register: Vec::new(), clients: Vec::new() }
+        Simulation {
+            seed,
+            faults: Faults::default(),
+            limit,
+            register: Vec::new(),
+            clients: Vec::new(),
+            looks: Vec::new(),
+        }
     }
 
     /// Which faults there may be.
@@ -158,6 +169,17 @@ impl Simulation {
         self
     }
 
+    /// Has somebody look at the store when all is over, through an engine that knows no workflows. An error is in the
+    /// report.
+    pub fn afterwards<F, Fut>(mut self, look: F) -> Simulation
+    where
+        F: FnOnce(Engine) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<()>> + Send + 'static,
+    {
+        self.looks.push(Box::new(move |engine| Box::pin(look(engine))));
+        self
+    }
+
     /// Runs it, on a thread of its own making. Not from inside of an asynchronous runtime.
     pub fn run(self) -> Report {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
@@ -182,10 +204,12 @@ struct Lives {
     /// The memory as nobody's engine sees it.
     outside: Option<Store>,
     clients: Vec<Client>,
+    looks: Vec<Look>,
     register: Arc<Vec<Register>>,
     done: Arc<Mutex<BTreeMap<usize, Result<()>>>>,
     begun: Vec<Begun>,
     rounds: usize,
+    misfiled: Vec<String>,
 }
 
 impl Lives {
@@ -196,10 +220,12 @@ impl Lives {
             world: Arc::new(World::new(simulation.seed, simulation.faults)),
             outside: None,
             clients: simulation.clients,
+            looks: simulation.looks,
             register: Arc::new(simulation.register),
             done: Arc::default(),
             begun: Vec::new(),
             rounds: 0,
+            misfiled: Vec::new(),
         }
     }
 
@@ -220,7 +246,10 @@ impl Lives {
             let is_last = number > faulty;
             self.begin(number, is_last);
             match self.pass(!is_last).await {
-                Ok(Some(signal)) => self.end(signal).await,
+                Ok(Some(signal)) => {
+                    self.check_lists().await;
+                    self.end(signal).await;
+                }
                 Ok(None) => break,
                 Err(reason) => {
                     stuck = Some(reason);
@@ -317,29 +346,46 @@ impl Lives {
             && self.begun.last().is_some_and(|newest| newest.calls.load(Ordering::SeqCst) == 0)
             && self.world.is_owner(self.begun.len() as u32)
             && !self.begun.iter().any(|begun| begun.life.gate.is_frozen())
-            && self.ids("workflow.active", 0).await.is_empty()
-            && self.ids("workflow.timers", 8).await.is_empty()
+            && self.unfinished().await.is_empty()
     }
 
     async fn left_over(&self) -> String {
         let waiting = self.clients.len() - self.done.lock().len();
-        let (active, asleep) = (self.ids("workflow.active", 0).await, self.ids("workflow.timers", 8).await);
-        format!("{waiting} callers wait; running {active:?}, asleep {asleep:?}")
+        let unfinished = self.unfinished().await;
+        format!("{waiting} callers wait; unfinished {unfinished:?}")
     }
 
-    /// The ids in the keys of a space, behind so many bytes of something else; with what is stored there.
-    async fn entries(&self, space: &str, skip: usize) -> Vec<(ExecutionId, String)> {
+    /// The executions on a shelf, with what is noted of them.
+    async fn listed(&self, shelf: Shelf) -> Vec<(ExecutionId, String)> {
         let Some(store) = &self.outside else { return Vec::new() };
         let spaces = store.spaces().await.unwrap_or_default();
-        let Some(space) = spaces.into_iter().find(|known| known.name() == space) else { return Vec::new() };
+        let Some(space) = spaces.into_iter().find(|known| known.name() == LISTED) else { return Vec::new() };
         let Ok(view) = store.view().await else { return Vec::new() };
-        let found = view.scan(&space.all(), Order::Ascending, usize::MAX).await.unwrap_or_default();
-        let id = |key: &Key| String::from_utf8_lossy(key.bytes().get(skip..).unwrap_or_default()).into_owned().into();
-        found.into_iter().map(|(key, item)| (id(&key), String::from_utf8_lossy(&item.value).into_owned())).collect()
+        let range = space.prefix(by_status(shelf, None));
+        let found = view.scan(&range, Order::Ascending, usize::MAX).await.unwrap_or_default();
+        let id = |key: &Key| read_end(read_by_status(key.bytes())?.1).map(|(_, id)| id);
+        let note = |item: &Item| String::from_utf8_lossy(&item.value).into_owned();
+        found.into_iter().filter_map(|(key, item)| id(&key).map(|id| (id, note(&item)))).collect()
     }
 
-    async fn ids(&self, space: &str, skip: usize) -> Vec<ExecutionId> {
-        self.entries(space, skip).await.into_iter().map(|(id, _)| id).collect()
+    /// The executions on shelves.
+    async fn ids(&self, shelves: &[Shelf]) -> Vec<ExecutionId> {
+        let mut ids = Vec::new();
+        for shelf in shelves {
+            ids.extend(self.listed(*shelf).await.into_iter().map(|(id, _)| id));
+        }
+        ids
+    }
+
+    async fn unfinished(&self) -> Vec<ExecutionId> {
+        self.ids(&[Shelf::Running, Shelf::Asleep, Shelf::Waiting]).await
+    }
+
+    /// Notes where lists and records differ, which they never do.
+    async fn check_lists(&mut self) {
+        let Some(store) = &self.outside else { return };
+        let found = lists::differences(store).await;
+        self.misfiled.extend(found.unwrap_or_else(|error| vec![error.to_string()]));
     }
 
     async fn report(mut self, stuck: Option<String>) -> Report {
@@ -347,17 +393,20 @@ impl Lives {
         for _ in 0..IDLE_ROUNDS {
             self.round().await;
         }
-        let mut unfinished = self.ids("workflow.active", 0).await;
-        unfinished.extend(self.ids("workflow.timers", 8).await);
-        let parked = self.entries("workflow.parked", 0).await;
+        let unfinished = self.unfinished().await;
+        let parked = self.listed(Shelf::Parked).await;
         self.begun.iter().for_each(|begun| begun.task.abort());
-        let mut results = BTreeMap::new();
+        self.check_lists().await;
+        let (mut results, mut looked) = (BTreeMap::new(), Vec::new());
         // An engine that knows no workflows reads what they came to.
         if let Some(store) = &self.outside
             && let Ok(engine) = Engine::on(store).start().await
         {
-            for id in self.ids("workflow.removals", 8).await {
+            for id in self.ids(&[Shelf::Completed, Shelf::Failed, Shelf::TimedOut, Shelf::Cancelled]).await {
                 results.insert(id.clone(), engine.handle_of_any(&id).result().await);
+            }
+            for look in std::mem::take(&mut self.looks) {
+                looked.push(look(engine.clone()).await);
             }
         }
         let number = self.begun.len() as u32;
@@ -366,9 +415,9 @@ impl Lives {
             self.world.note(number, What::Result(id.clone(), text));
         }
         let done = std::mem::take(&mut *self.done.lock());
-        let errors = done.into_values().filter_map(Result::err).collect();
-        let events = self.world.trace.take();
-        Report { seed: self.seed, lives: number, events, results, unfinished, parked, errors, stuck }
+        let errors = done.into_values().chain(looked).filter_map(Result::err).collect();
+        let (events, misfiled) = (self.world.trace.take(), self.misfiled);
+        Report { seed: self.seed, lives: number, events, results, unfinished, parked, errors, misfiled, stuck }
     }
 }
 
@@ -454,6 +503,8 @@ pub struct Report {
     pub parked: Vec<(ExecutionId, String)>,
     /// What callers were told that they could not go on with.
     pub errors: Vec<WorkflowError>,
+    /// Where lists of executions, timers or families did not agree with the executions' records.
+    pub misfiled: Vec<String>,
     /// Why the simulation was given up, if it was: somebody would have waited forever.
     pub stuck: Option<String>,
 }
@@ -475,9 +526,14 @@ impl Report {
         let is_settled =
             self.stuck.is_none() && self.unfinished.is_empty() && self.parked.is_empty() && self.errors.is_empty();
         assert!(
-            is_settled,
-            "{self}\nseed {}: stuck {:?}, unfinished {:?}, parked {:?}, errors {:?}",
-            self.seed, self.stuck, self.unfinished, self.parked, self.errors
+            is_settled && self.misfiled.is_empty(),
+            "{self}\nseed {}: stuck {:?}, unfinished {:?}, parked {:?}, errors {:?}, misfiled {:?}",
+            self.seed,
+            self.stuck,
+            self.unfinished,
+            self.parked,
+            self.errors,
+            self.misfiled
         );
     }
 }

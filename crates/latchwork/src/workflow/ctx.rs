@@ -9,16 +9,34 @@ use serde::de::DeserializeOwned;
 
 use crate::json;
 use crate::store::{Timestamp, Uuid};
-use crate::workflow::record::{Entry, EntryState, Kind};
-use crate::workflow::run::{IDLE, Next, Run, Stop, hash_text};
+use crate::workflow::place::Place;
+use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
+use crate::workflow::run::{Branch, Doing, Listed, Run, Waited, hash_text};
 use crate::workflow::slots::CtxState;
-use crate::workflow::step::{Attempt, Plain, Step, WithAttempt};
+use crate::workflow::step::{Attempt, Plain, Step, WithAttempt, read_failure};
 use crate::workflow::{ExecutionId, Failure};
 
-/// The context of an execution.
+/// The context of an execution, or of one of its branches.
 #[derive(Clone)]
 pub struct Ctx {
     pub(crate) run: Arc<Run>,
+    pub(crate) branch: Arc<Branch>,
+    /// Whether its operations go on though the execution is cancelled.
+    is_shielded: bool,
+}
+
+/// An operation that the code has come to.
+pub(crate) struct Call<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) name: &'a str,
+    /// A hash of what it was given.
+    pub(crate) argument: u64,
+}
+
+impl Call<'_> {
+    pub(crate) fn entry(&self, since: Timestamp, state: EntryState) -> Entry {
+        Entry::new(self.kind, self.name, self.argument, since, state)
+    }
 }
 
 impl std::fmt::Debug for Ctx {
@@ -59,70 +77,202 @@ impl Ctx {
     /// Slots of the store. What is done to them from here is one commit with the record that it was done, so neither a
     /// crash nor a replay does it twice.
     pub fn state(&self) -> CtxState {
-        CtxState::new(self.run.clone())
+        CtxState::new(self.clone())
     }
 
     /// Starts the execution anew with another input, under the same id and with an empty journal: so that a loop
-    /// without end does not grow without end. Await it and return what it gives; it never does.
+    /// without end does not grow without end. Messages that were not received are there for the new run, too. Await it
+    /// and return what it gives; it never does.
     pub async fn continue_as_new<T>(&self, input: impl Serialize) -> std::result::Result<T, Failure> {
         let input = json::to_value(&input).map_err(|error| Failure::new(format!("the next input: {error}")))?;
         let input = input.to_string();
         self.run.fits("the next input", input.len())?;
-        match self.run.peek().await {
+        match self.branch.peek(&self.run).await {
             Ok(None) => {}
             Ok(Some(entry)) => {
                 let reason =
                     format!("the code continues as new, and the journal goes on with {} {:?}", entry.kind, entry.name);
-                return self.run.stop_for(Stop::Parked(reason)).await;
+                return self.run.park(reason).await;
             }
             Err(stop) => return self.run.stop_for(stop).await,
         }
         self.run.effect().await;
-        self.run.ensure_stored().await;
-        match self.run.commit(Next::Continues(input)).await {
-            Ok(()) => self.run.stop_for(Stop::Continued).await,
+        self.operation(WaitsFor::Store, |doing| async move {
+            if self.run.with(|state| state.rev.is_none()) {
+                let _ = doing.flush().await;
+            }
+            self.run.with(|state| state.continues = Some(input));
+            std::future::pending().await
+        })
+        .await
+    }
+
+    /// The context of the function itself.
+    pub(crate) fn root(run: &Arc<Run>) -> Ctx {
+        Ctx { run: run.clone(), branch: Branch::root(run), is_shielded: false }
+    }
+
+    /// The context of a branch.
+    pub(crate) fn on(&self, branch: Arc<Branch>) -> Ctx {
+        Ctx { run: self.run.clone(), branch, is_shielded: self.is_shielded }
+    }
+
+    /// The same place in the code, for operations that go on though the execution is cancelled: for cleaning up.
+    pub fn shielded(&self) -> Ctx {
+        Ctx { is_shielded: true, ..self.clone() }
+    }
+
+    /// Whether the execution is to be cancelled, and this context is not shielded from it. Operations that can fail do
+    /// so then; this is for code that wants to know before.
+    pub async fn is_cancelled(&self) -> bool {
+        self.value(Kind::IsCancelled, "", 0, |run| !self.is_shielded && run.with(|state| state.cancel.is_some())).await
+    }
+
+    /// Does an operation.
+    pub(crate) async fn operation<T, F>(&self, what: WaitsFor, operation: impl FnOnce(Doing) -> F) -> T
+    where
+        F: Future<Output = T>,
+    {
+        self.begins().await;
+        let doing = Doing::begin(&self.run, what, self.is_shielded);
+        let listed = Listed(&doing);
+        if self.run.engine.strict {
+            tokio::task::yield_now().await;
+        }
+        if self.run.is_full() {
+            // It has nothing in there that could be refused.
+            let _ = doing.flush().await;
+        }
+        let done = operation(doing.clone()).await;
+        drop(listed);
+        self.branch.ends();
+        done
+    }
+
+    /// Notes that an operation is under way in this branch.
+    pub(crate) async fn begins(&self) {
+        // What goes on anew goes on nowhere else.
+        if self.run.with(|state| state.continues.is_some() || state.is_over()) {
+            return std::future::pending().await;
+        }
+        if !self.branch.begins() {
+            let reason = "an operation was begun while another was under way or had been given up half-way; \
+                          await one before the next, or give each a branch of its own by ctx.join or ctx.race";
+            self.run.park(reason).await
+        }
+    }
+
+    /// The next operation's place, and what the journal holds there. What does not belong there parks the execution.
+    pub(crate) async fn take(&self, call: &Call<'_>) -> (Place, Option<Entry>) {
+        if let Err(stop) = self.branch.read_ahead(&self.run).await {
+            return self.run.stop_for(stop).await;
+        }
+        // The future that was told to stop may have been dropped, and the code gone on.
+        if self.run.with(|state| state.is_over()) {
+            return std::future::pending().await;
+        }
+        let (place, found) = self.branch.next();
+        let Call { kind, name, argument } = call;
+        match &found {
+            None => self.run.effect().await,
+            Some(found) if found.kind != *kind || *found.name != **name || !found.is_given(*argument) => {
+                let other = if found.kind == *kind && *found.name == **name { ", given something else" } else { "" };
+                let reason = format!(
+                    "operation {place} is {kind} {name:?} in the code, and {} {:?} in the journal{other}",
+                    found.kind, found.name
+                );
+                return self.run.park(reason).await;
+            }
+            Some(_) => {}
+        }
+        (place, found)
+    }
+
+    /// Records that an operation was not done because the execution is cancelled.
+    pub(crate) fn cancelled(&self, place: &Place, entry: Entry) -> Failure {
+        let failure = Failure::from_cancel(self.run.with(|state| state.cancel.clone()).unwrap_or_default());
+        self.run.put(place, Entry { state: EntryState::Gave(failure_text(&failure)), ..entry });
+        failure
+    }
+
+    /// Reads what was recorded.
+    pub(crate) async fn recorded<T: DeserializeOwned>(&self, call: &Call<'_>, place: &Place, text: &str) -> T {
+        match serde_json::from_str(text) {
+            Ok(value) => value,
+            Err(error) => {
+                let Call { kind, name, .. } = call;
+                self.run
+                    .park(format!("the result of {kind} {name:?} (operation {place}) does not fit its type: {error}"))
+                    .await
+            }
+        }
+    }
+
+    /// That a branch has come to its end where the journal has.
+    pub(crate) async fn expect_end(&self) {
+        match self.branch.peek(&self.run).await {
+            Ok(None) => {}
+            Ok(Some(entry)) => {
+                let (path, kind, name) = (&self.branch.path, entry.kind, entry.name);
+                let reason =
+                    format!("the code of branch {path} has ended, and the journal goes on with {kind} {name:?}");
+                self.run.park(reason).await
+            }
             Err(stop) => self.run.stop_for(stop).await,
         }
     }
 
     /// Waits. A long wait costs no memory, and goes on after a restart for what is left of it.
     pub async fn sleep(&self, duration: Duration) -> std::result::Result<(), Failure> {
-        let until = |now: Timestamp| now.plus(duration);
         let argument = hash(&u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
-        self.run.operation(self.wait(argument, until)).await;
-        Ok(())
+        self.wait(argument, |now| now.plus(duration)).await
     }
 
     /// Waits until a time of day.
     pub async fn sleep_until(&self, time: Timestamp) -> std::result::Result<(), Failure> {
-        self.run.operation(self.wait(hash(&time.0), |_| time)).await;
-        Ok(())
+        self.wait(hash(&time.0), |_| time).await
     }
 
-    async fn wait(&self, argument: u64, until: impl FnOnce(Timestamp) -> Timestamp) {
-        let (place, found) = self.run.take(Kind::Sleep, "", argument).await;
-        let is_new = found.is_none();
-        let now = self.run.env().now();
-        let until = match found.map(|found| found.state) {
-            Some(EntryState::Until(until)) => Timestamp(until),
-            _ => until(now),
-        };
-        if is_new {
-            self.run.put(place, Entry::new(Kind::Sleep, "", argument, now, EntryState::Until(until.0)));
-        }
-        if self.run.engine.replays {
-            return;
-        }
-        let left = Duration::from_micros(until.0.saturating_sub(now.0));
-        if left > IDLE {
-            return self.run.suspend(until).await;
-        }
-        if is_new {
-            self.run.flush().await;
-        }
-        if !left.is_zero() {
-            self.run.env().sleep(left).await;
-        }
+    async fn wait(
+        &self,
+        argument: u64,
+        until: impl FnOnce(Timestamp) -> Timestamp,
+    ) -> std::result::Result<(), Failure> {
+        self.operation(WaitsFor::Timer, |doing| async move {
+            let call = Call { kind: Kind::Sleep, name: "", argument };
+            let (place, found) = self.take(&call).await;
+            let now = self.run.env().now();
+            let mut entry = match found {
+                Some(Entry { state: EntryState::Done(_), .. }) => return Ok(()),
+                Some(Entry { state: EntryState::Gave(text), .. }) => return Err(read_failure(&text)),
+                Some(entry) => entry,
+                None => {
+                    let entry = call.entry(now, EntryState::Until(until(now).0));
+                    if doing.is_cancelled() {
+                        return Err(self.cancelled(&place, entry));
+                    }
+                    self.run.put(&place, entry.clone());
+                    entry
+                }
+            };
+            self.run.effect().await;
+            let EntryState::Until(until) = entry.state else {
+                return self
+                    .run
+                    .park(format!("operation {place} is a sleep, and the journal does not say until when"))
+                    .await;
+            };
+            let since = Timestamp(entry.since_us);
+            match doing.wait(WaitsFor::Timer, since, Some(Timestamp(until)), |_| None::<()>).await {
+                Waited::Cancelled => Err(self.cancelled(&place, entry)),
+                _ => {
+                    entry.state = EntryState::Done("null".into());
+                    self.run.put(&place, entry);
+                    Ok(())
+                }
+            }
+        })
+        .await
     }
 
     /// The time of day, the same one on every replay.
@@ -146,7 +296,7 @@ impl Ctx {
     /// the first time gets the last of the range; who did before has the version it had then, or, if this was not asked
     /// at that time, the first.
     pub async fn version(&self, change: &str, range: std::ops::RangeInclusive<u32>) -> u32 {
-        match self.run.peek().await {
+        match self.branch.peek(&self.run).await {
             // It came by before there was anything to ask, and went on with something else.
             Ok(Some(entry)) if (entry.kind, &*entry.name) != (Kind::Version, change) => return *range.start(),
             Ok(_) => {}
@@ -158,33 +308,28 @@ impl Ctx {
         }
         let (first, last) = range.into_inner();
         let reason = format!("it goes by version {version} of {change:?}, and the code knows {first} to {last}");
-        self.run.stop_for(Stop::Parked(reason)).await
+        self.run.park(reason).await
     }
 
     /// Something that is chosen once. It leaves nothing behind, so it rides on the next commit.
-    async fn value<T: Serialize + DeserializeOwned>(
+    pub(crate) async fn value<T: Serialize + DeserializeOwned>(
         &self,
         kind: Kind,
         name: &str,
         argument: u64,
         choose: impl FnOnce(&Run) -> T,
     ) -> T {
-        let chosen = async {
-            let (place, found) = self.run.take(kind, name, argument).await;
+        self.operation(WaitsFor::Store, |_| async move {
+            let call = Call { kind, name, argument };
+            let (place, found) = self.take(&call).await;
             if let Some(EntryState::Done(text)) = found.map(|found| found.state) {
-                return match serde_json::from_str(&text) {
-                    Ok(value) => value,
-                    Err(_) => {
-                        let reason = format!("what operation {place} has chosen cannot be read: {text}");
-                        self.run.stop_for(Stop::Parked(reason)).await
-                    }
-                };
+                return self.recorded(&call, &place, &text).await;
             }
             let value = choose(&self.run);
-            let text = serde_json::to_string(&value).expect("a number can be written as JSON");
-            self.run.put(place, Entry::new(kind, name, argument, self.run.env().now(), EntryState::Done(text)));
+            let text = serde_json::to_string(&value).expect("what is chosen can be written as JSON");
+            self.run.put(&place, call.entry(self.run.env().now(), EntryState::Done(text)));
             value
-        };
-        self.run.operation(chosen).await
+        })
+        .await
     }
 }

@@ -1,5 +1,6 @@
 //! Definitions: a name and an asynchronous function, with its types left behind.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -10,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
+use crate::workflow::update::{PublishedValues, Validator};
 use crate::workflow::{Ctx, Failure};
 
 /// How long an execution is kept after its end, unless it is said.
@@ -17,16 +19,17 @@ pub(crate) const DEFAULT_KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Starts the definition of a workflow.
 pub fn workflow(name: impl Into<String>) -> WorkflowBuilder {
-    WorkflowBuilder { name: name.into(), timeout: None, keep: DEFAULT_KEEP }
+    WorkflowBuilder { name: name.into(), timeout: None, keep: DEFAULT_KEEP, validators: HashMap::new() }
 }
 
 /// A workflow whose function is still to come.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use = "a workflow needs a function to run"]
 pub struct WorkflowBuilder {
     name: String,
     timeout: Option<Duration>,
     keep: Duration,
+    validators: HashMap<String, Validator>,
 }
 
 impl WorkflowBuilder {
@@ -43,6 +46,21 @@ impl WorkflowBuilder {
         self
     }
 
+    /// Decides whether an update of this name may be sent, by what the execution has published so far: one that is
+    /// refused is not recorded anywhere. The values that it was shown are still so when the update is stored.
+    pub fn validate<R: DeserializeOwned>(
+        mut self,
+        update: &str,
+        validator: impl Fn(&PublishedValues<'_>, &R) -> std::result::Result<(), Failure> + Send + Sync + 'static,
+    ) -> WorkflowBuilder {
+        let validator = move |published: &PublishedValues<'_>, request: &str| {
+            let wrong = |error| Failure::new(format!("the request does not fit: {error}"));
+            validator(published, &serde_json::from_str(request).map_err(wrong)?)
+        };
+        self.validators.insert(update.into(), Arc::new(validator));
+        self
+    }
+
     /// What an execution does. The function may be run again from its beginning at any time: everything that is not
     /// the same each time belongs into a step or comes from the context.
     pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
@@ -54,14 +72,19 @@ impl WorkflowBuilder {
     {
         let begin = move |ctx: Ctx, input: &str| -> std::result::Result<Running, Failure> {
             let input = serde_json::from_str(input).map_err(|error| Failure::new(format!("the input: {error}")))?;
+            let run = ctx.run.clone();
             let running = function(ctx, input);
             Ok(Box::pin(async move {
-                let output = running.await?;
-                let output = json::to_value(&output).map_err(|error| Failure::new(format!("the output: {error}")))?;
-                Ok(output.to_string())
+                let output = running.await.and_then(|output| {
+                    let output = json::to_value(&output);
+                    Ok(output.map_err(|error| Failure::new(format!("the output: {error}")))?.to_string())
+                });
+                run.until_children_ended().await;
+                output
             }))
         };
-        let definition = Definition { name: self.name, timeout: self.timeout, keep: self.keep, begin: Box::new(begin) };
+        let WorkflowBuilder { name, timeout, keep, validators } = self;
+        let definition = Definition { name, timeout, keep, validators, begin: Box::new(begin) };
         Workflow { definition: Arc::new(definition), types: PhantomData }
     }
 }
@@ -75,6 +98,7 @@ pub(crate) struct Definition {
     pub(crate) name: String,
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
+    pub(crate) validators: HashMap<String, Validator>,
     pub(crate) begin: Box<Begin>,
 }
 
@@ -100,5 +124,11 @@ impl<I, O> Clone for Workflow<I, O> {
 impl<I, O> std::fmt::Debug for Workflow<I, O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Workflow").field("name", &self.definition.name).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for WorkflowBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkflowBuilder").field("name", &self.name).finish_non_exhaustive()
     }
 }

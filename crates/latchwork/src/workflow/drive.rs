@@ -1,22 +1,26 @@
 //! An execution's stay in memory: its future is driven until it ends, waits, or may not go on; then that is committed.
 
 use std::collections::hash_map::Entry;
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tracing::Instrument;
 
 use crate::backoff::jittered;
 use crate::state::Quiet;
-use crate::store::{ErrorKind, StoreError};
+use crate::store::{Commit, ErrorKind, StoreError};
 use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::definition::Running;
 use crate::workflow::engine::{Inner, Resident};
 use crate::workflow::record::{Status, failure_text};
-use crate::workflow::run::{Next, Run, Stop};
+use crate::workflow::run::{Next, Run, Sent, Stop, Todo};
 use crate::workflow::step::panicked;
 
 /// How long it takes at the most until an execution is taken up again that could not be committed.
@@ -41,29 +45,37 @@ impl Inner {
         let id = run.id.clone();
         let Entry::Vacant(vacant) = residents.entry(id.clone()) else { return false };
         let span = tracing::info_span!("execution", workflow = run.definition.name, %id);
-        let task = tokio::spawn(drive(run).instrument(span));
+        let task = tokio::spawn(drive(run.clone()).instrument(span));
         // It leaves by this lock, so it cannot be gone before it is noted.
-        vacant.insert(Resident { task: task.abort_handle(), missed: false });
+        vacant.insert(Resident { task: task.abort_handle(), run, missed: false });
+        self.metrics.residents(residents.len());
         true
     }
 }
 
 async fn drive(run: Arc<Run>) {
-    loop {
-        let ended = live(&run).await;
-        settle(&run, ended).await;
+    let root = loop {
+        let ctx = Ctx::root(&run);
+        let ended = live(&run, ctx.clone()).await;
+        settle(&ctx, ended).await;
         match run.stop() {
             Some(Stop::Continued) => run.begin_anew(),
-            _ => break,
+            _ => break ctx,
         }
-    }
+    };
+    drop(root);
     let inner = &run.engine;
-    let missed = inner.residents.lock().remove(&run.id).is_some_and(|resident| resident.missed);
+    let (missed, left) = {
+        let mut residents = inner.residents.lock();
+        (residents.remove(&run.id).is_some_and(|resident| resident.missed), residents.len())
+    };
+    inner.metrics.residents(left);
+    run.leave();
     inner.begun().notify_waiters();
     let stop = run.stop();
     tracing::debug!(?stop, "left memory");
     match stop {
-        Some(Stop::Suspended(timer)) => inner.timers.set(timer),
+        Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(timer)),
         Some(Stop::Failed(error)) => return again(&run, error).await,
         Some(Stop::Changed) => return take_up(&run, true).await,
         // Whoever is the owner now goes on with it; here nobody can.
@@ -104,76 +116,240 @@ async fn take_up(run: &Run, fence: bool) {
     inner.ended(&run.id, None);
 }
 
+/// Tells whether the code has anything to do: it is woken through here.
+struct Woken {
+    is_woken: AtomicBool,
+    driver: Mutex<Waker>,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.is_woken.store(true, Ordering::SeqCst);
+        self.driver.lock().wake_by_ref();
+    }
+}
+
+/// Something on its way to the store or from it.
+type Flight = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+struct Driver<'a> {
+    run: &'a Arc<Run>,
+    /// The code, until it has ended.
+    running: Option<Quiet<Running>>,
+    ended: Option<Ended>,
+    woken: Arc<Woken>,
+    waker: Waker,
+    flights: Vec<Flight>,
+    /// Whether one of them is of the execution's own, and whether with that it leaves memory.
+    is_own: Arc<AtomicBool>,
+    is_leaving: bool,
+    deadline: Option<crate::store::Sleep>,
+    is_late: bool,
+    /// Since when there was nothing to do, by the clock that only goes forward; and when to look again.
+    idle_since: Option<Duration>,
+    later: Option<crate::store::Sleep>,
+    /// Everybody else has their turn, to see whether the code is woken by that; and whether they had.
+    turn: Option<Flight>,
+    is_sure: bool,
+}
+
 /// Drives the future until it ends or is to stop.
-pub(crate) async fn live(run: &Arc<Run>) -> Ended {
+pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
     let now = run.env().now();
     let left = run.deadline().map(|deadline| Duration::from_micros(deadline.0.saturating_sub(now.0)));
     if left.is_some_and(|left| left.is_zero()) && !run.engine.replays {
         return Ended::TimedOut;
     }
-    let ctx = Ctx { run: run.clone() };
     let begin = || (run.definition.begin)(ctx, &run.input());
     let running: Running = match std::panic::catch_unwind(AssertUnwindSafe(begin)) {
         Ok(Ok(running)) => running,
         Ok(Err(failure)) => return Ended::Finished(Err(failure)),
         Err(panic) => return Ended::Panicked(panicked(&*panic)),
     };
-    // It is dropped with everything that it holds, which is the workflow's own.
-    let mut running = Quiet::new(running);
-    let mut deadline = left.filter(|_| !run.engine.replays).map(|left| run.env().sleep(left));
-    let mut late = false;
-    let mut stopped = std::pin::pin!(run.until_stopped());
-    loop {
-        let polled = std::future::poll_fn(|context| {
-            let polled = std::panic::catch_unwind(AssertUnwindSafe(|| running.get().as_mut().poll(context)));
-            // What it came to after it was to stop, by dropping the future that was told so, does not count.
-            while stopped.as_mut().poll(context).is_ready() {
-                if run.stop().is_some() {
-                    return Poll::Ready(Some(Ended::Stopped));
-                }
-                // That was meant for the run before this.
-                stopped.set(run.until_stopped());
+    let woken = Arc::new(Woken { is_woken: AtomicBool::new(true), driver: Mutex::new(Waker::noop().clone()) });
+    let mut driver = Driver {
+        run,
+        // It is dropped with everything that it holds, which is the workflow's own.
+        running: Some(Quiet::new(running)),
+        ended: None,
+        waker: woken.clone().into(),
+        woken,
+        flights: Vec::new(),
+        is_own: Arc::default(),
+        is_leaving: false,
+        deadline: left.filter(|_| !run.engine.replays).map(|left| run.env().sleep(left)),
+        is_late: false,
+        idle_since: None,
+        later: None,
+        turn: None,
+        is_sure: false,
+    };
+    let mut nudged = std::pin::pin!(run.until_nudged());
+    std::future::poll_fn(|context| {
+        driver.woken.driver.lock().clone_from(context.waker());
+        while nudged.as_mut().poll(context).is_ready() {
+            nudged.set(run.until_nudged());
+        }
+        driver.poll(context)
+    })
+    .await
+}
+
+impl Driver<'_> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
+        loop {
+            if !self.is_leaving() && self.woken.is_woken.swap(false, Ordering::SeqCst) {
+                (self.idle_since, self.later) = (None, None);
+                (self.turn, self.is_sure) = (None, false);
+                self.poll_code();
             }
-            match polled {
-                Ok(Poll::Ready(ended)) => return Poll::Ready(Some(Ended::Finished(ended))),
-                Ok(Poll::Pending) => {}
-                Err(panic) => return Poll::Ready(Some(Ended::Panicked(panicked(&*panic)))),
+            // What became of a commit may be that it is to stop: then it is not for its deadline to say how it ends.
+            let has_landed = self.poll_flights(context);
+            if self.run.stop().is_some() {
+                // What it came to after it was to stop, by dropping the future that was told so, does not count.
+                self.running = None;
+                self.ended = Some(Ended::Stopped);
             }
-            if let Some(limit) = &mut deadline
+            if let Some(limit) = &mut self.deadline
                 && limit.as_mut().poll(context).is_ready()
             {
-                (deadline, late) = (None, true);
+                (self.deadline, self.is_late) = (None, true);
             }
             // What is on its way is waited for: what it leaves is what the end goes by.
-            match late && !run.commits() {
-                true => Poll::Ready(Some(Ended::TimedOut)),
-                false if run.waits_unstored() => Poll::Ready(None),
-                false => Poll::Pending,
-            }
-        });
-        match polled.await {
-            Some(ended) => return ended,
-            // It waits for something of its own before its first operation; whoever started it need not.
-            None => {
-                if let Err(stop) = run.commit(run.first()).await {
-                    run.set_stop(stop);
-                    return Ended::Stopped;
+            if self.flights.is_empty() && !self.run.is_carrying() {
+                if let Some(ended) = self.ended.take() {
+                    return Poll::Ready(ended);
+                }
+                if self.is_late {
+                    return Poll::Ready(Ended::TimedOut);
                 }
             }
+            if !self.is_leaving() && self.woken.is_woken.load(Ordering::SeqCst) {
+                // Others have their turn, too.
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if !has_landed && !self.decide(context) {
+                return Poll::Pending;
+            }
         }
+    }
+
+    /// Whether it is about to leave memory, as it is.
+    fn is_leaving(&self) -> bool {
+        self.is_leaving && self.is_own.load(Ordering::SeqCst)
+    }
+
+    fn poll_code(&mut self) {
+        let Some(running) = &mut self.running else { return };
+        let mut context = Context::from_waker(&self.waker);
+        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| running.get().as_mut().poll(&mut context)));
+        self.ended = match polled {
+            Ok(Poll::Pending) => return,
+            Ok(Poll::Ready(ended)) => Some(Ended::Finished(ended)),
+            Err(panic) => Some(Ended::Panicked(panicked(&*panic))),
+        };
+        self.running = None;
+    }
+
+    /// Whether anything has come back.
+    fn poll_flights(&mut self, context: &mut Context<'_>) -> bool {
+        let before = self.flights.len();
+        self.flights.retain_mut(|flight| flight.as_mut().poll(context).is_pending());
+        self.flights.len() < before
+    }
+
+    /// Does what is to be done. Gives whether there was anything.
+    fn decide(&mut self, context: &mut Context<'_>) -> bool {
+        let submitted = self.run.submitted();
+        if !submitted.is_empty() {
+            for submitted in submitted {
+                let run = self.run.clone();
+                self.flights.push(Box::pin(async move {
+                    let sent = run.send(submitted.commit, submitted.boarded).await;
+                    let _ = submitted.answer.send(sent);
+                }));
+            }
+            return true;
+        }
+        if self.ended.is_some() || self.is_own.load(Ordering::SeqCst) {
+            return false;
+        }
+        let now = self.run.env().monotonic();
+        let idle = now.saturating_sub(*self.idle_since.get_or_insert(now));
+        match self.run.todo(idle, self.is_sure) {
+            Todo::Nothing => false,
+            Todo::Later(pause) => {
+                let later = self.later.get_or_insert_with(|| self.run.env().sleep(pause));
+                later.as_mut().poll(context).is_ready() && self.later.take().is_some()
+            }
+            Todo::MakeSure => {
+                // What the code has yielded for is due before this.
+                let turn = self.turn.get_or_insert_with(|| Box::pin(tokio::task::yield_now()));
+                self.is_sure = turn.as_mut().poll(context).is_ready();
+                self.is_sure
+            }
+            Todo::Commit(next) => {
+                self.is_leaving = !matches!(next, Next::Runs);
+                self.fly(commit(self.run.clone(), next));
+                true
+            }
+            Todo::Read => {
+                let run = self.run.clone();
+                self.fly(async move {
+                    if let Err(error) = run.read_inbox().await {
+                        run.set_stop(Stop::Failed(error));
+                    }
+                });
+                true
+            }
+        }
+    }
+
+    fn fly(&mut self, flight: impl Future<Output = ()> + Send + 'static) {
+        let is_own = self.is_own.clone();
+        is_own.store(true, Ordering::SeqCst);
+        self.flights.push(Box::pin(async move {
+            flight.await;
+            is_own.store(false, Ordering::SeqCst);
+        }));
+    }
+}
+
+/// Commits what there is.
+async fn commit(run: Arc<Run>, next: Next) {
+    let stop = match &next {
+        Next::Waits(until, _) => Some(Stop::Suspended(*until)),
+        Next::Continues(_) => Some(Stop::Continued),
+        Next::Runs | Next::Rests(_) => None,
+    };
+    let continues = matches!(next, Next::Continues(_));
+    let (commit, boarded) = run.board(Commit::new(), next);
+    match run.send(commit, boarded).await {
+        Sent::Landed => stop.into_iter().for_each(|stop| run.set_stop(stop)),
+        Sent::Stopped(stop) => run.set_stop(stop),
+        // It is taken up again, and comes by here again.
+        Sent::Refused(_) if continues => run.set_stop(Stop::Changed),
+        Sent::Refused(_) => {}
     }
 }
 
 /// Commits how it ended.
-async fn settle(run: &Run, ended: Ended) {
+async fn settle(ctx: &Ctx, ended: Ended) {
+    let run = &ctx.run;
     let status = match ended {
         Ended::Stopped => match run.stop() {
             Some(Stop::Parked(reason)) => Status::Parked(reason),
+            Some(Stop::Terminated(status)) => status,
             _ => return,
         },
         Ended::Panicked(failure) => Status::Parked(failure.message().to_string()),
         Ended::TimedOut => Status::TimedOut,
-        Ended::Finished(result) => match run.peek().await {
+        Ended::Finished(result) => match ctx.branch.peek(run).await {
             Ok(None) => finished(run, result),
             Ok(Some(entry)) => Status::Parked(format!(
                 "the code has ended, and the journal goes on with {} {:?}",
@@ -183,18 +359,17 @@ async fn settle(run: &Run, ended: Ended) {
             Err(stop) => return run.set_stop(stop),
         },
     };
-    let ended = run.commit(Next::Rests(status.clone())).await;
-    let ended = match (ended, status) {
-        (Err(Stop::Parked(reason)), _) => {
+    if let Status::Parked(reason) = &status {
+        tracing::warn!(reason, "parked");
+        run.engine.metrics.ended(&run.definition.name, &status);
+    }
+    let ended = match run.close(status).await {
+        Err(Stop::Parked(reason)) => {
             // What cannot be stored is left out, so that the reason can be.
             run.forget_pending();
             run.commit(Next::Rests(Status::Parked(reason))).await
         }
-        (ended, Status::Parked(reason)) => {
-            tracing::warn!(reason, "parked");
-            ended
-        }
-        (ended, _) => ended,
+        ended => ended,
     };
     if let Err(stop) = ended {
         run.replace_stop(stop);
@@ -211,6 +386,9 @@ fn finished(run: &Run, result: std::result::Result<String, Failure>) -> Status {
         });
     match result {
         Ok(output) => Status::Completed(output),
-        Err(failure) => Status::Failed(failure_text(&failure)),
+        Err(failure) => match (failure.is_cancelled(), run.with(|state| state.cancel.clone())) {
+            (true, Some(reason)) => Status::Cancelled(reason),
+            _ => Status::Failed(failure_text(&failure)),
+        },
     }
 }

@@ -1,6 +1,7 @@
 //! The engine: owns executions, starts them, finds them again after a restart, and lets go of those that wait.
 
 use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -13,8 +14,13 @@ use crate::entity::Entities;
 use crate::state::States;
 use crate::store::{Check, Commit, Key, Order, Rev, Space, SpaceSpec, Store, Timestamp};
 use crate::workflow::alarm::{self, Alarms};
-use crate::workflow::definition::{DEFAULT_KEEP, Definition, Workflow};
-use crate::workflow::record::{Execution, Removal, Status, alarm_key, failure_text, journal_key};
+use crate::workflow::definition::{Definition, Workflow};
+use crate::workflow::kept::Kept;
+use crate::workflow::listed::{LISTED, Shelf, by_status, read_by_status, read_end};
+use crate::workflow::metrics::Metrics;
+use crate::workflow::post::Lanes;
+use crate::workflow::record::{Execution, Status};
+use crate::workflow::run::Run;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError, recover, remove};
 
 /// How many shards executions are spread over. Each has an owner, whose commits check that it still is.
@@ -83,6 +89,11 @@ pub(crate) struct Inner {
     pub(crate) residents: Mutex<HashMap<ExecutionId, Resident>>,
     /// Those who wait for an end.
     waiting: Mutex<BTreeMap<ExecutionId, Arc<Waiter>>>,
+    /// Those who wait for an answer to an update, by its id, or for something to be published.
+    listening: Mutex<Listeners>,
+    /// Messages that wait for others to the same execution.
+    pub(crate) lanes: Mutex<Lanes>,
+    pub(crate) metrics: Metrics,
     /// Told whenever an execution was stored or has left memory.
     begun: Arc<Notify>,
     /// Executions that cannot run here as things are, and why: others need not wait for that.
@@ -91,10 +102,15 @@ pub(crate) struct Inner {
     pub(crate) removals: Arc<Alarms>,
     /// Whether everything that was running has been found.
     pub(crate) found: tokio::sync::watch::Sender<bool>,
+    /// Told when a commit had no answer.
+    pub(crate) doubted: Arc<Notify>,
     /// What the engine does beside running executions.
     chores: Mutex<Vec<AbortHandle>>,
     stopped: std::sync::atomic::AtomicBool,
 }
+
+/// Those who listen, by the execution and the id of an update.
+type Listeners = BTreeMap<(ExecutionId, Option<String>), Arc<Notify>>;
 
 /// What those who wait for an execution's end are told by.
 #[derive(Default)]
@@ -107,6 +123,7 @@ pub(crate) struct Waiter {
 /// An execution in memory.
 pub(crate) struct Resident {
     pub(crate) task: AbortHandle,
+    pub(crate) run: Arc<Run>,
     /// Whether somebody wanted it taken up meanwhile, for what it may not know of.
     pub(crate) missed: bool,
 }
@@ -114,19 +131,23 @@ pub(crate) struct Resident {
 /// The names of the spaces that hold what happened.
 pub(crate) const EXECUTIONS: &str = "workflow.executions";
 pub(crate) const JOURNAL: &str = "workflow.journal";
+pub(crate) const KEPT: &str = "workflow.kept";
+pub(crate) const TIMERS: &str = "workflow.timers";
+pub(crate) const REMOVALS: &str = "workflow.removals";
 
 /// Where everything is kept.
 pub(crate) struct Spaces {
     /// id → execution
     pub(crate) executions: Space,
-    /// id, place → entry
+    /// id, run, place → entry
     pub(crate) journal: Space,
-    /// id of an execution that was running at its last commit → how often it was taken up since
-    pub(crate) active: Space,
+    /// what it is found by, start time, id → for one that runs how often it was taken up since, for one that is parked
+    /// the reason
+    pub(crate) listed: Space,
+    /// id, what → what is kept of an execution beside
+    pub(crate) kept: Space,
     /// due time, id → how often it was woken for it in earlier lives
     pub(crate) timers: Space,
-    /// id → reason
-    pub(crate) parked: Space,
     /// due time, id → what is to be removed
     pub(crate) removals: Space,
     /// workflow, idempotency key → the execution started under it
@@ -142,10 +163,10 @@ impl Spaces {
         Ok(Spaces {
             executions: space(EXECUTIONS).await?,
             journal: space(JOURNAL).await?,
-            active: space("workflow.active").await?,
-            timers: space("workflow.timers").await?,
-            parked: space("workflow.parked").await?,
-            removals: space("workflow.removals").await?,
+            listed: space(LISTED).await?,
+            kept: space(KEPT).await?,
+            timers: space(TIMERS).await?,
+            removals: space(REMOVALS).await?,
             keys: space("workflow.keys").await?,
             shards: store.space(SpaceSpec::new("workflow.shards")).await?,
         })
@@ -210,6 +231,7 @@ impl EngineBuilder {
                 return Err(WorkflowError::RegisteredTwice { name });
             }
         }
+        let metrics = Metrics::new(definitions.keys());
         let spaces = Spaces::declare(&store).await?;
         let (states, entities) = (States::on(&store).await?, Entities::on(&store).await?);
         let shards = own_shards(&store, &spaces.shards).await?;
@@ -228,11 +250,15 @@ impl EngineBuilder {
             shards,
             residents: Mutex::default(),
             waiting: Mutex::default(),
+            listening: Mutex::default(),
+            lanes: Mutex::default(),
+            metrics,
             begun: Arc::default(),
             set_aside: Mutex::default(),
             timers: Arc::default(),
             removals: Arc::default(),
             found: tokio::sync::watch::Sender::new(false),
+            doubted: Arc::default(),
             chores: Mutex::default(),
             stopped: Default::default(),
         });
@@ -240,6 +266,7 @@ impl EngineBuilder {
             let running = inner.store.view().await?;
             let chores = [
                 tokio::spawn(recover::recover(Arc::downgrade(&inner), running)).abort_handle(),
+                tokio::spawn(recover::doubt(Arc::downgrade(&inner))).abort_handle(),
                 tokio::spawn(alarm::keep::<recover::Wake>(Arc::downgrade(&inner), inner.since)).abort_handle(),
                 tokio::spawn(alarm::keep::<remove::Remove>(Arc::downgrade(&inner), Timestamp(0))).abort_handle(),
             ];
@@ -308,67 +335,17 @@ impl Engine {
         // Some are found to be so only when they are taken up.
         let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
         let view = self.inner.store.view().await?;
-        let found = view.scan(&self.inner.spaces.parked.all(), Order::Ascending, usize::MAX).await?;
+        let space = &self.inner.spaces.listed;
+        let range = space.prefix(by_status(Shelf::Parked, None));
+        let found = view.scan(&range, Order::Ascending, usize::MAX).await?;
         let set_aside = self.inner.set_aside.lock().clone();
-        let parked = found.into_iter().map(|(key, item)| {
-            (String::from_utf8_lossy(key.bytes()).as_ref().into(), String::from_utf8_lossy(&item.value).into_owned())
-        });
-        Ok(parked.chain(set_aside).collect())
-    }
-
-    /// Lets a parked execution go on, by the code that is registered now.
-    pub async fn resume(&self, id: impl Into<ExecutionId>) -> Result<()> {
-        let id = id.into();
-        self.unpark(&id, Status::Running).await?;
-        self.inner.pick_up(&id).await
-    }
-
-    /// Takes an execution that waits into memory at once, to see whether it can go on; if it has to wait, it leaves.
-    pub async fn wake(&self, id: impl Into<ExecutionId>) -> Result<()> {
-        self.inner.pick_up(&id.into()).await
-    }
-
-    /// Ends an execution as failed that is parked, or whose workflow is not registered here.
-    pub async fn terminate(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<()> {
-        let id = id.into();
-        let failure = Failure::new(format!("it was terminated: {reason}"));
-        self.unpark(&id, Status::Failed(failure_text(&failure))).await?;
-        self.inner.ended(&id, None);
-        Ok(())
-    }
-
-    async fn unpark(&self, id: &ExecutionId, status: Status) -> Result<()> {
-        let inner = &self.inner;
-        let (execution, rev) = inner.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-        let is_ending = status.is_terminal();
-        let is_aside = is_ending && inner.set_aside.lock().contains_key(id) && !execution.status.is_terminal();
-        if !is_aside && !matches!(execution.status, Status::Parked(_)) {
-            return Err(WorkflowError::NotParked { id: id.clone() });
-        }
-        let (key, spaces) = (inner.spaces.executions.key(id.as_bytes()), &inner.spaces);
-        let mut commit = Commit::new().check(inner.shard_check(id)).at_rev(&key, rev);
-        commit = commit.delete(&spaces.parked.key(id.as_bytes()));
-        if let Some(timer) = execution.timer_us {
-            commit = commit.delete(&spaces.timers.key(alarm_key(Timestamp(timer), id)));
-        }
-        let active = spaces.active.key(id.as_bytes());
-        let mut due = None;
-        commit = match is_ending {
-            false => commit.put(&active, Vec::new()),
-            true => {
-                let keep = inner.definition(&execution.workflow).map_or(DEFAULT_KEEP, |definition| definition.keep);
-                let at = inner.store.env().now().plus(keep);
-                due = Some(at);
-                commit.delete(&active).put(&spaces.removals.key(alarm_key(at, id)), Removal::Execution.encode())
+        let mut parked: BTreeMap<ExecutionId, String> = set_aside;
+        for (key, item) in found {
+            if let Some((_, id)) = read_by_status(key.bytes()).and_then(|(_, rest)| read_end(rest)) {
+                parked.insert(id, String::from_utf8_lossy(&item.value).into_owned());
             }
-        };
-        let resumes = execution.resumes + u32::from(!is_ending);
-        commit = commit.put(&key, Execution { status, resumes, timer_us: None, ..execution }.encode());
-        let outcome = inner.store.commit(commit).await?;
-        outcome.applied().map_err(|_| WorkflowError::NotParked { id: id.clone() })?;
-        inner.set_aside.lock().remove(id);
-        due.into_iter().for_each(|due| inner.removals.set(due));
-        Ok(())
+        }
+        Ok(parked.into_iter().collect())
     }
 }
 
@@ -386,9 +363,13 @@ impl Inner {
         let residents = std::mem::take(&mut *self.residents.lock());
         let mut residents: Vec<_> = residents.into_iter().collect();
         residents.sort_by(|a, b| a.0.cmp(&b.0));
-        residents.into_iter().for_each(|(_, resident)| resident.task.abort());
+        for (_, resident) in residents {
+            resident.task.abort();
+            resident.run.leave();
+        }
         let waiting: Vec<_> = std::mem::take(&mut *self.waiting.lock()).into_values().collect();
         waiting.iter().for_each(|waiting| waiting.told.notify_waiters());
+        self.listening.lock().values().for_each(|listening| listening.notify_waiters());
         self.begun.notify_waiters();
     }
 
@@ -413,8 +394,14 @@ impl Inner {
         self.owner_checks().into_iter().fold(Commit::new(), Commit::check)
     }
 
-    pub(crate) fn journal_key(&self, id: &str, run: u32, place: u32) -> Key {
-        self.spaces.journal.key(journal_key(&id.into(), run, place))
+    /// The keys of what is kept of an execution beside its record and journal.
+    pub(crate) fn kept(&self, id: &ExecutionId) -> Kept<'_> {
+        Kept::new(&self.spaces.kept, id)
+    }
+
+    /// An execution that is in memory.
+    pub(crate) fn resident(&self, id: &ExecutionId) -> Option<Arc<Run>> {
+        self.residents.lock().get(id).map(|resident| resident.run.clone())
     }
 
     pub(crate) fn definition(&self, name: &str) -> Option<&Arc<Definition>> {
@@ -435,6 +422,55 @@ impl Inner {
                 let _ = waiting.ended.set(status);
             }
             waiting.told.notify_waiters();
+        }
+        let listening = self.listening.lock();
+        let its = listening.range((id.clone(), None)..).take_while(|((listened, _), _)| listened == id);
+        its.for_each(|(_, listening)| listening.notify_waiters());
+    }
+
+    /// Has everybody look who waits for anything of an execution.
+    pub(crate) fn tell_all(&self) {
+        self.waiting.lock().values().for_each(|waiting| waiting.told.notify_waiters());
+        self.listening.lock().values().for_each(|listening| listening.notify_waiters());
+    }
+
+    /// Something was published.
+    pub(crate) fn published(&self, id: &ExecutionId) {
+        self.tell(id, None);
+    }
+
+    /// Tells those who wait for an answer to an update, or for something to be published.
+    pub(crate) fn tell(&self, id: &ExecutionId, update: Option<&str>) {
+        let listening = self.listening.lock();
+        if let Some(listening) = listening.get(&(id.clone(), update.map(str::to_string))) {
+            listening.notify_waiters();
+        }
+    }
+
+    /// Waits until `look` finds something. It is asked at first, and then whenever there is an answer to this update,
+    /// or something is published, or the execution has ended, or the engine stops.
+    pub(crate) async fn listen<T, F>(
+        &self,
+        id: &ExecutionId,
+        update: Option<&str>,
+        mut look: impl FnMut() -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<Option<T>>>,
+    {
+        let key = (id.clone(), update.map(str::to_string));
+        let told = self.listening.lock().entry(key.clone()).or_default().clone();
+        let listening = Listening { engine: self, key, told };
+        loop {
+            let mut told = std::pin::pin!(listening.told.notified());
+            told.as_mut().enable();
+            if let Some(found) = look().await? {
+                return Ok(found);
+            }
+            if self.is_stopped() {
+                return Err(WorkflowError::Stopped);
+            }
+            told.await;
         }
     }
 
@@ -461,6 +497,23 @@ impl Inner {
         // The map's and this one: nobody can get another while the map is locked.
         if Arc::strong_count(waiter) == 2 && all.get(id).is_some_and(|found| Arc::ptr_eq(found, waiter)) {
             all.remove(id);
+        }
+    }
+}
+
+/// Somebody who listens.
+struct Listening<'a> {
+    engine: &'a Inner,
+    key: (ExecutionId, Option<String>),
+    told: Arc<Notify>,
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        let mut all = self.engine.listening.lock();
+        // The map's and this one: nobody can get another while the map is locked.
+        if Arc::strong_count(&self.told) == 2 {
+            all.remove(&self.key);
         }
     }
 }

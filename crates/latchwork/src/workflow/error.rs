@@ -26,6 +26,42 @@ pub enum WorkflowError {
     /// A start under an id that is taken.
     #[error("execution {id:?} exists already; choose another id, or join it")]
     AlreadyStarted { id: ExecutionId },
+    /// The workflow was cancelled.
+    #[error("execution {id:?} was cancelled: {reason}")]
+    Cancelled { id: ExecutionId, reason: String },
+    /// Something was asked of an execution that has ended.
+    #[error("execution {id:?} has ended; nothing can be sent to it any more")]
+    Ended { id: ExecutionId },
+    /// A message under an id that another one was sent under.
+    #[error("a message {message:?} was sent to execution {id:?} before, and it was another one")]
+    MessageReused { id: ExecutionId, message: String },
+    /// An update that was refused, by the workflow or before it came there.
+    #[error("execution {id:?} has refused the update: {failure}")]
+    UpdateRefused { id: ExecutionId, failure: Failure },
+    /// A token that nobody has given out, or for something that is no more.
+    #[error("token {token:?} is not known")]
+    UnknownToken { token: String },
+    /// A token that was used.
+    #[error("token {token:?} was used before")]
+    TokenUsed { token: String },
+    /// An execution that pauses before no attempt.
+    #[error("execution {id:?} does not wait for another attempt")]
+    NotRetrying { id: ExecutionId },
+    /// A fork that cannot be.
+    #[error("execution {id:?} cannot be forked at {at}: {reason}")]
+    Fork { id: ExecutionId, at: String, reason: String },
+    /// Tags or attributes that cannot be.
+    #[error("{reason}")]
+    Labels { reason: String },
+    /// A list that cannot be asked for.
+    #[error("executions cannot be listed: {reason}")]
+    List { reason: String },
+    /// A payload with something in it that JSON cannot hold.
+    #[error("{what}: {cause}")]
+    Payload { what: &'static str, cause: JsonError },
+    /// A payload that is too long.
+    #[error("{what} takes {length} bytes as JSON; the limit is {limit}")]
+    PayloadTooLong { what: &'static str, length: usize, limit: usize },
     /// There is no such execution.
     #[error("there is no execution {id:?}")]
     NotFound { id: ExecutionId },
@@ -78,10 +114,18 @@ impl WorkflowError {
     pub fn kind(&self) -> ErrorKind {
         use WorkflowError::*;
         match self {
-            Failed { .. } | TimedOut { .. } | Parked { .. } | AlreadyStarted { .. } | NotParked { .. } => {
-                ErrorKind::Conflict
-            }
-            NotFound { .. } => ErrorKind::NotFound,
+            Failed { .. }
+            | TimedOut { .. }
+            | Cancelled { .. }
+            | Ended { .. }
+            | Parked { .. }
+            | AlreadyStarted { .. }
+            | NotParked { .. }
+            | NotRetrying { .. }
+            | UpdateRefused { .. }
+            | TokenUsed { .. }
+            | Fork { .. } => ErrorKind::Conflict,
+            NotFound { .. } | UnknownToken { .. } => ErrorKind::NotFound,
             OtherWorkflow { .. }
             | NotRegistered { .. }
             | RegisteredTwice { .. }
@@ -89,6 +133,11 @@ impl WorkflowError {
             | KeyReused { .. }
             | Input { .. }
             | InputTooLong { .. }
+            | MessageReused { .. }
+            | List { .. }
+            | Labels { .. }
+            | Payload { .. }
+            | PayloadTooLong { .. }
             | Mismatch { .. } => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,

@@ -18,7 +18,39 @@ pub struct Failure {
     final_: bool,
 }
 
+/// Why an operation failed, or a whole execution, that was to be cancelled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("cancelled: {reason}")]
+pub struct Cancelled {
+    /// What was said when it was.
+    pub reason: String,
+}
+
+/// Why a wait came to nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("the time is up")]
+struct TimeIsUp;
+
 impl Failure {
+    /// What a wait fails with when its time is up.
+    pub(crate) fn time() -> Failure {
+        Failure::typed(TimeIsUp)
+    }
+
+    pub(crate) fn is_time(&self) -> bool {
+        self.kind == std::any::type_name::<TimeIsUp>()
+    }
+
+    /// What operations fail with when the execution is cancelled.
+    pub(crate) fn from_cancel(reason: String) -> Failure {
+        Failure::typed(Cancelled { reason }).not_retryable()
+    }
+
+    /// Whether this is because the execution is cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.kind == std::any::type_name::<Cancelled>()
+    }
+
     /// A failure that says just this.
     pub fn new(message: impl Into<String>) -> Failure {
         Failure { message: message.into(), kind: String::new(), details: Value::Null, final_: false }
@@ -43,6 +75,12 @@ impl Failure {
     /// The same failure, that no retry policy tries again.
     pub fn not_retryable(mut self) -> Failure {
         self.final_ = true;
+        self
+    }
+
+    /// The same failure, with something more to say.
+    pub(crate) fn and(mut self, more: String) -> Failure {
+        self.message = format!("{}; {more}", self.message);
         self
     }
 

@@ -4,16 +4,20 @@ use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
 use crate::json;
+use crate::store::{Commit, Timestamp};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Engine, Inner, Waiter, check_name};
-use crate::workflow::record::{Execution, Keyed, Status, keyed_key};
-use crate::workflow::run::{Run, hash_text, largest};
+use crate::workflow::kept::{Delivered, Letter, Message};
+use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, Wait, WaitsFor, keyed_key};
+use crate::workflow::run::{Effect, Run, hash_text, largest, turn};
+use crate::workflow::signal::{Signal, written};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// A start that is about to be awaited.
@@ -25,11 +29,22 @@ pub struct Start<I, O> {
     id: Option<ExecutionId>,
     key: Option<String>,
     join: bool,
+    restart: bool,
+    begins: Begins,
+    signal: Option<(String, Result<String>, Option<String>)>,
+    labels: Labels,
+}
+
+/// When an execution begins.
+enum Begins {
+    Now,
+    After(Duration),
+    At(Timestamp),
 }
 
 /// An execution, seen from outside.
 pub struct Handle<O> {
-    engine: Arc<Inner>,
+    pub(crate) engine: Arc<Inner>,
     id: ExecutionId,
     /// The workflow that it is to be one of, if that is not known.
     asked: Option<Arc<str>>,
@@ -39,7 +54,18 @@ pub struct Handle<O> {
 impl Engine {
     /// Starts an execution. Await it: when that returns, the execution is stored and survives anything.
     pub fn start<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> Start<I, O> {
-        Start { engine: self.clone(), workflow: workflow.clone(), input, id: None, key: None, join: false }
+        Start {
+            engine: self.clone(),
+            workflow: workflow.clone(),
+            input,
+            id: None,
+            key: None,
+            join: false,
+            restart: false,
+            begins: Begins::Now,
+            signal: None,
+            labels: Labels::default(),
+        }
     }
 
     /// An execution that was started before, here or in an earlier life.
@@ -75,6 +101,54 @@ impl<I, O> Start<I, O> {
         self.join = true;
         self
     }
+
+    /// Starts anew if there is an execution of that id and it has ended: what is left of it is removed. One that has
+    /// not ended is joined or refused as without this.
+    pub fn or_restart(mut self) -> Start<I, O> {
+        self.restart = true;
+        self
+    }
+
+    /// After so long. Until then the execution waits, and costs no memory.
+    pub fn delay(mut self, delay: Duration) -> Start<I, O> {
+        self.begins = Begins::After(delay);
+        self
+    }
+
+    /// At this time. Until then the execution waits, and costs no memory.
+    pub fn at(mut self, time: Timestamp) -> Start<I, O> {
+        self.begins = Begins::At(time);
+        self
+    }
+
+    /// With a signal, in the same commit. If there is an execution of that id and it has not ended, that is sent the
+    /// signal and joined.
+    pub fn signal(mut self, name: &str, payload: &impl Serialize) -> Start<I, O> {
+        let payload = written(&self.engine.inner, "the payload of a signal", payload);
+        self.signal = Some((name.into(), payload, None));
+        self
+    }
+
+    /// The id of that signal: however often it is sent, it counts once.
+    pub fn signal_id(mut self, id: impl Into<String>) -> Start<I, O> {
+        let id = id.into();
+        if let Some((_, _, signal_id)) = &mut self.signal {
+            *signal_id = Some(id);
+        }
+        self
+    }
+
+    /// With this tag, that it is found by.
+    pub fn tag(mut self, tag: impl Into<String>) -> Start<I, O> {
+        self.labels.tags.insert(tag.into());
+        self
+    }
+
+    /// With this search attribute, that it is found by.
+    pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Start<I, O> {
+        self.labels.attributes.insert(name.into(), value.into());
+        self
+    }
 }
 
 impl<I, O> IntoFuture for Start<I, O>
@@ -102,6 +176,7 @@ impl<I: Serialize, O> Start<I, O> {
         if length > limit {
             return Err(WorkflowError::InputTooLong { workflow: name, length, limit });
         }
+        self.labels.check().map_err(|failure| WorkflowError::Labels { reason: failure.message().into() })?;
         if inner.is_stopped() {
             return Err(WorkflowError::Stopped);
         }
@@ -111,54 +186,149 @@ impl<I: Serialize, O> Start<I, O> {
                 return Ok(Handle { engine: inner, id, asked: None, output: PhantomData });
             }
         }
-        let id = match self.id {
-            Some(id) => {
-                check_name("the id of an execution", &id)?;
-                if let Some((found, _)) = inner.read(&id).await? {
-                    return existing(inner, id, &name, found, self.join);
-                }
-                id
+        let signal = match self.signal {
+            Some((name, payload, signal_id)) => {
+                check_name("the name of a signal", &name)?;
+                signal_id.iter().try_for_each(|id| check_name("the id of a signal", id))?;
+                Some((name, payload?, signal_id))
             }
-            None => inner.store.env().uuid().to_string().into(),
+            None => None,
         };
         let now = inner.store.env().now();
-        let execution = Execution {
-            deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
-            workflow: name.clone(),
-            status: Status::Running,
-            input,
-            timer_us: None,
-            started_us: now.0,
-            run: 0,
-            resumes: 0,
-            key: self.key,
-            intent: None,
-            tail: Vec::new(),
+        let begins = match self.begins {
+            Begins::Now => now,
+            Begins::After(delay) => now.plus(delay),
+            Begins::At(time) => time,
         };
+        let mut execution = Execution {
+            deadline_us: definition.timeout.map(|timeout| begins.max(now).plus(timeout).0),
+            key: self.key,
+            labels: self.labels,
+            ..Execution::new(&name, input, now)
+        };
+        if begins > now {
+            let wait = Wait { what: WaitsFor::Timer, since_us: now.0, until_us: Some(begins.0) };
+            (execution.status, execution.timer_us, execution.waits) = (Status::Waiting, Some(begins.0), vec![wait]);
+        }
+        let is_given = self.id.is_some();
+        let id = self.id.unwrap_or_else(|| inner.store.env().uuid().to_string().into());
+        check_name("the id of an execution", &id)?;
+        let starting = Starting { inner, id, execution, definition, signal, join: self.join, restart: self.restart };
+        starting.start(is_given).await
+    }
+}
+
+/// A start whose parts were found to be good.
+struct Starting {
+    inner: Arc<Inner>,
+    id: ExecutionId,
+    execution: Execution,
+    definition: Arc<Definition>,
+    signal: Option<(String, String, Option<String>)>,
+    join: bool,
+    restart: bool,
+}
+
+impl Starting {
+    async fn start<O>(self, is_given: bool) -> Result<Handle<O>> {
+        let inner = &self.inner;
         // Most often nobody else starts it, and there is nothing to wait for.
-        if first(&inner, &id, &execution, &definition).await? {
-            return Ok(Handle { engine: inner, id, asked: None, output: PhantomData });
+        if is_given && let Some(handle) = self.existing().await? {
+            return Ok(handle);
         }
         loop {
             let begun = inner.begun();
             let mut begun = std::pin::pin!(begun.notified());
             begun.as_mut().enable();
-            if first(&inner, &id, &execution, &definition).await? {
-                return Ok(Handle { engine: inner, id, asked: None, output: PhantomData });
+            if self.first().await? {
+                inner.metrics.started(&self.execution.workflow);
+                return Ok(self.handle(self.id.clone()));
             }
             // Somebody starts it at this very moment, or has just done so.
-            if let Some(key) = &execution.key
-                && let Some(id) = keyed(&inner, &name, key, &execution.input).await?
+            if let Some(key) = &self.execution.key
+                && let Some(id) = keyed(inner, &self.execution.workflow, key, &self.execution.input).await?
             {
-                return Ok(Handle { engine: inner, id, asked: None, output: PhantomData });
+                return Ok(self.handle(id));
             }
-            if let Some((found, _)) = inner.read(&id).await? {
-                return existing(inner, id, &name, found, self.join);
+            if let Some(handle) = self.existing().await? {
+                return Ok(handle);
             }
             if inner.is_stopped() {
                 return Err(WorkflowError::Stopped);
             }
-            begun.await;
+            if inner.is_resident(&self.id) {
+                begun.await;
+            }
+        }
+    }
+
+    fn handle<O>(&self, id: ExecutionId) -> Handle<O> {
+        Handle { engine: self.inner.clone(), id, asked: None, output: PhantomData }
+    }
+
+    /// Starts it, unless there is one of that id or under that key.
+    async fn first(&self) -> Result<bool> {
+        if self.signal.is_none() && self.execution.status == Status::Running {
+            return first(&self.inner, &self.id, &self.execution, &self.definition).await;
+        }
+        let (inner, id) = (&self.inner, &self.id);
+        let mut execution = self.execution.clone();
+        let key = inner.spaces.executions.key(id.as_bytes());
+        let commit = Commit::new().absent(&key).put(&key, execution.encode());
+        let (mut commit, _) = turn(inner, commit, id, None, &mut execution, None);
+        if let Some((name, payload, signal_id)) = self.signal.clone() {
+            let (kept, env) = (inner.kept(id), inner.store.env());
+            if let Some(signal_id) = signal_id {
+                commit = commit.put(&kept.signal(&signal_id), Delivered::signal(&name, &payload).encode());
+            }
+            let message = Message { at_us: env.now().0, body: Letter::Signal { name, payload } };
+            commit = commit.put(&kept.count(), Vec::new()).put(&kept.message(env.uuid()), message.encode());
+        }
+        if inner.perform(id, Effect::of(commit)).await?.is_err() {
+            return Ok(false);
+        }
+        match execution.timer_us {
+            Some(timer) => inner.timers.set(Timestamp(timer)),
+            None => inner.wake_up(id),
+        }
+        Ok(true)
+    }
+
+    /// The execution of that id, if there is one and it is to be joined. One that is to be replaced is removed.
+    async fn existing<O>(&self) -> Result<Option<Handle<O>>> {
+        let (inner, id) = (&self.inner, &self.id);
+        let Some((found, _)) = inner.read(id).await? else { return Ok(None) };
+        let is_other = found.workflow != self.execution.workflow;
+        let other = || WorkflowError::OtherWorkflow {
+            id: id.clone(),
+            asked: self.execution.workflow.clone(),
+            found: found.workflow.clone(),
+        };
+        if found.status.is_terminal() {
+            if self.restart {
+                if is_other {
+                    return Err(other());
+                }
+                inner.purge(id).await?;
+                return Ok(None);
+            }
+        } else if let Some((name, payload, signal_id)) = self.signal.clone() {
+            if is_other {
+                return Err(other());
+            }
+            let signal = Signal { engine: inner.clone(), id: id.clone(), name, payload: Ok(payload), signal_id };
+            return match signal.send().await {
+                Ok(_) => Ok(Some(self.handle(id.clone()))),
+                // It has ended at this very moment.
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Box::pin(self.existing()).await,
+                Err(error) => Err(error),
+            };
+        }
+        match (self.join && self.signal.is_none(), is_other) {
+            (true, false) => Ok(Some(self.handle(id.clone()))),
+            (true, true) => Err(other()),
+            (false, _) if self.signal.is_some() => Err(WorkflowError::Ended { id: id.clone() }),
+            (false, _) => Err(WorkflowError::AlreadyStarted { id: id.clone() }),
         }
     }
 }
@@ -190,16 +360,6 @@ async fn keyed(inner: &Inner, workflow: &str, key: &str, input: &str) -> Result<
     let found = Keyed::decode(&item.value).ok_or_else(damaged)?;
     let id = ExecutionId::from(found.id);
     if found.input == hash_text(input) { Ok(Some(id)) } else { Err(WorkflowError::KeyReused { key: key.into(), id }) }
-}
-
-fn existing<O>(inner: Arc<Inner>, id: ExecutionId, asked: &str, found: Execution, join: bool) -> Result<Handle<O>> {
-    if !join {
-        return Err(WorkflowError::AlreadyStarted { id });
-    }
-    if found.workflow != asked {
-        return Err(WorkflowError::OtherWorkflow { id, asked: asked.into(), found: found.workflow });
-    }
-    Ok(Handle { engine: inner, id, asked: None, output: PhantomData })
 }
 
 impl<O> Handle<O> {
@@ -251,6 +411,7 @@ impl<O: DeserializeOwned> Handle<O> {
                 Err(WorkflowError::Failed { id, failure })
             }
             Status::TimedOut => Err(WorkflowError::TimedOut { id }),
+            Status::Cancelled(reason) => Err(WorkflowError::Cancelled { id, reason: reason.clone() }),
             Status::Running | Status::Waiting | Status::Parked(_) => Err(WorkflowError::Stopped),
         }
     }

@@ -1,13 +1,16 @@
 //! What happened to an execution: every operation of its journal with its times, attempts and outcome. It can be
 //! written to a file as JSON, and new code be checked against it.
 
+use std::collections::BTreeMap;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::store::{Order, Space, Store, Timestamp, View};
+use crate::store::{Key, Order, Space, Store, Timestamp, View};
 use crate::workflow::engine::{EXECUTIONS, Engine, JOURNAL};
-use crate::workflow::record::{Entry, EntryState, Execution, FailedAttempt, Kind, Status, journal_key, read_place};
+use crate::workflow::place::{Path, Place};
+use crate::workflow::record::{Entry, EntryState, Execution, FailedAttempt, Kind, Status, read_place, run_key};
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -53,13 +56,19 @@ pub enum ExecutionState {
     Failed(Failure),
     /// Has taken longer than it may.
     TimedOut,
+    /// Was cancelled, for this reason.
+    Cancelled(String),
 }
 
 /// An operation of an execution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Operation {
-    /// Its place, counted from 0.
+    /// The branch of the code that it is in, as `4.1/` for the second branch of the fork at place 4; empty for the
+    /// function itself.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub branch: String,
+    /// Its place in there, counted from 0.
     pub place: u32,
     /// What it is.
     pub kind: Kind,
@@ -79,6 +88,9 @@ pub struct Operation {
     /// The last attempts that failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<AttemptFailure>,
+    /// What the last attempt has told of itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Value>,
     /// How far it is.
     pub state: OperationState,
 }
@@ -136,6 +148,20 @@ fn value(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.into()))
 }
 
+impl ExecutionState {
+    pub(crate) fn of(status: &Status) -> ExecutionState {
+        match status {
+            Status::Running => ExecutionState::Running,
+            Status::Waiting => ExecutionState::Waiting,
+            Status::Parked(reason) => ExecutionState::Parked(reason.clone()),
+            Status::Completed(output) => ExecutionState::Completed(value(output)),
+            Status::Failed(failure) => ExecutionState::Failed(read_failure(failure)),
+            Status::TimedOut => ExecutionState::TimedOut,
+            Status::Cancelled(reason) => ExecutionState::Cancelled(reason.clone()),
+        }
+    }
+}
+
 impl Engine {
     /// What happened to an execution so far.
     pub async fn history(&self, id: impl Into<ExecutionId>) -> Result<History> {
@@ -177,14 +203,6 @@ impl History {
     }
 
     fn new(id: &ExecutionId, execution: Execution, changed: Timestamp, operations: Vec<Operation>) -> History {
-        let state = match execution.status {
-            Status::Running => ExecutionState::Running,
-            Status::Waiting => ExecutionState::Waiting,
-            Status::Parked(reason) => ExecutionState::Parked(reason),
-            Status::Completed(output) => ExecutionState::Completed(value(&output)),
-            Status::Failed(failure) => ExecutionState::Failed(read_failure(&failure)),
-            Status::TimedOut => ExecutionState::TimedOut,
-        };
         History {
             id: id.to_string(),
             workflow: execution.workflow,
@@ -192,7 +210,7 @@ impl History {
             started_us: execution.started_us,
             changed_us: changed.0,
             run: execution.run,
-            state,
+            state: ExecutionState::of(&execution.status),
             operations,
         }
     }
@@ -210,19 +228,8 @@ impl History {
 
     /// The execution that this is the history of, as if it were running.
     pub(crate) fn execution(&self) -> Execution {
-        Execution {
-            workflow: self.workflow.clone(),
-            status: Status::Running,
-            input: self.input.to_string(),
-            deadline_us: None,
-            timer_us: None,
-            started_us: self.started_us,
-            run: self.run,
-            resumes: 0,
-            key: None,
-            intent: None,
-            tail: Vec::new(),
-        }
+        let started = Timestamp(self.started_us);
+        Execution { run: self.run, ..Execution::new(&self.workflow, self.input.to_string(), started) }
     }
 }
 
@@ -239,39 +246,62 @@ async fn operations(
     execution: &Execution,
     changed: Timestamp,
 ) -> Result<Vec<Operation>> {
-    let run = execution.run;
-    let mut rest = journal.range(journal_key(id, run, 0)..journal_key(id, run, u32::MAX));
-    let first = execution.intent.clone().map(|first| Operation::new(0, first.into_entry(), changed));
-    let (mut operations, mut intent) = (Vec::<Operation>::new(), first);
+    let entries = entries(view, journal, id, execution, changed).await?;
+    Ok(entries.into_iter().map(|(place, (entry, recorded))| Operation::new(&place, entry, recorded)).collect())
+}
+
+/// What an execution's journal holds and when that was recorded, in the order in which the code came to it.
+pub(crate) async fn entries(
+    view: &View,
+    journal: &Space,
+    id: &ExecutionId,
+    execution: &Execution,
+    changed: Timestamp,
+) -> Result<Vec<(Place, (Entry, Timestamp))>> {
+    let mut entries = BTreeMap::new();
+    let first = execution.intent.clone().map(|first| (Path::default().at(0), (first.into_entry(), changed)));
+    // A step that is begun for the first time has no record of its own.
+    let mut intents: Vec<(Place, (Entry, Timestamp))> = first.into_iter().collect();
+    let mut rest = journal.prefix(run_key(id, execution.run));
     loop {
         let found = view.scan(&rest, Order::Ascending, BATCH).await?;
-        let Some((last, _)) = found.last() else {
-            let tail = execution.tail.iter();
-            let tail = tail.map(|(place, entry)| Operation::new(*place, entry.clone(), changed));
-            // Whatever came after the last one has a record of its own, or is the tail.
-            match execution.tail.first() {
-                Some((place, _)) => operations.retain(|operation| operation.place < *place),
-                None => operations.extend(intent),
-            }
-            operations.extend(tail);
-            return Ok(operations);
-        };
+        let Some((last, _)) = found.last() else { break };
         rest = rest.after(last);
         for (key, item) in &found {
-            let before = operations.last().map_or(0, |last| last.place + 1);
-            let place = read_place(key.bytes()).unwrap_or(before);
-            // A step that was begun and never ended, because the code has dropped it.
-            operations.extend(intent.take().filter(|begun| begun.place < place));
-            let damaged = || WorkflowError::corrupt(format!("operation {place} of execution {id:?}"));
-            let (entry, next) = Entry::decode_with(&item.value).ok_or_else(damaged)?;
-            operations.push(Operation::new(place, entry, item.time));
-            intent = next.map(|next| Operation::new(place + 1, next, item.time));
+            let (place, entry, next) = read_entry(id, key, &item.value)?;
+            intents.extend(next.map(|next| (place.branch.at(place.number + 1), (next, item.time))));
+            entries.insert(place, (entry, item.time));
         }
     }
+    for (place, entry) in &execution.tail {
+        entries.insert(place.clone(), (entry.clone(), changed));
+    }
+    for (place, entry) in intents {
+        entries.entry(place).or_insert(entry);
+    }
+    // What a fork's branches did comes after the fork and before what follows it.
+    let mut entries: Vec<_> = entries.into_iter().collect();
+    entries.sort_by(|(a, _), (b, _)| {
+        let along = |place: &Place| {
+            let steps = place.branch.steps().iter().flat_map(|(number, branch)| [*number, *branch]);
+            steps.chain([place.number]).collect::<Vec<u32>>()
+        };
+        along(a).cmp(&along(b))
+    });
+    Ok(entries)
+}
+
+/// The operation that a record of the journal tells of, and the one that was to be next, if it tells of that.
+pub(crate) fn read_entry(id: &ExecutionId, key: &Key, value: &[u8]) -> Result<(Place, Entry, Option<Entry>)> {
+    let damaged = || WorkflowError::corrupt(format!("an operation of execution {id:?}"));
+    let place = read_place(id, key.bytes()).ok_or_else(damaged)?;
+    let damaged = || WorkflowError::corrupt(format!("operation {place} of execution {id:?}"));
+    let (entry, next) = Entry::decode_with(value).ok_or_else(damaged)?;
+    Ok((place, entry, next))
 }
 
 impl Operation {
-    fn new(place: u32, entry: Entry, recorded: Timestamp) -> Operation {
+    pub(crate) fn new(place: &Place, entry: Entry, recorded: Timestamp) -> Operation {
         let state = match entry.state {
             EntryState::Begun => OperationState::Begun,
             EntryState::Failed { failure, next_us } => {
@@ -288,7 +318,9 @@ impl Operation {
             message: failed.message,
         });
         Operation {
-            place,
+            branch: place.branch.to_string(),
+            place: place.number,
+            progress: entry.progress.as_deref().map(value),
             kind: entry.kind,
             name: entry.name.to_string(),
             argument: entry.argument,
@@ -306,6 +338,11 @@ impl Operation {
             OperationState::Done(value) => T::deserialize(value).ok(),
             _ => None,
         }
+    }
+
+    /// Where it stands, if its branch can be read.
+    pub(crate) fn spot(&self) -> Option<Place> {
+        Some(self.branch.parse::<Path>().ok()?.at(self.place))
     }
 
     /// The journal's entry that this tells of.
@@ -331,6 +368,7 @@ impl Operation {
         Entry {
             attempts: self.attempts,
             failures: failures.collect(),
+            progress: self.progress.as_ref().map(Value::to_string),
             ..Entry::new(self.kind, &*self.name, self.argument, Timestamp(self.since_us), state)
         }
     }

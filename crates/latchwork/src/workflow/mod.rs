@@ -17,42 +17,78 @@
 //! ```
 
 mod alarm;
-mod ctx;
+mod beats;
+mod branches;
+mod bulk;
+mod child;
+pub(crate) mod ctx;
 mod definition;
 pub(crate) mod drive;
-mod engine;
+pub(crate) mod engine;
 mod error;
+mod events;
 mod failure;
+mod filter;
+mod fork;
 mod handle;
 mod history;
-mod record;
+pub(crate) mod kept;
+mod label;
+mod list;
+pub(crate) mod listed;
+mod metrics;
+mod place;
+mod post;
+mod publish;
+pub(crate) mod record;
 mod recover;
 mod remove;
 mod retry;
 pub(crate) mod run;
+mod saga;
+mod seek;
+mod signal;
 mod slots;
+mod steer;
 mod step;
+mod token;
 mod transaction;
+mod update;
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
+pub use branches::{Boxed, First2, First3, First4, First5, First6, JoinBranches, SelectBranches, TryJoinBranches};
+pub use bulk::{Bulk, BulkReport};
+pub use child::{Child, ChildCancelled, ChildTimedOut, StartChild};
 pub use ctx::Ctx;
 pub use definition::{Workflow, WorkflowBuilder, workflow};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Result, WorkflowError};
-pub use failure::Failure;
+pub use events::{Operations, OperationsPage};
+pub use failure::{Cancelled, Failure};
+pub use filter::{Filter, Is};
+pub use fork::Fork;
 pub use handle::{Handle, Start};
 pub use history::{AttemptFailure, ExecutionState, History, Operation, OperationState};
-pub use record::Kind;
+pub use list::{Cursor, List, Listed, Page};
+pub use record::{Attribute, Close, Kind, Wait, WaitsFor};
 pub use retry::Retry;
+pub use saga::Saga;
+pub use signal::{Receive, ReceiveFor, Signal};
 pub use slots::CtxState;
+pub use steer::Why;
 pub use step::{Attempt, Body, Plain, Step, WithAttempt};
+pub use token::Completion;
 pub use transaction::{Transacting, Tx};
+pub use update::{PublishedValues, ReceiveUpdate, ReceiveUpdateFor, Request, SentUpdate, Update};
 
 /// Names an execution: any text of 1 to 512 bytes.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct ExecutionId(Arc<str>);
 
 impl Deref for ExecutionId {

@@ -1,10 +1,12 @@
 //! What is stored of executions: the records and their keys.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::store::{Bytes, Timestamp};
+use crate::workflow::place::{Path, Place};
 use crate::workflow::{ExecutionId, Failure};
 
 /// An execution.
@@ -30,7 +32,120 @@ pub(crate) struct Execution {
     pub(crate) intent: Option<Intent>,
     /// The last operations with their places, if they came with the end and are small: they have no records of
     /// their own.
-    pub(crate) tail: Vec<(u32, Entry)>,
+    pub(crate) tail: Vec<(Place, Entry)>,
+    /// What it waits for, while it is out of memory.
+    pub(crate) waits: Vec<Wait>,
+    /// The execution that has started it.
+    pub(crate) parent: Option<Parent>,
+    /// Why it is to be cancelled, if it is.
+    pub(crate) cancel: Option<String>,
+    pub(crate) labels: Labels,
+    /// The execution whose results it has kept, if it is a fork.
+    pub(crate) forked: Option<String>,
+    /// When it is to be removed, if it has ended; microseconds.
+    pub(crate) removal_us: Option<u64>,
+    /// When it begins, if it was started to do so later; microseconds.
+    pub(crate) begins_us: Option<u64>,
+    /// Whether it has started children.
+    pub(crate) has_children: bool,
+}
+
+/// The execution that has started another, and what its end means for that.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Parent {
+    pub(crate) id: ExecutionId,
+    pub(crate) close: Close,
+}
+
+/// What becomes of a child when its parent ends before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Close {
+    /// The child is cancelled.
+    #[default]
+    Cancel,
+    /// The parent does not end before the child has.
+    Await,
+    /// The child goes on by itself.
+    Abandon,
+}
+
+/// What executions can be found by.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct Labels {
+    pub(crate) tags: BTreeSet<String>,
+    pub(crate) attributes: BTreeMap<String, Attribute>,
+}
+
+/// The value of a search attribute.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Attribute {
+    /// Yes or no.
+    Boolean(bool),
+    /// A whole number.
+    Integer(i64),
+    /// A number.
+    Real(f64),
+    /// A text.
+    Text(String),
+    /// A time, in microseconds since 1970.
+    Time(u64),
+}
+
+/// Something that an execution waits for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Wait {
+    /// What it is.
+    pub what: WaitsFor,
+    /// Since when, in microseconds since 1970.
+    pub since_us: u64,
+    /// Until when at the most, in microseconds since 1970.
+    pub until_us: Option<u64>,
+}
+
+/// What an execution can wait for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum WaitsFor {
+    /// A time.
+    Timer,
+    /// The next attempt at a step of this name, after one that failed.
+    Retry(String),
+    /// A signal of this name.
+    Signal(String),
+    /// An update of this name.
+    Update(String),
+    /// The end of this child.
+    Child(String),
+    /// Somebody who completes what was asked for under this name.
+    Completion(String),
+    /// A value that it publishes itself, under this name.
+    Published(String),
+    /// The body of a step that runs.
+    Step(String),
+    /// A transaction, a change of a slot, or a commit.
+    Store,
+}
+
+impl WaitsFor {
+    /// Whether it is told of by a message.
+    pub(crate) fn is_message(&self) -> bool {
+        matches!(self, WaitsFor::Signal(_) | WaitsFor::Update(_) | WaitsFor::Child(_) | WaitsFor::Completion(_))
+    }
+
+    /// The same, without a name where messages do not tell it.
+    pub(crate) fn without_name(&self) -> WaitsFor {
+        match self {
+            WaitsFor::Completion(_) => WaitsFor::Completion(String::new()),
+            WaitsFor::Retry(_) => WaitsFor::Retry(String::new()),
+            other => other.clone(),
+        }
+    }
 }
 
 /// How an execution is.
@@ -46,11 +161,40 @@ pub(crate) enum Status {
     /// JSON text of a [`Failure`].
     Failed(String),
     TimedOut,
+    /// The reason is text.
+    Cancelled(String),
 }
 
 impl Status {
     pub(crate) fn is_terminal(&self) -> bool {
-        matches!(self, Status::Completed(_) | Status::Failed(_) | Status::TimedOut)
+        !matches!(self, Status::Running | Status::Waiting | Status::Parked(_))
+    }
+}
+
+impl Execution {
+    /// One that is about to start.
+    pub(crate) fn new(workflow: impl Into<String>, input: String, started: Timestamp) -> Execution {
+        Execution {
+            workflow: workflow.into(),
+            status: Status::Running,
+            input,
+            deadline_us: None,
+            timer_us: None,
+            started_us: started.0,
+            run: 0,
+            resumes: 0,
+            key: None,
+            intent: None,
+            tail: Vec::new(),
+            waits: Vec::new(),
+            parent: None,
+            cancel: None,
+            labels: Labels::default(),
+            forked: None,
+            removal_us: None,
+            begins_us: None,
+            has_children: false,
+        }
     }
 }
 
@@ -67,6 +211,8 @@ pub(crate) struct Entry {
     pub(crate) attempts: u32,
     /// The last attempts that failed.
     pub(crate) failures: Vec<FailedAttempt>,
+    /// What the last attempt has told of itself; JSON text.
+    pub(crate) progress: Option<String>,
     pub(crate) state: EntryState,
 }
 
@@ -78,6 +224,9 @@ pub(crate) struct FailedAttempt {
     /// What went wrong, as text.
     pub(crate) message: String,
 }
+
+/// Stands for whatever an operation is given: in a fork, whose input is another.
+pub(crate) const ANYTHING: u64 = u64::MAX;
 
 /// The longest result of an operation, in bytes, that can be part of another record; and how many operations can.
 const SMALL: usize = 1024;
@@ -95,12 +244,27 @@ impl Entry {
         state: EntryState,
     ) -> Entry {
         let (name, since_us, failures) = (name.into(), since.0, Vec::new());
-        Entry { kind, name, argument, since_us, attempts: 0, failures, state }
+        Entry { kind, name, argument, since_us, attempts: 0, failures, progress: None, state }
+    }
+
+    /// How many bytes it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let text = match &self.state {
+            EntryState::Done(text) | EntryState::Gave(text) | EntryState::Failed { failure: text, .. } => text.len(),
+            EntryState::Saw { state, .. } => state.as_ref().map_or(0, String::len),
+            EntryState::Begun | EntryState::Until(_) => 0,
+        };
+        text + self.progress.as_ref().map_or(0, String::len) + 128
     }
 
     /// Whether it takes so little that it can be part of another record.
     pub(crate) fn is_small(&self) -> bool {
         self.failures.is_empty() && matches!(&self.state, EntryState::Done(text) if text.len() <= SMALL)
+    }
+
+    /// Whether this may be what it was given.
+    pub(crate) fn is_given(&self, argument: u64) -> bool {
+        self.argument == argument || self.argument == ANYTHING
     }
 
     /// Whether it is a step that is begun for the first time: then the record of what comes before it can tell of it.
@@ -148,10 +312,38 @@ pub enum Kind {
     Random,
     /// The choice of a version of the code.
     Version,
+    /// A look whether the execution is cancelled.
+    IsCancelled,
     /// A read or change of a slot.
     Slot,
     /// A transaction.
     Transaction,
+    /// Branches that all are waited for.
+    Join,
+    /// Branches of which the first to end is the one that counts.
+    Race,
+    /// The receipt of a signal.
+    Signal,
+    /// The receipt of an update.
+    Update,
+    /// The answer to an update.
+    Answer,
+    /// A value for those who ask.
+    Publish,
+    /// A look at a published value, or a wait for one.
+    Published,
+    /// The start of a child.
+    Child,
+    /// The end of a child.
+    ChildEnd,
+    /// A signal to another execution, or its cancellation.
+    Send,
+    /// A token by which somebody else completes something.
+    Token,
+    /// What was completed by a token.
+    Completion,
+    /// A change of tags or attributes.
+    Label,
 }
 
 impl std::fmt::Display for Kind {
@@ -163,8 +355,22 @@ impl std::fmt::Display for Kind {
             Kind::Uuid => "uuid",
             Kind::Random => "random",
             Kind::Version => "version",
+            Kind::IsCancelled => "is cancelled",
             Kind::Slot => "slot",
             Kind::Transaction => "transaction",
+            Kind::Join => "join",
+            Kind::Race => "race",
+            Kind::Signal => "signal",
+            Kind::Update => "update",
+            Kind::Answer => "answer",
+            Kind::Publish => "publish",
+            Kind::Published => "published",
+            Kind::Child => "child",
+            Kind::ChildEnd => "child end",
+            Kind::Send => "send",
+            Kind::Token => "token",
+            Kind::Completion => "completion",
+            Kind::Label => "label",
         })
     }
 }
@@ -225,7 +431,7 @@ pub(crate) struct Keyed {
 
 const VERSION: u8 = 1;
 
-fn encode<T: Serialize>(record: &T) -> Bytes {
+pub(crate) fn encode<T: Serialize>(record: &T) -> Bytes {
     // Most records are shorter than this. What is kept is copied out of it, exactly as long as it is.
     let mut bytes = Vec::with_capacity(256);
     bytes.push(VERSION);
@@ -233,7 +439,7 @@ fn encode<T: Serialize>(record: &T) -> Bytes {
     Bytes::copy_from_slice(&bytes)
 }
 
-fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     let (&VERSION, rest) = bytes.split_first()? else { return None };
     postcard::from_bytes(rest).ok()
 }
@@ -241,16 +447,17 @@ fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
 macro_rules! stored {
     ($($record:ty),*) => {$(
         impl $record {
-            pub(crate) fn encode(&self) -> Bytes {
-                encode(self)
+            pub(crate) fn encode(&self) -> $crate::store::Bytes {
+                $crate::workflow::record::encode(self)
             }
 
             pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-                decode(bytes)
+                $crate::workflow::record::decode(bytes)
             }
         }
     )*};
 }
+pub(crate) use stored;
 
 stored!(Execution, Removal, Keyed);
 
@@ -269,24 +476,49 @@ pub(crate) fn shortened(text: &str, bytes: usize) -> &str {
 }
 
 /// The key of a journal entry: the id's length and the id, the run, the place.
-pub(crate) fn journal_key(id: &ExecutionId, run: u32, place: u32) -> Vec<u8> {
-    let mut key = journal_prefix(id);
+pub(crate) fn journal_key(id: &ExecutionId, run: u32, place: &Place) -> Vec<u8> {
+    let mut key = branch_key(id, run, &place.branch);
+    key.extend_from_slice(&place.number.to_be_bytes());
+    key
+}
+
+/// What the journal keys of a branch start with.
+pub(crate) fn branch_key(id: &ExecutionId, run: u32, branch: &Path) -> Vec<u8> {
+    let mut key = run_key(id, run);
+    branch.write(&mut key);
+    key
+}
+
+/// What the journal keys of a run start with.
+pub(crate) fn run_key(id: &ExecutionId, run: u32) -> Vec<u8> {
+    let mut key = id_key(id);
     key.extend_from_slice(&run.to_be_bytes());
-    key.extend_from_slice(&place.to_be_bytes());
     key
 }
 
-/// The place that the key of a journal entry tells.
-pub(crate) fn read_place(key: &[u8]) -> Option<u32> {
-    Some(u32::from_be_bytes(*key.last_chunk::<4>()?))
+/// The place that the key of a journal entry of this execution tells.
+pub(crate) fn read_place(id: &ExecutionId, key: &[u8]) -> Option<Place> {
+    Place::read(key.get(id.len() + 6..)?)
 }
 
-/// What all journal keys of an execution start with.
-pub(crate) fn journal_prefix(id: &ExecutionId) -> Vec<u8> {
-    let mut key = Vec::with_capacity(id.len() + 10);
-    key.extend_from_slice(&(id.len() as u16).to_be_bytes());
-    key.extend_from_slice(id.as_bytes());
+/// What all keys of an execution start with that go on with something else.
+pub(crate) fn id_key(id: &ExecutionId) -> Vec<u8> {
+    let mut key = Vec::with_capacity(id.len() + 32);
+    write_text(&mut key, id);
     key
+}
+
+/// A text as a part of a key, that no other one starts with.
+pub(crate) fn write_text(key: &mut Vec<u8>, text: &str) {
+    key.extend_from_slice(&(text.len() as u16).to_be_bytes());
+    key.extend_from_slice(text.as_bytes());
+}
+
+/// What [`write_text`] has written, and what follows it.
+pub(crate) fn read_text(key: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = key.split_first_chunk::<2>()?;
+    let (text, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+    Some((std::str::from_utf8(text).ok()?, rest))
 }
 
 /// The key of an alarm: when it is due, and whose it is.
@@ -306,8 +538,7 @@ pub(crate) fn read_alarm_key(key: &[u8]) -> Option<(Timestamp, ExecutionId)> {
 /// The key of an idempotency key of a workflow's starts.
 pub(crate) fn keyed_key(workflow: &str, key: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(workflow.len() + key.len() + 2);
-    out.extend_from_slice(&(workflow.len() as u16).to_be_bytes());
-    out.extend_from_slice(workflow.as_bytes());
+    write_text(&mut out, workflow);
     out.extend_from_slice(key.as_bytes());
     out
 }

@@ -5,10 +5,11 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Range, Rev, Space, View};
+use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Range, Rev, Space, Timestamp, View};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
+use crate::workflow::listed::{Shelf, by_status, read_by_status, read_end};
 use crate::workflow::record::{Execution, Status, read_alarm_key, read_count};
 use crate::workflow::run::{Next, Probation, Run};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -19,6 +20,9 @@ const BATCH: usize = 256;
 /// How long to wait for those on probation to come to something, and after the store did not serve.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// When to look for what a commit without an answer may have set running.
+const DOUBTS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 /// An execution that was running, or due, when the engine started.
 struct Left {
@@ -91,11 +95,33 @@ pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
     }
 }
 
+/// Whenever a commit had no answer, looks for what that has set running and nobody has taken up: soon, and again when
+/// whatever was on its way has landed or is lost.
+pub(crate) async fn doubt(engine: Weak<Inner>) {
+    loop {
+        let Some(inner) = engine.upgrade() else { return };
+        let doubted = inner.doubted.clone();
+        drop(inner);
+        doubted.notified().await;
+        for pause in DOUBTS {
+            let Some(inner) = engine.upgrade() else { return };
+            let pause = inner.store.env().sleep(pause);
+            drop(inner);
+            pause.await;
+            let Some(inner) = engine.upgrade() else { return };
+            if let Err(error) = inner.sweep().await {
+                tracing::debug!(%error, "what runs could not be looked through");
+                inner.doubt();
+            }
+        }
+    }
+}
+
 impl Left {
     fn new(key: Key, item: Item, overdue: bool) -> Option<Left> {
         let id = match overdue {
             true => read_alarm_key(key.bytes())?.1,
-            false => std::str::from_utf8(key.bytes()).ok()?.into(),
+            false => read_end(read_by_status(key.bytes())?.1)?.1,
         };
         Some(Left { id, key, item })
     }
@@ -126,11 +152,37 @@ impl Keeper for Wake {
 }
 
 impl Inner {
+    /// A commit had no answer; whoever was to be told of it was not.
+    pub(crate) fn doubt(&self) {
+        self.doubted.notify_one();
+    }
+
+    /// Takes up what runs and is not in memory, and has those look who were not told.
+    async fn sweep(self: &Arc<Inner>) -> Result<()> {
+        let mut residents: Vec<_> = self.residents.lock().values().map(|resident| resident.run.clone()).collect();
+        residents.sort_by(|a, b| a.id.cmp(&b.id));
+        residents.iter().for_each(|run| run.doubt());
+        // Time may have jumped since; those that were rung before and are still there are few.
+        self.timers.set(Timestamp(0));
+        self.removals.set(Timestamp(0));
+        self.tell_all();
+        let mut rest = self.left(false);
+        loop {
+            let found = self.store.view().await?.scan(&rest, Order::Ascending, BATCH).await?;
+            let Some((last, _)) = found.last() else { return Ok(()) };
+            rest = rest.after(last);
+            let left = found.into_iter().filter_map(|(key, item)| Left::new(key, item, false));
+            for left in left.filter(|left| !self.is_resident(&left.id)) {
+                self.pick_up(&left.id).await?;
+            }
+        }
+    }
+
     /// Where executions are found that an earlier engine has left.
     fn left(&self, overdue: bool) -> Range {
         match overdue {
             true => self.spaces.timers.range(&[0][..]..&self.since.0.to_be_bytes()[..]),
-            false => self.spaces.active.all(),
+            false => self.spaces.listed.prefix(by_status(Shelf::Running, None)),
         }
     }
 
@@ -201,6 +253,19 @@ impl Inner {
         self.pick_up(id).await
     }
 
+    /// Takes an execution into memory, in a task of its own, however long the store does not serve.
+    pub(crate) fn wake_up(self: &Arc<Inner>, id: &ExecutionId) {
+        let (inner, id) = (self.clone(), id.clone());
+        tokio::spawn(async move {
+            while let Err(error) = inner.pick_up(&id).await {
+                if inner.is_stopped() || error.kind() != ErrorKind::Unavailable {
+                    return;
+                }
+                inner.store.env().sleep(PAUSE).await;
+            }
+        });
+    }
+
     /// Takes an execution into memory, if it is not there and is to run.
     pub(crate) async fn pick_up(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
         if self.is_stopped() || self.is_missed(id) {
@@ -229,6 +294,10 @@ impl Inner {
         };
         let Some((execution, rev)) = found else { return Ok(None) };
         if execution.status.is_terminal() || matches!(execution.status, Status::Parked(_)) {
+            return Ok(None);
+        }
+        let begins = execution.begins_us.filter(|_| execution.status == Status::Waiting);
+        if begins.is_some_and(|begins| begins > self.store.env().now().0) {
             return Ok(None);
         }
         let Some(definition) = self.definition(&execution.workflow).cloned() else {

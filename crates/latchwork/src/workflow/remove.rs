@@ -5,10 +5,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::store::{Commit, Key, Order, Outcome, Range, Space};
+use crate::store::{Commit, Key, Order, Outcome, Range, Space, Timestamp};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Keyed, Removal, keyed_key};
+use crate::workflow::listed::list;
+use crate::workflow::record::{Keyed, Removal, alarm_key, keyed_key};
 use crate::workflow::run::journal_range;
 use crate::workflow::{ExecutionId, Result};
 
@@ -32,6 +33,15 @@ impl Keeper for Remove {
         for due in due {
             broom.remove(due).await?;
         }
+        broom.sweep().await
+    }
+}
+
+impl Inner {
+    /// Removes an execution that has ended, with everything it has left, before its time.
+    pub(crate) async fn purge(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
+        let mut broom = Broom { engine: self, commit: self.owned(), gone: HashSet::new() };
+        broom.execution(id).await?;
         broom.sweep().await
     }
 }
@@ -72,6 +82,14 @@ impl Broom<'_> {
         }
         self.empty(&journal_range(self.engine, id, None)).await?;
         self.empty(&self.engine.states.slots_of(id)).await?;
+        self.empty(&self.engine.kept(id).all()).await?;
+        if let Some(due) = execution.removal_us {
+            self.add(&self.engine.spaces.removals.key(alarm_key(Timestamp(due), id))).await?;
+        }
+        let listed = list(Commit::new(), &self.engine.spaces.listed, id, Some(&execution), None, None);
+        for write in listed.writes() {
+            self.add(write.key()).await?;
+        }
         if let Some(key) = &execution.key {
             let key = self.engine.spaces.keys.key(keyed_key(&execution.workflow, key));
             let found = self.engine.store.view().await?.get(&key).await?;

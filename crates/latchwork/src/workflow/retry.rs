@@ -43,9 +43,9 @@ impl Retry {
         self
     }
 
-    /// The first pause.
+    /// The first pause. If it is longer than the longest, that is as long.
     pub fn first_pause(mut self, pause: Duration) -> Retry {
-        self.first = pause;
+        (self.first, self.most) = (pause, self.most.max(pause));
         self
     }
 

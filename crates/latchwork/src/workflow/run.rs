@@ -1,32 +1,41 @@
-//! One execution in memory: its place in the journal, what is not committed yet, and why it stops. Its own task goes
-//! through here for every operation; nobody else does.
+//! One execution in memory: what is stored of it, what is not committed yet, what its branches are doing, and why it
+//! stops. Its own task drives it; callers who want something of it come by here, too.
 
 mod board;
+mod branch;
+mod inbox;
+mod op;
 
-use std::collections::VecDeque;
-use std::future::Future;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::store::{Commit, Env, ErrorKind, Key, Order, Outcome, Rev, StoreError, Timestamp};
+use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, StoreError, Timestamp};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Entry, Execution, Intent, Kind, Status, journal_key, journal_prefix, read_place};
+use crate::workflow::kept::{Kept, Published};
+use crate::workflow::place::{Path, Place};
+use crate::workflow::record::{Entry, Execution, Labels, Status, Wait, WaitsFor, id_key, run_key};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
-pub(crate) use board::Boarded;
-
-/// How many entries are read ahead in a replay.
-const READ_AHEAD: usize = 64;
+pub(crate) use board::{Boarded, Effect, Verdict, turn};
+pub(crate) use branch::Branch;
+pub(crate) use inbox::{Inbox, Received};
+use op::Op;
+pub(crate) use op::{Doing, Listed, Todo, Waited};
 
 /// An execution that waits longer than this leaves memory.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
 
 /// How much of a value is left to everything but what the caller has put there.
 const ROOM: usize = 256 << 10;
+
+/// How many operations, and how many bytes of them, are left to the next commit before one is made for them.
+const MOST_PENDING: usize = 256;
+const MOST_PENDING_BYTES: usize = 1 << 20;
 
 pub(crate) struct Run {
     pub(crate) engine: Arc<Inner>,
@@ -35,36 +44,95 @@ pub(crate) struct Run {
     key: Key,
     pub(crate) definition: Arc<Definition>,
     state: Mutex<State>,
-    stopped: Notify,
-    /// Told when its first commit has landed.
-    stored: Notify,
+    /// Has the one who drives it look at what there is to do.
+    nudge: Notify,
 }
 
-struct State {
-    execution: Execution,
+pub(crate) struct State {
+    /// As it is stored.
+    pub(crate) execution: Execution,
     /// `None` while it is not stored.
-    rev: Option<Rev>,
-    /// The place of the next operation.
-    next: u32,
-    /// What the journal holds from there on, as far as it was read.
-    read: VecDeque<Entry>,
-    /// Whether there is more to read.
-    more: bool,
-    /// What is next if there is no more.
-    intent: Option<Entry>,
-    /// Entries that no commit holds yet, with their places. A handful at most.
-    pending: Vec<(u32, Entry)>,
+    pub(crate) rev: Option<Rev>,
+    /// Whether it has started children, with what is not committed yet.
+    pub(crate) has_children: bool,
+    /// How it is to be found from the next commit on, and whether it is to be cancelled.
+    pub(crate) labels: Labels,
+    pub(crate) cancel: Option<String>,
+    /// What no commit holds yet. A handful at most.
+    pending: BTreeMap<Place, Pending>,
+    pending_bytes: usize,
+    /// No stamp of what is pending is before this.
+    first_pending: u64,
+    /// The last stamp that was given, and the last that is to be durable.
+    stamps: u64,
+    wanted: u64,
+    /// Whether the record is to be written, though nothing is pending.
+    wants_record: bool,
+    /// The commits on their way, and the first stamp of each.
+    flying: BTreeMap<u64, u64>,
+    boardings: u64,
+    /// The branches that were given up while commits were on their way.
+    lost: Vec<Path>,
+    /// The operation whose own commit is the only one for now.
+    carrier: Option<u64>,
+    ops: BTreeMap<u64, Op>,
+    last_op: u64,
+    /// Those of them that only wait, by what they wait for.
+    waiting: BTreeMap<WaitsFor, Vec<u64>>,
+    waits: usize,
+    /// What was sent to it, if that was looked at.
+    inbox: Option<Inbox>,
+    /// How often something was delivered, as far as it was told; and how many receipts were committed.
+    told_count: u64,
+    receipts: u64,
+    /// The attempts under way, and what they have told of themselves.
+    pub(crate) beats: BTreeMap<Place, (u32, Option<String>)>,
+    /// What it has published, if that was looked at, with what is not committed yet.
+    pub(crate) published: Option<Publishes>,
+    /// Whether there is nothing in its journal.
+    is_fresh: bool,
+    /// Commits of operations' own.
+    submitted: Vec<Submitted>,
+    /// The input to go on with, anew.
+    pub(crate) continues: Option<String>,
     /// How often it was taken up by now without coming to anything.
     taken_up: u32,
     probation: Option<Probation>,
-    /// Whether its own task waits for a commit.
-    commits: bool,
-    /// Whether an operation is under way, or was given up half-way.
-    operates: bool,
     stop: Option<Stop>,
+    /// Whether nobody drives it any more.
+    has_left: bool,
     started: Option<oneshot::Sender<Result<()>>>,
-    /// What it is to be from its first commit on, once an operation waits for that.
-    first: Option<Next>,
+}
+
+/// What an execution publishes.
+#[derive(Default)]
+pub(crate) struct Publishes {
+    pub(crate) values: Published,
+    /// Whether no commit holds it as it is.
+    pub(crate) is_new: bool,
+}
+
+/// An operation that no commit holds yet.
+struct Pending {
+    place: Place,
+    entry: Entry,
+    stamp: u64,
+    effect: Option<Effect>,
+}
+
+/// A commit of an operation's own, and who waits for what becomes of it.
+pub(crate) struct Submitted {
+    pub(crate) commit: Commit,
+    pub(crate) boarded: Boarded,
+    pub(crate) answer: oneshot::Sender<Sent>,
+}
+
+/// What became of a commit.
+pub(crate) enum Sent {
+    Landed,
+    /// For a reason that is not the execution's own.
+    Refused(Refusal),
+    Stopped(Stop),
 }
 
 /// Held until an execution has come to something.
@@ -73,12 +141,14 @@ pub(crate) type Probation = tokio::sync::mpsc::Sender<()>;
 /// Why an execution does not go on in this memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Stop {
-    /// It waits until then, and everything it needs to go on is stored.
-    Suspended(Timestamp),
+    /// It waits, until then at the most, and everything it needs to go on is stored.
+    Suspended(Option<Timestamp>),
     /// It goes on with an empty journal.
     Continued,
     /// It needs an operator.
     Parked(String),
+    /// An operator has ended it, as this.
+    Terminated(Status),
     /// This engine is no longer its owner.
     Fenced,
     /// It was changed by somebody else, who may be this very engine.
@@ -92,10 +162,11 @@ pub(crate) enum Stop {
 }
 
 /// What an execution is from a commit on.
+#[derive(Debug)]
 pub(crate) enum Next {
     Runs,
-    /// Out of memory until then.
-    Waits(Timestamp),
+    /// Out of memory, until then at the most.
+    Waits(Option<Timestamp>, Vec<Wait>),
     /// It is parked, or has ended.
     Rests(Status),
     /// Anew, with this input.
@@ -113,7 +184,7 @@ impl Run {
     ) -> Run {
         let mut run = Run::stored(engine, definition, id, execution, Rev(0));
         let state = run.state.get_mut();
-        (state.rev, state.more, state.started) = (None, false, Some(started));
+        (state.rev, state.is_fresh, state.started) = (None, true, Some(started));
         run
     }
 
@@ -125,25 +196,44 @@ impl Run {
         execution: Execution,
         rev: Rev,
     ) -> Run {
-        let intent = execution.intent.clone().map(Intent::into_entry);
+        let (labels, cancel) = (execution.labels.clone(), execution.cancel.clone());
+        let has_children = execution.has_children;
         let state = State {
             execution,
             rev: Some(rev),
-            next: 0,
-            read: VecDeque::new(),
-            more: true,
-            intent,
-            pending: Vec::new(),
+            has_children,
+            labels,
+            cancel,
+            pending: BTreeMap::new(),
+            pending_bytes: 0,
+            first_pending: u64::MAX,
+            stamps: 0,
+            wanted: 0,
+            wants_record: false,
+            flying: BTreeMap::new(),
+            boardings: 0,
+            lost: Vec::new(),
+            carrier: None,
+            ops: BTreeMap::new(),
+            last_op: 0,
+            waiting: BTreeMap::new(),
+            waits: 0,
+            inbox: None,
+            told_count: 0,
+            receipts: 0,
+            beats: BTreeMap::new(),
+            published: None,
+            is_fresh: false,
+            submitted: Vec::new(),
+            continues: None,
             taken_up: 0,
             probation: None,
-            commits: false,
-            operates: false,
             stop: None,
+            has_left: false,
             started: None,
-            first: None,
         };
         let key = engine.spaces.executions.key(id.as_bytes());
-        Run { engine, id, key, definition, state: Mutex::new(state), stopped: Notify::new(), stored: Notify::new() }
+        Run { engine, id, key, definition, state: Mutex::new(state), nudge: Notify::new() }
     }
 
     /// The same, taken up so often by now without coming to anything.
@@ -153,8 +243,25 @@ impl Run {
         self
     }
 
+    /// The same, of which is known that it has done nothing yet.
+    pub(crate) fn fresh(mut self) -> Run {
+        let state = self.state.get_mut();
+        // Whoever sends it something from now on tells it.
+        (state.is_fresh, state.inbox) = (true, Some(Inbox::default()));
+        self
+    }
+
     pub(crate) fn env(&self) -> &Env {
         self.engine.store.env()
+    }
+
+    pub(crate) fn kept(&self) -> Kept<'_> {
+        self.engine.kept(&self.id)
+    }
+
+    /// Something of its state.
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        look(&mut self.state.lock())
     }
 
     pub(crate) fn input(&self) -> String {
@@ -188,20 +295,12 @@ impl Run {
         self.state.lock().stop.clone()
     }
 
-    pub(crate) async fn until_stopped(&self) {
-        self.stopped.notified().await;
+    pub(crate) async fn until_nudged(&self) {
+        self.nudge.notified().await;
     }
 
-    /// Whether its own task waits for a commit.
-    pub(crate) fn commits(&self) -> bool {
-        self.state.lock().commits
-    }
-
-    /// Whether it is not stored, and nothing is on its way that would.
-    pub(crate) fn waits_unstored(&self) -> bool {
-        let state = self.state.lock();
-        let waits = !state.operates || state.first.is_some();
-        state.rev.is_none() && !state.commits && waits && state.stop.is_none()
+    pub(crate) fn nudge(&self) {
+        self.nudge.notify_one();
     }
 
     /// Ends the execution's stay in memory. Its future is never polled again.
@@ -210,13 +309,18 @@ impl Run {
         std::future::pending().await
     }
 
+    /// Ends the execution's stay in memory until an operator has looked at it.
+    pub(crate) async fn park<T>(&self, reason: impl Into<String>) -> T {
+        self.stop_for(Stop::Parked(reason.into())).await
+    }
+
     /// Notes why the execution stops, and tells whoever waits for its start.
     pub(crate) fn set_stop(&self, stop: Stop) {
         let started = {
             let mut state = self.state.lock();
             state.stop.get_or_insert_with(|| stop.clone());
-            // One that is parked is told of when that is stored.
-            if let Stop::Parked(_) = stop { None } else { state.started.take() }
+            // One that is parked, or ended by an operator, is told of when that is stored.
+            if let Stop::Parked(_) | Stop::Terminated(_) = stop { None } else { state.started.take() }
         };
         if let Some(started) = started {
             let answer = match stop {
@@ -224,57 +328,11 @@ impl Run {
                 Stop::Failed(error) => Err(error.into()),
                 Stop::Fenced => Err(WorkflowError::Stopped),
                 // It is stored as what it is.
-                Stop::Changed | Stop::Suspended(_) | Stop::Continued | Stop::Parked(_) | Stop::Replayed => Ok(()),
+                _ => Ok(()),
             };
             let _ = started.send(answer);
         }
-        self.stopped.notify_one();
-    }
-
-    /// Does an operation. There is one at a time: if there were two, a replay could come to them in another order.
-    pub(crate) async fn operation<T>(&self, operation: impl Future<Output = T>) -> T {
-        let is_second = std::mem::replace(&mut self.state.lock().operates, true);
-        if is_second {
-            let reason = "an operation was begun while another was under way or had been given up half-way; \
-                          await one before the next";
-            return self.stop_for(Stop::Parked(reason.into())).await;
-        }
-        if self.engine.strict {
-            tokio::task::yield_now().await;
-        }
-        let done = operation.await;
-        self.state.lock().operates = false;
-        done
-    }
-
-    /// The next operation's place, and what the journal holds there. What does not belong there parks the execution.
-    pub(crate) async fn take(&self, kind: Kind, name: &str, argument: u64) -> (u32, Option<Entry>) {
-        if let Err(stop) = self.read_ahead().await {
-            return self.stop_for(stop).await;
-        }
-        // The future that was told to stop may have been dropped, and the code gone on.
-        if self.state.lock().stop.is_some() {
-            return std::future::pending().await;
-        }
-        let (place, found) = {
-            let mut state = self.state.lock();
-            let place = state.next;
-            state.next += 1;
-            (place, state.read.pop_front())
-        };
-        match &found {
-            None => self.effect().await,
-            Some(found) if (found.kind, &*found.name, found.argument) != (kind, name, argument) => {
-                let other = if found.kind == kind && *found.name == *name { ", given something else" } else { "" };
-                let reason = format!(
-                    "operation {place} is {kind} {name:?} in the code, and {} {:?} in the journal{other}",
-                    found.kind, found.name
-                );
-                return self.stop_for(Stop::Parked(reason)).await;
-            }
-            Some(_) => {}
-        }
-        (place, found)
+        self.nudge();
     }
 
     /// Where something happens that did not before: a journal that is only to be replayed has come to its end.
@@ -284,177 +342,91 @@ impl Run {
         }
     }
 
-    /// Sees to it that the next entry of the journal is in memory, if there is one.
-    async fn read_ahead(&self) -> Result<(), Stop> {
-        let (from, run) = {
-            let state = self.state.lock();
-            if !state.read.is_empty() || !state.more {
-                return Ok(());
-            }
-            (state.next, state.execution.run)
-        };
-        let space = &self.engine.spaces.journal;
-        let range = space.range(journal_key(&self.id, run, from)..journal_key(&self.id, run, u32::MAX));
-        let view = self.engine.store.view().await.map_err(Stop::Failed)?;
-        let found = view.scan(&range, Order::Ascending, READ_AHEAD).await.map_err(Stop::Failed)?;
-        let mut state = self.state.lock();
-        state.more = found.len() == READ_AHEAD;
-        let (mut intent, mut expected) = (state.intent.take(), from);
-        for (key, item) in found {
-            let place = read_place(key.bytes());
-            let decoded = Entry::decode_with(&item.value);
-            let (Some(place), Some((entry, next))) = (place, decoded) else {
-                return Err(Stop::Parked(format!("the journal is damaged behind operation {from}")));
-            };
-            // A step that was begun and never ended, because the code has dropped it.
-            if expected < place
-                && let Some(begun) = intent.take()
-            {
-                state.read.push_back(begun);
-                expected += 1;
-            }
-            if expected < place {
-                // What comes before the gap may still be read.
-                if expected == from {
-                    let reason = format!("the journal does not tell of operation {from}, which the code has dropped");
-                    return Err(Stop::Parked(reason));
-                }
-                state.more = true;
-                return Ok(());
-            }
-            state.read.push_back(entry);
-            (intent, expected) = (next, place + 1);
-        }
-        match state.more {
-            true => state.intent = intent,
-            // Whatever came after it has a record of its own.
-            false => state.read.extend(intent),
-        }
-        Ok(())
-    }
-
-    /// What the journal holds next, where the code has not come to it.
-    pub(crate) async fn peek(&self) -> Result<Option<Entry>, Stop> {
-        self.read_ahead().await?;
-        Ok(self.state.lock().read.front().cloned())
-    }
-
     /// Keeps an entry for the next commit.
-    pub(crate) fn put(&self, place: u32, entry: Entry) {
-        let pending = &mut self.state.lock().pending;
-        match pending.iter_mut().rev().find(|(pending, _)| *pending == place) {
-            Some((_, pending)) => *pending = entry,
-            None => pending.push((place, entry)),
-        }
+    pub(crate) fn put(&self, place: &Place, entry: Entry) {
+        self.put_with(place, entry, None);
+    }
+
+    /// Keeps an entry for the next commit, with what is to be done in it.
+    pub(crate) fn put_with(&self, place: &Place, entry: Entry, effect: Option<Effect>) {
+        self.state.lock().put(place, entry, effect);
     }
 
     /// Keeps an entry no longer.
-    pub(crate) fn take_back(&self, place: u32) {
-        self.state.lock().pending.retain(|(pending, _)| *pending != place);
+    pub(crate) fn take_back(&self, place: &Place) {
+        self.state.lock().pending.remove(place);
     }
 
-    /// Makes everything so far durable. Returns only if that has happened.
-    pub(crate) async fn flush(&self) {
-        if !self.is_stored() {
-            self.until_stored(Next::Runs).await;
-            // From another task, something may have come too late for it.
-            if self.state.lock().pending.is_empty() {
-                return;
-            }
-        }
-        if let Err(stop) = self.commit(Next::Runs).await {
-            self.stop_for::<()>(stop).await;
+    /// A branch was given up: what it has not committed is not to be.
+    pub(crate) fn give_up(&self, branch: &Path) {
+        let mut state = self.state.lock();
+        let lost = state.pending.extract_if(.., |place, _| place.branch.is_within(branch));
+        let lost: Vec<Pending> = lost.map(|(_, pending)| pending).collect();
+        lost.into_iter().for_each(|pending| state.give_back(pending));
+        // What is on its way is done, unless it is refused.
+        if !state.flying.is_empty() {
+            state.lost.push(branch.clone());
         }
     }
 
-    /// Makes sure that the execution is stored, for those whose commits are not its own task's.
-    pub(crate) async fn ensure_stored(&self) {
-        if !self.is_stored() {
-            self.until_stored(Next::Runs).await;
+    /// Whether so much is pending that it is time for a commit.
+    pub(crate) fn is_full(&self) -> bool {
+        let state = self.state.lock();
+        state.pending.len() >= MOST_PENDING || state.pending_bytes >= MOST_PENDING_BYTES
+    }
+
+    /// Has the driver send a commit of an operation's own. It goes though the operation be dropped.
+    pub(crate) async fn submit(&self, commit: Commit, boarded: Boarded) -> Sent {
+        let (answer, answered) = oneshot::channel();
+        self.state.lock().submitted.push(Submitted { commit, boarded, answer });
+        self.nudge();
+        match answered.await {
+            Ok(sent) => sent,
+            // Nobody drives it any more.
+            Err(_) => std::future::pending().await,
         }
     }
 
-    fn is_stored(&self) -> bool {
-        self.state.lock().rev.is_some()
+    /// Whether an operation has a commit of its own on its way.
+    pub(crate) fn is_carrying(&self) -> bool {
+        self.state.lock().carrier.is_some()
     }
 
-    /// Waits for the first commit. It is not sent from here, where the workflow could drop it and nobody would know
-    /// what became of it: the one who drives the workflow sends it as soon as the workflow waits.
-    async fn until_stored(&self, first: Next) {
-        self.state.lock().first = Some(first);
-        loop {
-            let mut stored = std::pin::pin!(self.stored.notified());
-            stored.as_mut().enable();
-            if self.is_stored() {
-                return;
-            }
-            stored.await;
-        }
-    }
-
-    /// What it is to be from its first commit on.
-    pub(crate) fn first(&self) -> Next {
-        self.state.lock().first.take().unwrap_or(Next::Runs)
-    }
-
-    /// Makes everything so far durable, and leaves memory until then, or until the execution is to have ended.
-    pub(crate) async fn suspend<T>(&self, until: Timestamp) -> T {
-        let timer = self.deadline().map_or(until, |deadline| deadline.min(until));
-        if !self.is_stored() {
-            self.until_stored(Next::Waits(timer)).await;
-            return self.stop_for(Stop::Suspended(timer)).await;
-        }
-        if let Err(stop) = self.commit(Next::Waits(timer)).await {
-            return self.stop_for(stop).await;
-        }
-        self.stop_for(Stop::Suspended(timer)).await
+    /// The commits that operations want sent.
+    pub(crate) fn submitted(&self) -> Vec<Submitted> {
+        std::mem::take(&mut self.state.lock().submitted)
     }
 
     /// Makes everything so far durable, with what the execution is from then on.
     pub(crate) async fn commit(&self, next: Next) -> Result<(), Stop> {
         let (commit, boarded) = self.board(Commit::new(), next);
-        self.send(commit, boarded).await
+        match self.send(commit, boarded).await {
+            Sent::Landed => Ok(()),
+            Sent::Refused(_) => Err(Stop::Changed),
+            Sent::Stopped(stop) => Err(stop),
+        }
     }
 
-    /// Sends a commit that holds nothing that may be refused but what is the execution's own.
-    async fn send(&self, commit: Commit, boarded: Boarded) -> Result<(), Stop> {
-        match self.store(commit).await {
+    /// Sends a commit, and has everybody know what became of it.
+    pub(crate) async fn send(&self, commit: Commit, boarded: Boarded) -> Sent {
+        let began = self.env().monotonic();
+        let outcome = self.engine.store.commit(commit).await;
+        self.engine.metrics.committed(self.env().monotonic().saturating_sub(began));
+        match outcome {
             Ok(Outcome::Applied(receipt)) => {
                 self.landed(boarded, &receipt);
-                Ok(())
+                Sent::Landed
             }
-            Ok(Outcome::Refused(refusal)) => Err(self.refused(boarded, &refusal).unwrap_or(Stop::Fenced)),
+            Ok(Outcome::Refused(refusal)) => match self.refused(boarded, &refusal) {
+                Verdict::Stop(stop) => Sent::Stopped(stop),
+                Verdict::Again => Sent::Refused(refusal),
+            },
             Err(error) => {
                 self.put_back(boarded);
-                Err(self.failed(error))
+                self.engine.doubt();
+                Sent::Stopped(self.failed(error))
             }
         }
-    }
-
-    /// Sends a commit. If this is dropped before the answer is there, the execution stops, and is taken up again from
-    /// what is stored then.
-    pub(crate) async fn store(&self, commit: Commit) -> std::result::Result<Outcome, StoreError> {
-        struct Sent<'a> {
-            run: &'a Run,
-            is_answered: bool,
-        }
-        impl Drop for Sent<'_> {
-            fn drop(&mut self) {
-                let mut state = self.run.state.lock();
-                state.commits = false;
-                let is_stored = state.rev.is_some();
-                drop(state);
-                // The first is dropped only with the whole task.
-                if !self.is_answered && is_stored {
-                    self.run.set_stop(Stop::Changed);
-                }
-            }
-        }
-        self.state.lock().commits = true;
-        let mut sent = Sent { run: self, is_answered: false };
-        let outcome = self.engine.store.commit(commit).await;
-        sent.is_answered = true;
-        outcome
     }
 
     /// What an error of the store's means: what cannot be stored will not be the next time either.
@@ -472,10 +444,54 @@ impl Run {
         self.set_stop(stop);
     }
 
+    /// Has it cancelled, from its next commit on, which is to be soon.
+    pub(crate) fn ask_cancel(&self, reason: &str) {
+        let mut state = self.state.lock();
+        state.cancel.get_or_insert_with(|| reason.into());
+        state.wants_record = true;
+        state.wake(|_, _| true);
+        drop(state);
+        self.nudge();
+    }
+
+    /// Somebody has written into its record that it is to be cancelled.
+    pub(crate) fn cancelled(&self, before: Rev, after: Option<Rev>, execution: Execution) {
+        let mut state = self.state.lock();
+        if state.rev != Some(before) {
+            // What is stored of it is newer than what it knows: it has to see that.
+            drop(state);
+            return self.doubt();
+        }
+        state.rev = after;
+        state.cancel = state.cancel.take().or(execution.cancel.clone());
+        state.execution = execution;
+        state.wake(|_, _| true);
+        drop(state);
+        self.nudge();
+    }
+
+    /// Something may have been done to it that it was not told of: it looks whether it is stored as it knows.
+    pub(crate) fn doubt(&self) {
+        self.with(|state| {
+            state.wants_record |= state.rev.is_some();
+            state.inbox.iter_mut().for_each(Inbox::set_stale);
+        });
+        self.nudge();
+    }
+
+    /// It is no longer driven: whoever waits for something of it has to look elsewhere.
+    pub(crate) fn leave(&self) {
+        let mut state = self.state.lock();
+        state.has_left = true;
+        state.wake(|_, _| true);
+    }
+
     /// Goes on with an empty journal, as it was stored to.
     pub(crate) fn begin_anew(&self) {
         let mut state = self.state.lock();
-        (state.stop, state.operates) = (None, false);
+        (state.stop, state.is_fresh) = (None, true);
+        // The code's operations are gone with it; what is left is of those who want something from outside.
+        state.carrier = None;
     }
 
     /// Refuses what is too large to be stored.
@@ -492,6 +508,47 @@ impl Run {
     pub(crate) fn forget_pending(&self) {
         self.state.lock().pending.clear();
     }
+
+    /// A commit has landed that others go by: they are told.
+    fn told(&self, effects: Vec<(Effect, std::ops::Range<usize>)>, receipt: &Receipt) {
+        for (effect, writes) in effects {
+            if let Some(landed) = effect.landed {
+                landed(&self.engine, receipt.generation, &receipt.revs[writes]);
+            }
+        }
+    }
+}
+
+impl State {
+    fn put(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
+        self.stamps += 1;
+        self.pending_bytes += entry.bytes() + effect.as_ref().map_or(0, Effect::bytes);
+        self.first_pending = self.first_pending.min(self.stamps);
+        let before = self.pending.remove(place);
+        // What was to be done with it still is.
+        let effect = effect.or(before.and_then(|before| before.effect));
+        let pending = Pending { place: place.clone(), entry, stamp: self.stamps, effect };
+        self.pending.insert(place.clone(), pending);
+    }
+
+    /// What was received with an operation that is not to be was not.
+    fn give_back(&mut self, pending: Pending) {
+        if let (Some(received), Some(inbox)) = (pending.effect.and_then(|effect| effect.receives), &mut self.inbox) {
+            inbox.give_back(received);
+        }
+    }
+
+    /// Notes how far an attempt is, unless it is over.
+    pub(crate) fn beat(&mut self, place: &Place, begun: &Entry, progress: String) -> bool {
+        match self.beats.get_mut(place) {
+            Some((attempt, heard)) if *attempt == begun.attempts => {
+                *heard = Some(progress.clone());
+                self.put(place, Entry { progress: Some(progress), ..begun.clone() }, None);
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 pub(crate) fn hash_text(text: &str) -> u64 {
@@ -507,7 +564,7 @@ pub(crate) fn largest(engine: &Inner) -> usize {
 pub(crate) fn journal_range(engine: &Inner, id: &ExecutionId, before: Option<u32>) -> crate::store::Range {
     let space = &engine.spaces.journal;
     match before {
-        None => space.prefix(journal_prefix(id)),
-        Some(run) => space.range(journal_key(id, 0, 0)..journal_key(id, run, 0)),
+        None => space.prefix(id_key(id)),
+        Some(run) => space.range(run_key(id, 0)..run_key(id, run)),
     }
 }

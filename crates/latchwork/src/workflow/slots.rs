@@ -11,8 +11,10 @@ use serde_json::Value;
 
 use crate::state::{Batch, Changed, Held, Job, Known, Place, Rider, Settled, Slot, Slots, StateError, Steward};
 use crate::store::{Commit, Receipt, Refusal, Rev, StoreError};
-use crate::workflow::record::{Entry, EntryState, Kind};
-use crate::workflow::run::{Boarded, Next, Run, Stop};
+use crate::workflow::ctx::{Call, Ctx};
+use crate::workflow::place::Place as Spot;
+use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
+use crate::workflow::run::{Boarded, Doing, Listed, Next, Run, Verdict};
 
 /// The slots that a workflow can reach.
 #[derive(Clone)]
@@ -22,9 +24,9 @@ pub struct CtxState {
 }
 
 impl CtxState {
-    pub(crate) fn new(run: Arc<Run>) -> CtxState {
-        let steward = Arc::new(Journal { run: run.clone() });
-        CtxState { run, steward }
+    pub(crate) fn new(ctx: Ctx) -> CtxState {
+        let run = ctx.run.clone();
+        CtxState { run, steward: Arc::new(Journal { ctx }) }
     }
 
     pub(crate) fn with(run: Arc<Run>, steward: Arc<dyn Steward>) -> CtxState {
@@ -59,7 +61,7 @@ impl std::fmt::Debug for CtxState {
 
 /// Has every read and change of a slot recorded in the execution's journal.
 struct Journal {
-    run: Arc<Run>,
+    ctx: Ctx,
 }
 
 /// What a change answered, as it is recorded.
@@ -68,16 +70,19 @@ type Recorded = (Value, u64, bool);
 impl Steward for Journal {
     fn read<'a>(&'a self, place: &'a Place) -> Pin<Box<dyn Future<Output = Result<Known, StateError>> + Send + 'a>> {
         Box::pin(async move {
-            let name = format!("get {}", place.name);
-            let (number, found) = self.run.take(Kind::Slot, &name, 0).await;
+            let (run, name) = (&self.ctx.run, format!("get {}", place.name));
+            let call = Call { kind: Kind::Slot, name: &name, argument: 0 };
+            let (spot, found) = self.ctx.take(&call).await;
             if let Some(found) = found {
-                return Ok(self.seen(number, found.state).await);
+                return Ok(self.seen(&spot, found.state).await);
             }
+            let doing = Doing::begin(run, WaitsFor::Store, true);
+            let _listed = Listed(&doing);
             let known = match place.shelf.read(&place.key, &place.name).await {
                 Err(StateError::Store(error)) => return Err(self.failed(error).await),
                 known => known?,
             };
-            self.run.put(number, Entry::new(Kind::Slot, &*name, 0, self.run.env().now(), saw(&known)));
+            run.put(&spot, call.entry(run.env().now(), saw(&known)));
             Ok(known)
         })
     }
@@ -89,13 +94,16 @@ impl Steward for Journal {
     ) -> Pin<Box<dyn Future<Output = Result<(), StateError>> + Send + 'a>> {
         Box::pin(async move {
             let (name, argument) = (format!("{} {}", job.operation, place.name), job.fingerprint());
-            let (number, found) = self.run.take(Kind::Slot, &name, argument).await;
+            let call = Call { kind: Kind::Slot, name: &name, argument };
+            let (spot, found) = self.ctx.take(&call).await;
             match found.map(|found| found.state) {
                 None => {
-                    self.run.ensure_stored().await;
-                    let run = self.run.clone();
-                    let entry = Entry::new(Kind::Slot, &*name, argument, run.env().now(), EntryState::Begun);
-                    job.rider = Some(Box::new(Passenger { run, place: number, entry, boarded: None }));
+                    let run = self.ctx.run.clone();
+                    let entry = call.entry(run.env().now(), EntryState::Begun);
+                    let doing = Doing::begin(&run, WaitsFor::Store, true);
+                    let passenger = Passenger { run, doing, spot, entry, boarded: None };
+                    passenger.doing.carry().await;
+                    job.rider = Some(Box::new(passenger));
                     place.shelf.submit(&place.key, &place.name, job)
                 }
                 Some(EntryState::Done(text)) => match serde_json::from_str::<Recorded>(&text) {
@@ -103,13 +111,13 @@ impl Steward for Journal {
                         job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: false }));
                         Ok(())
                     }
-                    Err(_) => self.unreadable(number).await,
+                    Err(_) => self.unreadable(&spot).await,
                 },
                 // What it came to on that state, it comes to again.
                 Some(state) => {
-                    let known = self.seen(number, state).await;
+                    let known = self.seen(&spot, state).await;
                     let mut batch = Batch::new(known, place.name.clone());
-                    let limit = self.run.engine.store.limits().value_bytes;
+                    let limit = self.ctx.run.engine.store.limits().value_bytes;
                     if let Some(done) = batch.run_alone(job, Held::default()).await {
                         done.within(limit, &batch).settle(batch.rev());
                     }
@@ -120,21 +128,22 @@ impl Steward for Journal {
     }
 
     fn failed(&self, error: StoreError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>> {
-        Box::pin(async move { self.run.stop_for(self.run.failed(error)).await })
+        let run = &self.ctx.run;
+        Box::pin(async move { run.stop_for(run.failed(error)).await })
     }
 }
 
 impl Journal {
-    async fn unreadable<T>(&self, place: u32) -> T {
-        self.run.stop_for(Stop::Parked(format!("what operation {place} did cannot be read"))).await
+    async fn unreadable<T>(&self, spot: &Spot) -> T {
+        self.ctx.run.park(format!("what operation {spot} did cannot be read")).await
     }
 
     /// The state that an operation saw.
-    async fn seen(&self, place: u32, recorded: EntryState) -> Known {
-        let EntryState::Saw { rev, state } = recorded else { return self.unreadable(place).await };
+    async fn seen(&self, spot: &Spot, recorded: EntryState) -> Known {
+        let EntryState::Saw { rev, state } = recorded else { return self.unreadable(spot).await };
         match state.map(|text| serde_json::from_str(&text)).transpose() {
             Ok(state) => Known { rev: rev.map(Rev), state },
-            Err(_) => self.unreadable(place).await,
+            Err(_) => self.unreadable(spot).await,
         }
     }
 }
@@ -146,15 +155,22 @@ fn saw(known: &Known) -> EntryState {
 /// An execution that has the record of a change go with the change.
 struct Passenger {
     run: Arc<Run>,
+    doing: Doing,
     /// The operation's place in the journal.
-    place: u32,
+    spot: Spot,
     entry: Entry,
     boarded: Option<Boarded>,
 }
 
+impl Drop for Passenger {
+    fn drop(&mut self) {
+        self.doing.ends();
+    }
+}
+
 impl Passenger {
     fn record(&mut self, state: EntryState) {
-        self.run.put(self.place, Entry { state, ..self.entry.clone() });
+        self.run.put(&self.spot, Entry { state, ..self.entry.clone() });
     }
 
     fn answered(&mut self, changed: &Changed) {
@@ -183,12 +199,22 @@ impl Rider for Passenger {
     }
 
     fn refused(&mut self, refusal: &Refusal) -> bool {
-        let stop = self.boarded.take().and_then(|boarded| self.run.refused(boarded, refusal));
-        let refused = stop.is_some();
-        if let Some(stop) = stop {
-            self.run.set_stop(stop);
+        match self.boarded.take().map(|boarded| self.run.refused(boarded, refusal)) {
+            Some(Verdict::Stop(stop)) => {
+                self.run.set_stop(stop);
+                true
+            }
+            _ => false,
         }
-        refused
+    }
+
+    fn failed(&mut self, error: &StoreError) {
+        if let Some(boarded) = self.boarded.take() {
+            self.run.put_back(boarded);
+            self.run.engine.doubt();
+            // The branch that it is of may have been given up meanwhile, and nobody there be told.
+            self.run.set_stop(self.run.failed(error.clone()));
+        }
     }
 
     fn rests(&mut self, seen: Known, changed: Option<Changed>) {

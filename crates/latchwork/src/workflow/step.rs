@@ -14,9 +14,12 @@ use tracing::Instrument;
 use crate::json;
 use crate::panic::message_of;
 use crate::store::{Timestamp, Uuid};
-use crate::workflow::ctx::{Ctx, hash};
-use crate::workflow::record::{Entry, EntryState, Kind, failure_text};
-use crate::workflow::run::{IDLE, Run, Stop};
+use crate::workflow::beats::Beats;
+use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::workflow::kept::Letter;
+use crate::workflow::place::Place;
+use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
+use crate::workflow::run::{Doing, Effect, Run, Waited};
 use crate::workflow::{Failure, Retry};
 
 /// A step that is about to be awaited.
@@ -28,12 +31,14 @@ pub struct Step<'a, B> {
     retry: Retry,
     timeout: Option<Duration>,
     deadline: Option<Duration>,
+    silence: Option<Duration>,
     argument: u64,
 }
 
 impl<'a, B> Step<'a, B> {
     pub(crate) fn new(ctx: &'a Ctx, name: &str, body: B) -> Step<'a, B> {
-        Step { ctx, name: name.into(), body, retry: Retry::default(), timeout: None, deadline: None, argument: 0 }
+        let (name, retry) = (name.into(), Retry::default());
+        Step { ctx, name, body, retry, timeout: None, deadline: None, silence: None, argument: 0 }
     }
 
     /// When it is tried again if it fails: twice more, unless this is said.
@@ -51,6 +56,12 @@ impl<'a, B> Step<'a, B> {
     /// How long all attempts and the pauses between them may take together, restarts included.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
+        self
+    }
+
+    /// How long an attempt may go without a heartbeat.
+    pub fn heartbeat_timeout(mut self, silence: Duration) -> Self {
+        self.silence = Some(silence);
         self
     }
 
@@ -105,7 +116,7 @@ where
 }
 
 /// One of the times that a step's body runs.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Attempt {
     /// Counted from 1.
@@ -113,6 +124,23 @@ pub struct Attempt {
     /// The same for every attempt at this step of this execution and for no other step ever: for receivers that do
     /// once what is sent under one key.
     pub idempotency_key: Uuid,
+    /// What earlier attempts have told of themselves; JSON text.
+    progress: Option<String>,
+    beats: Beats,
+}
+
+impl Attempt {
+    /// Gives a sign of life, and keeps how far the attempt is: when this returns, that is durable, and the next attempt
+    /// can go on from there.
+    pub async fn heartbeat(&self, progress: &impl Serialize) -> std::result::Result<(), Failure> {
+        let json = json::to_value(progress).map_err(|error| Failure::new(format!("the progress: {error}")))?;
+        self.beats.beat(json.to_string()).await
+    }
+
+    /// What the last heartbeat of an earlier attempt has told, if there was one and if that fits the type.
+    pub fn progress<T: DeserializeOwned>(&self) -> Option<T> {
+        serde_json::from_str(self.progress.as_ref()?).ok()
+    }
 }
 
 impl<'a, B> IntoFuture for Step<'a, B>
@@ -126,7 +154,10 @@ where
 
     fn into_future(self) -> Self::IntoFuture {
         // `execute` borrows: by value, the future would have room for the step twice.
-        Box::pin(async move { self.ctx.run.operation(self.execute()).await })
+        Box::pin(async move {
+            let what = WaitsFor::Step(self.name.to_string());
+            self.ctx.operation(what, |doing| self.execute(doing)).await
+        })
     }
 }
 
@@ -135,11 +166,14 @@ where
     B::Output: Serialize + DeserializeOwned,
     B::Error: Into<Failure>,
 {
-    async fn execute(&self) -> std::result::Result<B::Output, Failure> {
+    async fn execute(&self, doing: Doing) -> std::result::Result<B::Output, Failure> {
         let run = &self.ctx.run;
-        let (place, found) = run.take(Kind::Step, &self.name, self.argument).await;
+        let call = Call { kind: Kind::Step, name: &self.name, argument: self.argument };
+        let (place, found) = self.ctx.take(&call).await;
         let mut entry = match found {
-            Some(Entry { state: EntryState::Done(text), .. }) => return self.recorded(place, &text).await,
+            Some(Entry { state: EntryState::Done(text), .. }) => {
+                return Ok(self.ctx.recorded(&call, &place, &text).await);
+            }
             Some(Entry { state: EntryState::Gave(text), .. }) => return Err(read_failure(&text)),
             Some(entry) => {
                 run.effect().await;
@@ -149,22 +183,36 @@ where
         };
         loop {
             if entry.attempts > 0 {
-                Box::pin(self.wait_for_turn(&entry)).await;
+                Box::pin(self.wait_for_turn(&doing, &place, &entry)).await;
+            }
+            if doing.is_cancelled() {
+                return Err(self.ctx.cancelled(&place, entry));
             }
             if entry.attempts > 0 && self.ends(&entry).is_some_and(|end| run.env().now() >= end) {
                 let failure = Failure::new("the deadline of all attempts has passed");
                 entry.state = EntryState::Gave(failure_text(&failure));
-                run.put(place, entry);
+                run.put(&place, entry);
                 return Err(failure);
             }
             entry.attempts += 1;
             entry.state = EntryState::Begun;
-            run.put(place, entry.clone());
-            run.flush().await;
-            let failure = match self.attempt(place, &entry).await.and_then(|value| self.text(value)) {
+            run.put(&place, entry.clone());
+            // What is to be in that commit is only that.
+            let _ = doing.flush().await;
+            let attempted = self.attempt(&doing, &place, &entry).await;
+            let attempted = match attempted {
+                Ended::Cancelled => {
+                    self.heard(&place);
+                    return Err(self.ctx.cancelled(&place, entry));
+                }
+                Ended::By(attempted) => attempted,
+            };
+            entry.progress = self.heard(&place).or(entry.progress);
+            let failure = match attempted.and_then(|value| self.text(value)) {
                 Ok((value, text)) => {
-                    entry.state = EntryState::Done(text);
-                    run.put(place, entry);
+                    run.engine.metrics.stepped();
+                    (entry.state, entry.progress) = (EntryState::Done(text), None);
+                    run.put(&place, entry);
                     return Ok(value);
                 }
                 Err(failure) => failure,
@@ -174,17 +222,19 @@ where
             let pause = self.retry.pause_after(entry.attempts, &failure, run.env());
             let next = pause.map(|pause| now.plus(pause));
             let Some(next) = next.filter(|next| self.ends(&entry).is_none_or(|end| *next < end)) else {
+                run.engine.metrics.stepped();
                 entry.state = EntryState::Gave(failure_text(&failure));
-                run.put(place, entry);
+                run.put(&place, entry);
                 return Err(failure);
             };
             entry.state = EntryState::Failed { failure: failure_text(&failure), next_us: next.0 };
-            run.put(place, entry.clone());
-            if Duration::from_micros(next.0.saturating_sub(now.0)) <= IDLE {
-                // In a box: everything that is kept over it would make the future of every step larger.
-                Box::pin(run.flush()).await;
-            }
+            run.put(&place, entry.clone());
         }
+    }
+
+    /// What attempts have told of themselves since the step was read.
+    fn heard(&self, place: &Place) -> Option<String> {
+        self.ctx.run.with(|state| state.beats.remove(place)).and_then(|(_, progress)| progress)
     }
 
     /// When all attempts are to be over.
@@ -193,18 +243,27 @@ where
     }
 
     /// Waits until the next attempt is due. If the last one did not end, nobody knows what it did, and it counts.
-    async fn wait_for_turn(&self, entry: &Entry) {
+    async fn wait_for_turn(&self, doing: &Doing, place: &Place, entry: &Entry) {
         let run = &self.ctx.run;
         if let EntryState::Failed { next_us, .. } = entry.state {
-            let left = Duration::from_micros(next_us.saturating_sub(run.env().now().0));
-            if left > IDLE {
-                return run.suspend(Timestamp(next_us)).await;
+            let next = Timestamp(next_us);
+            if next <= run.env().now() {
+                return;
             }
-            return run.env().sleep(left).await;
+            run.ensure_inbox().await;
+            let since = run.env().now();
+            let what = WaitsFor::Retry(self.name.to_string());
+            let is_now = |letter: &Letter| matches!(letter, Letter::RetryNow);
+            let waited =
+                doing.wait(what, since, Some(next), |state| state.inbox().take(|message| is_now(&message.body)));
+            if let Waited::Got(received) = waited.await {
+                run.put_with(place, entry.clone(), Some(Effect::receipt(received.address)));
+            }
+            return doing.does(WaitsFor::Step(self.name.to_string()));
         }
         if entry.attempts >= self.retry.attempts().saturating_add(run.resumes()) {
             let reason = format!("step {:?} was begun {} times and did not end", self.name, entry.attempts);
-            run.stop_for(Stop::Parked(reason)).await
+            run.park(reason).await
         }
     }
 
@@ -217,54 +276,68 @@ where
         Ok((value, text))
     }
 
-    async fn recorded(&self, place: u32, text: &str) -> std::result::Result<B::Output, Failure> {
-        match serde_json::from_str(text) {
-            Ok(value) => Ok(value),
-            Err(error) => {
-                let reason =
-                    format!("the result of step {:?} (operation {place}) does not fit its type: {error}", self.name);
-                self.ctx.run.stop_for(Stop::Parked(reason)).await
-            }
-        }
-    }
-
     /// Runs the body once.
-    async fn attempt(&self, place: u32, entry: &Entry) -> std::result::Result<B::Output, Failure> {
+    async fn attempt(&self, doing: &Doing, place: &Place, entry: &Entry) -> Ended<B::Output> {
         let run = &self.ctx.run;
         if let Some(told) = &run.engine.on_step {
             told(&run.id, &self.name);
         }
+        run.engine.metrics.attempted();
         if let Some(mock) = run.engine.mocks.get(&*self.name) {
-            let value = mock(entry.attempts)?;
-            return serde_json::from_value(value).map_err(|error| Failure::new(format!("the mock's result: {error}")));
+            let wrong = |error| Failure::new(format!("the mock's result: {error}"));
+            return Ended::By(mock(entry.attempts).and_then(|value| serde_json::from_value(value).map_err(wrong)));
         }
-        let attempt = Attempt { number: entry.attempts, idempotency_key: idempotency_key(run, place) };
+        run.with(|state| state.beats.insert(place.clone(), (entry.attempts, None)));
+        let beats = Beats::new(run, place, entry);
+        let attempt = Attempt {
+            number: entry.attempts,
+            idempotency_key: idempotency_key(run, place),
+            progress: entry.progress.as_deref().map(str::to_string),
+            beats: beats.clone(),
+        };
         let span = tracing::info_span!("step", name = &*self.name, attempt = entry.attempts);
         let body = match std::panic::catch_unwind(AssertUnwindSafe(|| self.body.run(attempt))) {
             Ok(body) => body,
-            Err(panic) => return Err(panicked(&*panic)),
+            Err(panic) => return Ended::By(Err(panicked(&*panic))),
         };
         let mut body = std::pin::pin!(body);
         let left = self.ends(entry).map(|end| Duration::from_micros(end.0.saturating_sub(run.env().now().0)));
         let limit = [self.timeout, left].into_iter().flatten().min();
         let mut limit = limit.map(|limit| run.env().sleep(limit));
+        let mut silence = self.silence.map(|silence| run.env().sleep(silence));
         let ended = std::future::poll_fn(|context| {
             match std::panic::catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(context))) {
-                Ok(Poll::Ready(ended)) => return Poll::Ready(ended.map_err(Into::into)),
+                Ok(Poll::Ready(ended)) => return Poll::Ready(Ended::By(ended.map_err(Into::into))),
                 Ok(Poll::Pending) => {}
-                Err(panic) => return Poll::Ready(Err(panicked(&*panic))),
+                Err(panic) => return Poll::Ready(Ended::By(Err(panicked(&*panic)))),
             }
-            match limit.as_mut().map(|limit| limit.as_mut().poll(context)) {
-                Some(Poll::Ready(())) => Poll::Ready(Err(Failure::new("the attempt took too long"))),
-                _ => Poll::Pending,
+            if doing.poll_cancelled(context) {
+                return Poll::Ready(Ended::Cancelled);
             }
+            if let Some(Poll::Ready(())) = limit.as_mut().map(|limit| limit.as_mut().poll(context)) {
+                return Poll::Ready(Ended::By(Err(Failure::new("the attempt took too long"))));
+            }
+            while let Some(Poll::Ready(())) = silence.as_mut().map(|silence| silence.as_mut().poll(context)) {
+                let left = self.silence.unwrap_or_default().saturating_sub(beats.silence());
+                if left.is_zero() {
+                    return Poll::Ready(Ended::By(Err(Failure::new("the attempt gave no sign of life for too long"))));
+                }
+                silence = Some(run.env().sleep(left));
+            }
+            Poll::Pending
         });
         ended.instrument(span).await
     }
 }
 
+/// How an attempt ended.
+enum Ended<T> {
+    By(std::result::Result<T, Failure>),
+    Cancelled,
+}
+
 /// The same for every attempt at a step of a run of an execution.
-fn idempotency_key(run: &Run, place: u32) -> Uuid {
+fn idempotency_key(run: &Run, place: &Place) -> Uuid {
     let (started, number) = run.number();
     let text = format!("{}/{started}/{number}/{place}", run.id);
     let hash = xxhash_rust::xxh3::xxh3_128(text.as_bytes());

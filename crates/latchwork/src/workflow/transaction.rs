@@ -17,9 +17,10 @@ use crate::json;
 use crate::state::{Batch, Held, Job, Known, Place, Slot, StateError, Steward, Told};
 use crate::store::{Commit, Key, Outcome, StoreError};
 use crate::workflow::Failure;
-use crate::workflow::ctx::{Ctx, hash};
-use crate::workflow::record::{Entry, EntryState, Kind, failure_text};
-use crate::workflow::run::{Next, Run, Stop};
+use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::workflow::place::Place as Spot;
+use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
+use crate::workflow::run::{Doing, Next, Run, Sent, Stop};
 use crate::workflow::slots::CtxState;
 use crate::workflow::step::{panicked, read_failure};
 
@@ -210,7 +211,7 @@ where
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.ctx.run.operation(self.execute()).await })
+        Box::pin(async move { self.ctx.operation(WaitsFor::Store, |doing| self.execute(doing)).await })
     }
 }
 
@@ -223,7 +224,7 @@ enum Tried<T> {
 }
 
 impl<F> Transacting<'_, F> {
-    async fn execute<Fut, T, E>(&self) -> std::result::Result<T, Failure>
+    async fn execute<Fut, T, E>(&self, doing: Doing) -> std::result::Result<T, Failure>
     where
         F: Fn(Tx) -> Fut,
         Fut: Future<Output = std::result::Result<T, E>>,
@@ -231,32 +232,26 @@ impl<F> Transacting<'_, F> {
         E: Into<Failure>,
     {
         let run = &self.ctx.run;
-        let (place, found) = run.take(Kind::Transaction, &self.name, self.argument).await;
+        let call = Call { kind: Kind::Transaction, name: &self.name, argument: self.argument };
+        let (place, found) = self.ctx.take(&call).await;
         match found.map(|found| found.state) {
-            Some(EntryState::Done(text)) => {
-                return match serde_json::from_str(&text) {
-                    Ok(value) => Ok(value),
-                    Err(error) => {
-                        let reason =
-                            format!("the result of transaction {:?} does not fit its type: {error}", self.name);
-                        run.stop_for(Stop::Parked(reason)).await
-                    }
-                };
-            }
+            Some(EntryState::Done(text)) => return Ok(self.ctx.recorded(&call, &place, &text).await),
             Some(EntryState::Gave(text)) => return Err(read_failure(&text)),
             _ => {}
         }
-        run.ensure_stored().await;
-        let mut entry = Entry::new(Kind::Transaction, &*self.name, self.argument, run.env().now(), EntryState::Begun);
+        let mut entry = call.entry(run.env().now(), EntryState::Begun);
+        if doing.is_cancelled() {
+            return Err(self.ctx.cancelled(&place, entry));
+        }
         for tries in 1..=TRIES {
             entry.attempts = tries;
-            let tried = match self.attempt(place, &entry).await {
+            let tried = match self.attempt(&doing, &place, &entry).await {
                 Ok(tried) => tried,
                 Err(stop) => return run.stop_for(stop).await,
             };
             match tried {
                 Tried::Done(value) => return Ok(value),
-                Tried::Failed(failure) => return self.gave(place, entry, failure),
+                Tried::Failed(failure) => return self.gave(&place, entry, failure),
                 Tried::Outrun => {
                     let pause = doubled(PAUSES.0, tries).min(PAUSES.1);
                     run.env().sleep(jittered(pause, 0.5, run.env())).await;
@@ -264,17 +259,17 @@ impl<F> Transacting<'_, F> {
             }
         }
         let failure = Failure::new(format!("others were faster each of the {TRIES} times this was tried"));
-        self.gave(place, entry, failure)
+        self.gave(&place, entry, failure)
     }
 
-    fn gave<T>(&self, place: u32, mut entry: Entry, failure: Failure) -> std::result::Result<T, Failure> {
+    fn gave<T>(&self, place: &Spot, mut entry: Entry, failure: Failure) -> std::result::Result<T, Failure> {
         entry.state = EntryState::Gave(failure_text(&failure));
         self.ctx.run.put(place, entry);
         Err(failure)
     }
 
     /// Runs the body once and commits what it did.
-    async fn attempt<Fut, T, E>(&self, place: u32, entry: &Entry) -> Result<Tried<T>, Stop>
+    async fn attempt<Fut, T, E>(&self, doing: &Doing, place: &Spot, entry: &Entry) -> Result<Tried<T>, Stop>
     where
         F: Fn(Tx) -> Fut,
         Fut: Future<Output = std::result::Result<T, E>>,
@@ -298,7 +293,8 @@ impl<F> Transacting<'_, F> {
             return Ok(Tried::Failed(failure));
         }
         let done = Entry { state: EntryState::Done(text), ..entry.clone() };
-        let sent = send(run, &tx, place, done).await;
+        let sent = send(doing, &tx, place, done).await;
+        doing.carried();
         match sent {
             Ok(Some(_)) => return Ok(Tried::Done(value)),
             _ => run.take_back(place),
@@ -364,7 +360,8 @@ impl From<EntityError> for Refused {
 }
 
 /// Commits what a transaction did, with everything that waits to be. Nothing if others were faster.
-async fn send(run: &Run, tx: &Tx, place: u32, done: Entry) -> Result<Option<()>, Refused> {
+async fn send(doing: &Doing, tx: &Tx, place: &Spot, done: Entry) -> Result<Option<()>, Refused> {
+    let run = &doing.run;
     let entities = &run.engine.entities;
     let writes = tx.inner.writes.lock().take().unwrap_or_default();
     let checked = entities.checked(writes.if_unchanged(&tx.inner.view))?;
@@ -378,23 +375,13 @@ async fn send(run: &Run, tx: &Tx, place: u32, done: Entry) -> Result<Option<()>,
         };
     }
     let commit = tx.inner.staged.board(commit).await;
+    doing.carry().await;
     // That it is done goes into this commit and into no other, though somebody drops this future before.
     run.put(place, done);
     let (commit, boarded) = run.board(commit, Next::Runs);
-    match run.store(commit).await {
-        Ok(Outcome::Applied(receipt)) => {
-            run.landed(boarded, &receipt);
-            Ok(Some(()))
-        }
-        Ok(Outcome::Refused(refusal)) => {
-            if let Some(stop) = run.refused(boarded, &refusal) {
-                return Err(Refused::Stop(stop));
-            }
-            Ok(entities.outrun(refusal, &understood).await.map(|()| None)?)
-        }
-        Err(error) => {
-            run.put_back(boarded);
-            Err(Refused::Stop(run.failed(error)))
-        }
+    match run.submit(commit, boarded).await {
+        Sent::Landed => Ok(Some(())),
+        Sent::Refused(refusal) => Ok(entities.outrun(refusal, &understood).await.map(|()| None)?),
+        Sent::Stopped(stop) => Err(Refused::Stop(stop)),
     }
 }

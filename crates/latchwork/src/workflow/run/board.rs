@@ -1,32 +1,82 @@
 //! Commits: what they hold of an execution, and what becomes of it.
 
-use std::collections::VecDeque;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
 
-use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
+use crate::store::{Check, Commit, Generation, Key, Receipt, Refusal, Rev, Timestamp, Write};
+use crate::workflow::ExecutionId;
+use crate::workflow::definition::DEFAULT_KEEP;
+use crate::workflow::engine::Inner;
+use crate::workflow::listed::{list, status_key};
+use crate::workflow::place::Path;
 use crate::workflow::record::{
-    Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, alarm_key, journal_key, keyed_key,
+    Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, alarm_key, branch_key, keyed_key,
 };
-use crate::workflow::run::{Next, Run, State, Stop, hash_text};
+use crate::workflow::run::inbox::Address;
+use crate::workflow::run::{Next, Pending, Run, State, Stop, hash_text};
+
+/// What is done in the commit that records an operation.
+#[derive(Default)]
+pub(crate) struct Effect {
+    /// The operation, which is told if a check has failed.
+    pub(crate) op: u64,
+    pub(crate) checks: Vec<Check>,
+    pub(crate) writes: Vec<Write>,
+    /// The message that is received with it.
+    pub(crate) receives: Option<Address>,
+    /// Told when it is done, with the revs of the writes.
+    pub(crate) landed: Option<Landed>,
+}
+
+type Landed = Box<dyn FnOnce(&Arc<Inner>, Generation, &[Option<Rev>]) + Send>;
+
+impl Effect {
+    /// The receipt of a message.
+    pub(crate) fn receipt(address: Address) -> Effect {
+        Effect { writes: vec![Write::Delete(address.1.clone())], receives: Some(address), ..Effect::default() }
+    }
+
+    /// How many bytes it adds to a commit, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let value = |write: &Write| if let Write::Put(_, value) = write { value.len() } else { 0 };
+        self.writes.iter().map(|write| value(write) + 64).sum()
+    }
+}
 
 /// What a commit holds of an execution.
 pub(crate) struct Boarded {
-    entries: Vec<(u32, Entry)>,
+    number: u64,
+    pending: Vec<Pending>,
+    /// The checks and writes of effects, by the place in `pending`.
+    effects: Vec<(usize, Range<usize>, Range<usize>)>,
     /// The record from then on, and the place of its write.
     after: Option<(Execution, usize)>,
-    /// The places of its checks.
-    checks: std::ops::Range<usize>,
+    /// The places of its own checks, and of that on its messages.
+    checks: Range<usize>,
+    inbox: Option<usize>,
+    /// Whether it tells what was published.
+    publishes: bool,
     is_first: bool,
+    /// Whether the record was to be written.
+    wants_record: bool,
     /// Whether the execution has come to something with it.
     progress: bool,
     /// When something of it is to be removed.
     removal: Option<Timestamp>,
 }
 
+/// What a refusal means.
+pub(crate) enum Verdict {
+    Stop(Stop),
+    /// It is nothing that the execution would have to stop for.
+    Again,
+}
+
 impl Run {
     /// Adds to a commit that the execution is this engine's and as it was, everything pending, and, if that changes,
     /// its record.
     pub(crate) fn board(&self, mut commit: Commit, next: Next) -> (Commit, Boarded) {
-        let spaces = &self.engine.spaces;
         let mut state = self.state.lock();
         let first_check = commit.checks().len();
         commit = commit.check(self.engine.shard_check(&self.id));
@@ -37,149 +87,184 @@ impl Run {
             Some(rev) => commit.check(Check::AtRev(self.key.clone(), rev)),
             None => commit.check(Check::Absent(self.key.clone())),
         };
+        let checks = first_check..commit.checks().len();
         let is_first = state.rev.is_none();
-        let mut entries = std::mem::take(&mut state.pending);
-        let (mut status, mut timer_us, mut input) = (Status::Running, None, None);
+        state.boardings += 1;
+        let mut boarded = Boarded {
+            number: state.boardings,
+            pending: state.take_pending(&commit),
+            effects: Vec::new(),
+            after: None,
+            checks,
+            inbox: None,
+            publishes: false,
+            is_first,
+            // Whoever wants that from now on wants another commit.
+            wants_record: std::mem::take(&mut state.wants_record),
+            progress: false,
+            removal: None,
+        };
+        let mut after = Execution {
+            status: Status::Running,
+            timer_us: None,
+            waits: Vec::new(),
+            labels: state.labels.clone(),
+            cancel: state.cancel.clone(),
+            has_children: state.has_children,
+            ..state.execution.clone()
+        };
+        let mut continues = false;
         match next {
             Next::Runs => {}
-            Next::Waits(timer) => (status, timer_us) = (Status::Waiting, Some(timer.0)),
-            Next::Rests(rests) => status = rests,
-            Next::Continues(continued) => {
-                input = Some(continued);
-                entries.clear();
+            Next::Waits(timer, waits) => {
+                (after.status, after.timer_us, after.waits) = (Status::Waiting, timer.map(|timer| timer.0), waits);
+                if let Some(inbox) = &state.inbox {
+                    boarded.inbox = Some(commit.checks().len());
+                    commit = commit.check(at_count(self.kept().count(), inbox.count()));
+                }
+            }
+            Next::Rests(status) => after.status = status,
+            Next::Continues(input) => {
+                (after.input, after.run, after.intent) = (input, after.run + 1, None);
+                continues = true;
+                boarded.pending.retain(|pending| pending.effect.is_some());
             }
         }
-        let in_record =
-            status.is_terminal() && entries.len() <= TAIL && entries.iter().all(|(_, entry)| entry.is_small());
-        if !in_record {
-            commit = self.journaled(commit, state.execution.run, &entries, is_first);
+        commit = self.journaled(commit, &mut state, &mut after, &mut boarded, continues);
+        let is_progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
+        boarded.progress = is_progress || continues || after.status != Status::Running;
+        commit = effects(commit, &mut boarded);
+        if let Some(published) = state.published.as_mut().filter(|published| published.is_new) {
+            (published.is_new, boarded.publishes) = (false, true);
+            commit = commit.put(&self.kept().published(), published.values.encode());
         }
-        let progress = is_progress(&entries) || input.is_some() || status != Status::Running;
-        let count = if progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
-        let (mut after, mut removal) = (None, None);
-        let before = &state.execution;
-        if is_first || status != before.status || timer_us != before.timer_us || input.is_some() {
-            let mut execution = Execution { status, timer_us, ..before.clone() };
-            if in_record {
-                execution.tail = entries.clone();
-            }
-            if is_first {
-                let first = entries.first().filter(|(place, entry)| *place == 0 && entry.is_intent());
-                execution.intent = first.map(|(_, first)| Intent::of(first));
-            }
-            if let Some(input) = input {
-                (execution.input, execution.run, execution.intent) = (input, execution.run + 1, None);
-            }
-            (commit, removal) = self.turns(commit, &state, &execution, count);
-            let write = commit.writes().len();
-            commit = commit.put(&self.key, execution.encode());
-            after = Some((execution, write));
-        } else if state.taken_up > 0 && progress {
-            // It was counted where it was found.
-            let counted = match timer_us {
-                Some(timer) => spaces.timers.key(alarm_key(Timestamp(timer), &self.id)),
-                None => spaces.active.key(self.id.as_bytes()),
-            };
-            commit = commit.put(&counted, count);
-        }
-        let checks = first_check..commit.checks().len();
-        (commit, Boarded { entries, after, checks, is_first, progress, removal })
+        commit = self.recorded(commit, &state, after, &mut boarded);
+        let first = boarded.pending.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
+        state.flying.insert(boarded.number, first);
+        (commit, boarded)
     }
 
-    /// Adds the records of operations. A step that is begun for the first time is told of by the record before it.
-    fn journaled(&self, mut commit: Commit, run: u32, entries: &[(u32, Entry)], is_first: bool) -> Commit {
-        let mut key = journal_key(&self.id, run, 0);
-        let prefix = key.len() - size_of::<u32>();
-        let is_next = |place: u32, next: &(u32, Entry)| next.1.is_intent() && place + 1 == next.0;
-        for (index, (place, entry)) in entries.iter().enumerate() {
-            let before = index.checked_sub(1).map(|before| entries[before].0);
-            let is_told = match before {
-                Some(before) => is_next(before, &entries[index]),
-                // The execution's own record tells of the very first.
-                None => is_first && *place == 0 && entry.is_intent(),
-            };
-            if !is_told {
-                let next = entries.get(index + 1).filter(|next| is_next(*place, next));
-                key.truncate(prefix);
-                key.extend_from_slice(&place.to_be_bytes());
-                let record = entry.encode_with(next.map(|(_, next)| next));
-                commit = commit.put(&self.engine.spaces.journal.key(&key), record);
+    /// Adds the execution's record, if it changes.
+    fn recorded(&self, mut commit: Commit, state: &State, mut after: Execution, boarded: &mut Boarded) -> Commit {
+        let before = (!boarded.is_first).then_some(&state.execution);
+        let count = if boarded.progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
+        if before == Some(&after) {
+            if state.taken_up > 0 && boarded.progress {
+                // It was counted where it was found.
+                let counted = match after.timer_us {
+                    Some(timer) => self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)),
+                    None => self.engine.spaces.listed.key(status_key(&self.id, &after)),
+                };
+                commit = commit.put(&counted, count);
             }
+            return commit;
         }
+        let note = match &after.status {
+            Status::Running if state.taken_up > 0 || boarded.is_first => Some(count),
+            _ => None,
+        };
+        (commit, boarded.removal) = turn(&self.engine, commit, &self.id, before, &mut after, note);
+        let timer = before.and_then(|before| before.timer_us);
+        if let Some(timer) = timer.filter(|_| state.taken_up > 0 && boarded.progress && timer == after.timer_us) {
+            commit = commit.put(&self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)), Vec::new());
+        }
+        let write = commit.writes().len();
+        commit = commit.put(&self.key, after.encode());
+        boarded.after = Some((after, write));
         commit
     }
 
-    /// What goes with a change of the execution's record.
-    fn turns(
+    /// Adds the records of operations. A step that is begun for the first time is told of by the record before it.
+    fn journaled(
         &self,
         mut commit: Commit,
-        state: &State,
-        after: &Execution,
-        count: Vec<u8>,
-    ) -> (Commit, Option<Timestamp>) {
-        let spaces = &self.engine.spaces;
-        let (id, before) = (self.id.as_bytes(), &state.execution);
-        let is_first = state.rev.is_none();
-        let was_active = !is_first && before.status == Status::Running;
-        let is_active = after.status == Status::Running;
-        let active: Key = spaces.active.key(id);
-        commit = match (was_active, is_active) {
-            (false, true) => commit.put(&active, count),
-            (true, true) if state.taken_up > 0 => commit.put(&active, count),
-            (true, false) => commit.delete(&active),
-            _ => commit,
+        state: &mut State,
+        after: &mut Execution,
+        boarded: &mut Boarded,
+        continues: bool,
+    ) -> Commit {
+        let entries = &mut boarded.pending;
+        if entries.is_empty() || continues {
+            return commit;
+        }
+        if after.status.is_terminal() && entries.len() <= TAIL && entries.iter().all(|pending| pending.entry.is_small())
+        {
+            after.tail = entries.iter().map(|pending| (pending.place.clone(), pending.entry.clone())).collect();
+            return commit;
+        }
+        let is_very_first =
+            |pending: &Pending| boarded.is_first && pending.place == Path::default().at(0) && pending.entry.is_intent();
+        // The execution's own record tells of the very first.
+        if let Some(first) = entries.first().filter(|first| is_very_first(first)) {
+            after.intent = Some(Intent::of(&first.entry));
+        }
+        let is_next = |before: &Pending, next: &Pending| {
+            let (this, then) = (&before.place, &next.place);
+            next.entry.is_intent() && this.branch == then.branch && this.number + 1 == then.number
         };
-        if let Some(old) = before.timer_us {
-            commit = commit.delete(&spaces.timers.key(alarm_key(Timestamp(old), &self.id)));
+        let (mut key, mut prefix, mut branch) = (Vec::new(), 0, None);
+        for (index, pending) in entries.iter().enumerate() {
+            let is_told = match index.checked_sub(1) {
+                Some(before) => is_next(&entries[before], pending),
+                None => is_very_first(pending),
+            };
+            if is_told {
+                continue;
+            }
+            if branch != Some(&pending.place.branch) {
+                key = branch_key(&self.id, state.execution.run, &pending.place.branch);
+                (prefix, branch) = (key.len(), Some(&pending.place.branch));
+            }
+            let next = entries.get(index + 1).filter(|next| is_next(pending, next));
+            key.truncate(prefix);
+            key.extend_from_slice(&pending.place.number.to_be_bytes());
+            let record = pending.entry.encode_with(next.map(|next| &next.entry));
+            commit = commit.put(&self.engine.spaces.journal.key(&key), record);
         }
-        if let Some(timer) = after.timer_us {
-            commit = commit.put(&spaces.timers.key(alarm_key(Timestamp(timer), &self.id)), Vec::new());
-        }
-        if let (true, Some(key)) = (is_first, &after.key) {
-            let place = spaces.keys.key(keyed_key(&after.workflow, key));
-            let keyed = Keyed { id: self.id.to_string(), input: hash_text(&after.input) };
-            commit = commit.absent(&place).put(&place, keyed.encode());
-        }
-        let now = self.env().now();
-        if let Status::Parked(reason) = &after.status {
-            commit = commit.put(&spaces.parked.key(id), reason.clone());
-        }
-        let removal = match after.status.is_terminal() {
-            true => Some((now.plus(self.definition.keep), Removal::Execution)),
-            false => (after.run != before.run).then_some((now, Removal::Before(after.run))),
-        };
-        let Some((due, removal)) = removal else { return (commit, None) };
-        (commit.put(&spaces.removals.key(alarm_key(due, &self.id)), removal.encode()), Some(due))
+        commit
     }
 
     /// A commit with the execution in it has landed.
     pub(crate) fn landed(&self, boarded: Boarded, receipt: &Receipt) {
         let mut state = self.state.lock();
+        state.flying.remove(&boarded.number);
+        state.arrived();
         if boarded.progress {
             (state.taken_up, state.probation) = (0, None);
         }
         if let Some((execution, write)) = boarded.after {
-            if execution.run != state.execution.run {
-                state.next = 0;
-                (state.read, state.more, state.intent) = (VecDeque::new(), false, None);
-            }
             state.execution = execution;
             state.rev = receipt.revs.get(write).copied().flatten();
+        }
+        let mut pending = boarded.pending;
+        let mut effects = Vec::new();
+        for (index, _, writes) in boarded.effects {
+            let Some(effect) = pending[index].effect.take() else { continue };
+            if let Some(received) = &effect.receives {
+                state.receipts += 1;
+                state.inbox.iter_mut().for_each(|inbox| inbox.remove(received));
+            }
+            effects.push((effect, writes));
         }
         if let Some(due) = boarded.removal {
             self.engine.removals.set(due);
         }
-        if boarded.is_first {
-            self.stored.notify_waiters();
-        }
+        // Those who wait for a commit look whether it was theirs.
+        state.wake(|_, waits| !waits);
         if let Some(started) = state.started.take() {
             let _ = started.send(Ok(()));
             self.engine.begun().notify_waiters();
         }
+        drop(state);
+        if boarded.publishes {
+            self.engine.published(&self.id);
+        }
+        self.told(effects, receipt);
     }
 
     /// A commit with the execution in it was refused. If that was for a reason of the execution's own, it has to stop.
-    pub(crate) fn refused(&self, boarded: Boarded, refusal: &Refusal) -> Option<Stop> {
+    pub(crate) fn refused(&self, mut boarded: Boarded, refusal: &Refusal) -> Verdict {
+        let has_failed = |checks: &Range<usize>| refusal.failed.iter().any(|failed| checks.contains(&failed.index));
         let own = refusal.failed.iter().find(|failed| boarded.checks.contains(&failed.index));
         // The first of its checks is that of the owner.
         let stop = own.map(|failed| match (failed.index == boarded.checks.start, boarded.is_first) {
@@ -187,18 +272,144 @@ impl Run {
             (false, true) => Stop::Taken,
             (false, false) => Stop::Changed,
         });
+        let mut undone: Vec<usize> = Vec::new();
+        for (index, checks, _) in &boarded.effects {
+            if has_failed(checks) {
+                undone.push(*index);
+            }
+        }
+        let mut state = self.state.lock();
+        for index in undone.into_iter().rev() {
+            let pending = boarded.pending.remove(index);
+            pending.effect.into_iter().for_each(|effect| state.refuse(effect.op));
+        }
+        if let Some(inbox) = boarded.inbox
+            && has_failed(&(inbox..inbox + 1))
+        {
+            state.inbox().set_stale();
+        }
+        drop(state);
+        boarded.effects.clear();
         self.put_back(boarded);
-        stop
+        stop.map_or(Verdict::Again, Verdict::Stop)
     }
 
     /// What was not committed is still to be.
     pub(crate) fn put_back(&self, boarded: Boarded) {
-        let newer = std::mem::replace(&mut self.state.lock().pending, boarded.entries);
-        newer.into_iter().for_each(|(place, entry)| self.put(place, entry));
+        let mut state = self.state.lock();
+        state.flying.remove(&boarded.number);
+        state.wants_record |= boarded.wants_record;
+        if boarded.publishes
+            && let Some(published) = &mut state.published
+        {
+            published.is_new = true;
+        }
+        for pending in boarded.pending {
+            if state.lost.iter().any(|lost| pending.place.branch.is_within(lost)) {
+                state.give_back(pending);
+                continue;
+            }
+            // What is newer stays.
+            state.first_pending = state.first_pending.min(pending.stamp);
+            state.pending.entry(pending.place.clone()).or_insert(pending);
+        }
+        state.arrived();
     }
 }
 
-/// Whether these entries tell of anything but of bodies that are begun once more.
-fn is_progress(entries: &[(u32, Entry)]) -> bool {
-    entries.iter().any(|(_, entry)| entry.state != EntryState::Begun || entry.attempts <= 1)
+impl State {
+    /// Nothing is on its way of the branches that were given up, if nothing is at all.
+    fn arrived(&mut self) {
+        if self.flying.is_empty() {
+            self.lost.clear();
+        }
+        self.wake(|_, waits| !waits);
+    }
+
+    /// Takes what is pending, except for what would write something that is written already.
+    fn take_pending(&mut self, commit: &Commit) -> Vec<Pending> {
+        (self.pending_bytes, self.first_pending) = (0, u64::MAX);
+        let all = std::mem::take(&mut self.pending).into_values();
+        let mut written: HashSet<Key> = commit.writes().iter().map(|write| write.key().clone()).collect();
+        let mut taken = Vec::with_capacity(all.len());
+        for pending in all {
+            let keys = || pending.effect.iter().flat_map(|effect| &effect.writes).map(Write::key);
+            if keys().any(|key| written.contains(key)) {
+                self.first_pending = self.first_pending.min(pending.stamp);
+                self.pending.insert(pending.place.clone(), pending);
+            } else {
+                written.extend(keys().cloned());
+                taken.push(pending);
+            }
+        }
+        taken
+    }
+}
+
+/// Adds what operations do.
+fn effects(mut commit: Commit, boarded: &mut Boarded) -> Commit {
+    for (index, pending) in boarded.pending.iter_mut().enumerate() {
+        let Some(effect) = &mut pending.effect else { continue };
+        let (checks, writes) = (commit.checks().len(), commit.writes().len());
+        commit = effect.checks.iter().cloned().fold(commit, Commit::check);
+        commit = effect.writes.iter().cloned().fold(commit, Commit::write);
+        boarded.effects.push((index, checks..commit.checks().len(), writes..commit.writes().len()));
+    }
+    commit
+}
+
+/// That there were so many messages and no more.
+pub(crate) fn at_count(key: Key, count: u64) -> Check {
+    if count == 0 { Check::Absent(key) } else { Check::AtRev(key, Rev(count)) }
+}
+
+/// Adds to a commit what goes with a change of an execution's record, which is then to be written as it is left. Gives
+/// when something of the execution is to be removed.
+pub(crate) fn turn(
+    engine: &Inner,
+    mut commit: Commit,
+    id: &ExecutionId,
+    before: Option<&Execution>,
+    after: &mut Execution,
+    note: Option<Vec<u8>>,
+) -> (Commit, Option<Timestamp>) {
+    let spaces = &engine.spaces;
+    let note = match &after.status {
+        Status::Parked(reason) => Some(reason.clone().into_bytes()),
+        _ => note,
+    };
+    commit = list(commit, &spaces.listed, id, before, Some(after), note);
+    let timer = before.and_then(|before| before.timer_us);
+    if timer != after.timer_us {
+        if let Some(old) = timer {
+            commit = commit.delete(&spaces.timers.key(alarm_key(Timestamp(old), id)));
+        }
+        if let Some(timer) = after.timer_us {
+            commit = commit.put(&spaces.timers.key(alarm_key(Timestamp(timer), id)), Vec::new());
+        }
+    }
+    if let (None, Some(key)) = (before, &after.key) {
+        let place = spaces.keys.key(keyed_key(&after.workflow, key));
+        let keyed = Keyed { id: id.to_string(), input: hash_text(&after.input) };
+        commit = commit.absent(&place).put(&place, keyed.encode());
+    }
+    let now = engine.store.env().now();
+    let removal = match after.status.is_terminal() {
+        true => {
+            if let Some(parent) = &after.parent {
+                commit = commit.delete(&engine.kept(&parent.id).child(id));
+            }
+            let keep = engine.definition(&after.workflow).map_or(DEFAULT_KEEP, |definition| definition.keep);
+            after.removal_us = Some(now.plus(keep).0);
+            Some((now.plus(keep), Removal::Execution))
+        }
+        false => before.filter(|before| before.run != after.run).map(|_| (now, Removal::Before(after.run))),
+    };
+    let Some((due, removal)) = removal else { return (commit, None) };
+    (commit.put(&spaces.removals.key(alarm_key(due, id)), removal.encode()), Some(due))
+}
+
+/// Whether an entry tells of anything but of a body that is begun once more.
+fn is_progress(entry: &Entry) -> bool {
+    entry.state != EntryState::Begun || entry.attempts <= 1
 }

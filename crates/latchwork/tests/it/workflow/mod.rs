@@ -1,8 +1,11 @@
 //! Workflows: steps, waiting, slots, transactions, replay, recovery, and the kit for testing them.
 
 mod crash;
+mod everything;
+mod forking;
 mod kill;
 mod kit;
+mod listing;
 mod once_wrong;
 mod recovery;
 mod replay;
@@ -10,5 +13,7 @@ mod simulation;
 mod slots;
 mod starts;
 mod steps;
+mod talk;
+mod talking;
 mod transactions;
 mod waiting;

@@ -13,9 +13,12 @@ use parking_lot::Mutex;
 
 use jobs::Workload;
 
-fn number(variable: &str) -> Option<u64> {
+pub(super) fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|text| text.parse().ok())
 }
+
+/// Runs a seed, and tells what was wrong.
+pub(super) type Simulate = fn(u64, Faults) -> (Report, Vec<String>);
 
 fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
     let workload = Workload::drawn(seed);
@@ -25,7 +28,7 @@ fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
 }
 
 /// Runs seeds on as many threads as there are cores. Gives the first that failed, and how many there were.
-fn campaign(seeds: std::ops::Range<u64>) -> (u64, Option<(u64, String)>) {
+fn campaign(seeds: std::ops::Range<u64>, simulate: Simulate) -> (u64, Option<(u64, String)>) {
     let (next, failed) = (AtomicU64::new(seeds.start), Mutex::new(None::<(u64, String)>));
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
@@ -57,15 +60,15 @@ fn campaign(seeds: std::ops::Range<u64>) -> (u64, Option<(u64, String)>) {
     (done.into_inner(), failed.into_inner())
 }
 
-fn assert_same(first: &Report, second: &Report) {
+pub(super) fn assert_same(first: &Report, second: &Report) {
     let (first, second) = (first.to_string(), second.to_string());
     let differs = first.lines().zip(second.lines()).find(|(first, second)| first != second);
     assert_eq!(differs, None, "the same seed is the same run");
     assert_eq!(first.len(), second.len());
 }
 
-#[test]
-fn engines_keep_their_promises_under_any_faults() {
+/// Runs the seed that is asked for, or as many as are, or so many.
+pub(super) fn campaign_of(simulate: Simulate, seeds: u64) {
     if let Some(seed) = number("LATCHWORK_SEED") {
         let (report, complaints) = simulate(seed, Faults::default());
         println!("{report}");
@@ -74,11 +77,16 @@ fn engines_keep_their_promises_under_any_faults() {
         assert!(complaints.is_empty(), "seed {seed}:\n{}", complaints.join("\n"));
         return;
     }
-    let (done, failed) = campaign(1..1 + number("LATCHWORK_SEEDS").unwrap_or(1000));
+    let (done, failed) = campaign(1..1 + number("LATCHWORK_SEEDS").unwrap_or(seeds), simulate);
     if let Some((seed, told)) = failed {
         panic!("{told}\nseed {seed}, one of {done}; cargo xtask sim --seed {seed} runs it again");
     }
     println!("{done} seeds");
+}
+
+#[test]
+fn engines_keep_their_promises_under_any_faults() {
+    campaign_of(simulate, 1000);
 }
 
 #[test]

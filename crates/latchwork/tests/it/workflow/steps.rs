@@ -253,7 +253,10 @@ impl tracing::Subscriber for Spans {
 #[tokio::test]
 async fn executions_and_attempts_are_spans() {
     let spans = Spans::default();
+    // With one subscriber only, another test's thread that comes to a span first would have it off for all.
+    let _second = tracing::Dispatch::new(Spans::default());
     let _guard = tracing::subscriber::set_default(spans.clone());
+    tracing::callsite::rebuild_interest_cache();
     let flaky = flaky(1, Retry::exponential().max_attempts(2));
     let test = TestEngine::new(&flaky, 1).await.unwrap();
     let handle = test.engine().start(&flaky, ()).id("f").await.unwrap();

@@ -146,6 +146,7 @@ impl Seen {
         complain(!report.unfinished.is_empty(), format!("unfinished: {:?}", report.unfinished));
         complain(!report.parked.is_empty(), format!("parked: {:?}", report.parked));
         complain(!report.errors.is_empty(), format!("callers were told: {:?}", report.errors));
+        complain(!report.misfiled.is_empty(), format!("misfiled: {:?}", report.misfiled));
         for id in &self.acknowledged {
             complain(!report.results.contains_key(id), format!("{id} was acknowledged and did not end"));
         }

@@ -1,0 +1,39 @@
+//! The suite `messages`: what it costs to talk to workflows, as ratios to the store's figures and to those of workflows
+//! in the same run. Run it by `cargo xtask bench messages`; docs/BENCHMARKS.md holds the figures and says what each of
+//! them means.
+
+// Benchmarks measure the machine's own time.
+#![allow(clippy::disallowed_methods)]
+
+mod children;
+#[path = "../workflows/common.rs"]
+mod common;
+#[path = "../../../store/benches/store/floor.rs"]
+#[allow(dead_code)]
+mod floor;
+mod list;
+#[path = "../../../store/benches/store/load.rs"]
+#[allow(dead_code)]
+mod load;
+mod one;
+#[path = "../workflows/rates.rs"]
+#[allow(dead_code)]
+mod rates;
+#[path = "../../../store/benches/store/report.rs"]
+#[allow(dead_code)]
+mod report;
+mod senders;
+
+use common::{runtime, steps_of, store};
+use report::Report;
+
+fn main() {
+    let report = Report::from_arguments();
+    let runtime = runtime();
+    one::signal(&runtime, &report);
+    one::update(&runtime, &report);
+    senders::hot(&runtime, &report);
+    children::children(&runtime, &report);
+    list::list(&runtime, &report);
+    report.finish();
+}

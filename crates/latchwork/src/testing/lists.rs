@@ -1,0 +1,55 @@
+//! That lists, timers and families agree with the records of executions: each follows from them, so all of it can be
+//! computed again and compared with what a store holds.
+
+use std::collections::BTreeSet;
+
+use crate::store::{Key, Order, Range, Store, Timestamp, View};
+use crate::workflow::engine::{EXECUTIONS, KEPT, TIMERS};
+use crate::workflow::kept::Kept;
+use crate::workflow::listed::{LISTED, keys};
+use crate::workflow::record::{Execution, alarm_key};
+use crate::workflow::{ExecutionId, Result};
+
+/// Everything in which lists and records differ.
+pub(crate) async fn differences(store: &Store) -> Result<Vec<String>> {
+    let spaces = store.spaces().await?;
+    let space = |name: &str| spaces.iter().find(|space| space.name() == name).cloned();
+    let (Some(executions), Some(listed), Some(timers), Some(kept)) =
+        (space(EXECUTIONS), space(LISTED), space(TIMERS), space(KEPT))
+    else {
+        return Ok(Vec::new());
+    };
+    let view = store.view().await?;
+    let (mut lists, mut alarms, mut children) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let mut differences = Vec::new();
+    for (key, item) in view.scan(&executions.all(), Order::Ascending, usize::MAX).await? {
+        let id = ExecutionId::from(String::from_utf8_lossy(key.bytes()).as_ref());
+        let Some(execution) = Execution::decode(&item.value) else {
+            differences.push(format!("{id} cannot be read"));
+            continue;
+        };
+        lists.extend(keys(&id, &execution).into_iter().map(|key| listed.key(key)));
+        alarms.extend(execution.timer_us.map(|timer| timers.key(alarm_key(Timestamp(timer), &id))));
+        if let Some(parent) = execution.parent.as_ref().filter(|_| !execution.status.is_terminal()) {
+            children.insert(Kept::new(&kept, &parent.id).child(&id));
+        }
+    }
+    differences.extend(compared(&view, "lists", listed.all(), &lists, |_| true).await?);
+    differences.extend(compared(&view, "timers", timers.all(), &alarms, |_| true).await?);
+    differences.extend(compared(&view, "children", kept.all(), &children, Kept::is_child).await?);
+    Ok(differences)
+}
+
+async fn compared(
+    view: &View,
+    what: &str,
+    range: Range,
+    expected: &BTreeSet<Key>,
+    counts: impl Fn(&Key) -> bool,
+) -> Result<Vec<String>> {
+    let found = view.scan(&range, Order::Ascending, usize::MAX).await?;
+    let found: BTreeSet<Key> = found.into_iter().map(|(key, _)| key).filter(|key| counts(key)).collect();
+    let told = |key: &Key, wrong: &str| format!("{what}: {:?} should {wrong}", String::from_utf8_lossy(key.bytes()));
+    let missing = expected.difference(&found).map(|key| told(key, "be there"));
+    Ok(missing.chain(found.difference(expected).map(|key| told(key, "not be there"))).collect())
+}

@@ -1,0 +1,60 @@
+//! Heartbeats: signs of life of an attempt at a step, and how far it is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::workflow::Failure;
+use crate::workflow::place::Place;
+use crate::workflow::record::{Entry, WaitsFor};
+use crate::workflow::run::{Doing, Listed, Run};
+
+/// Where an attempt tells of itself. From any task.
+#[derive(Clone)]
+pub(crate) struct Beats {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    run: Arc<Run>,
+    place: Place,
+    /// The step as it was when the attempt began.
+    entry: Entry,
+    /// When the last one was, in microseconds by the clock that only goes forward.
+    last_us: AtomicU64,
+}
+
+impl Beats {
+    pub(crate) fn new(run: &Arc<Run>, place: &Place, entry: &Entry) -> Beats {
+        let (run, place, entry) = (run.clone(), place.clone(), entry.clone());
+        let last_us = AtomicU64::new(run.env().monotonic().as_micros() as u64);
+        Beats { inner: Arc::new(Inner { run, place, entry, last_us }) }
+    }
+
+    /// How long ago the last one was, or the beginning.
+    pub(crate) fn silence(&self) -> Duration {
+        let last = Duration::from_micros(self.inner.last_us.load(Ordering::SeqCst));
+        self.inner.run.env().monotonic().saturating_sub(last)
+    }
+
+    /// One more, with how far the attempt is.
+    pub(crate) async fn beat(&self, progress: String) -> Result<(), Failure> {
+        let Inner { run, place, entry, last_us } = &*self.inner;
+        run.fits("the progress", progress.len())?;
+        last_us.store(run.env().monotonic().as_micros() as u64, Ordering::SeqCst);
+        let doing = Doing::begin(run, WaitsFor::Store, true);
+        let _listed = Listed(&doing);
+        if !run.with(|state| state.beat(place, entry, progress)) {
+            return Err(Failure::new("the attempt is over"));
+        }
+        run.nudge();
+        let _ = doing.flush().await;
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Beats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Beats").field("silence", &self.silence()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,408 @@
+//! Branches: operations of one execution side by side. Each branch has a journal of its own, so a replay gives each
+//! what it had, whatever order they come in; which of them was first, where that counts, is recorded.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use serde::{Deserialize, Serialize};
+
+use crate::workflow::Failure;
+use crate::workflow::ctx::{Call, Ctx};
+use crate::workflow::place::Place;
+use crate::workflow::record::{Entry, EntryState, Kind};
+
+/// Branches at work. In a box, so that whoever awaits them need not know what they are made of.
+pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A fork that the code has come to.
+struct Fork {
+    place: Place,
+    entry: Entry,
+    /// Whether a replay may find something of the branches.
+    is_replayed: bool,
+    /// Which branch was first, if that was recorded.
+    first: Option<usize>,
+}
+
+/// Branches that are under way. Those that are left when this is dropped are given up.
+struct Branches<'a, T> {
+    ctx: &'a Ctx,
+    fork: u32,
+    running: Vec<Option<Boxed<'a, T>>>,
+}
+
+impl<T> Drop for Branches<'_, T> {
+    fn drop(&mut self) {
+        for (branch, running) in self.running.iter_mut().enumerate() {
+            if running.take().is_some() {
+                self.ctx.run.give_up(&self.ctx.branch.path.fork(self.fork, branch as u32));
+            }
+        }
+    }
+}
+
+impl<T> Branches<'_, T> {
+    /// Polls all that are left; gives the first that has ended.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<(usize, T)> {
+        for (branch, running) in self.running.iter_mut().enumerate() {
+            if let Some(future) = running
+                && let Poll::Ready(done) = future.as_mut().poll(context)
+            {
+                *running = None;
+                return Poll::Ready((branch, done));
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Ctx {
+    async fn fork(&self, kind: Kind, count: usize) -> Fork {
+        self.begins().await;
+        let call = Call { kind, name: "", argument: count as u64 };
+        let (place, found) = self.take(&call).await;
+        let is_replayed = found.is_some();
+        let entry = found.unwrap_or_else(|| {
+            let entry = call.entry(self.run.env().now(), EntryState::Begun);
+            self.run.put(&place, entry.clone());
+            entry
+        });
+        let first = match &entry.state {
+            EntryState::Done(text) => text.parse().ok(),
+            _ => None,
+        };
+        Fork { place, entry, is_replayed, first }
+    }
+
+    /// A branch of a fork: its code runs with a context of its own, and has to come to the journal's end.
+    fn branch<'a, T, F>(&'a self, fork: &Fork, branch: usize, code: impl FnOnce(Ctx) -> F + Send + 'a) -> Boxed<'a, T>
+    where
+        F: Future<Output = T> + Send + 'a,
+        T: Send + 'a,
+    {
+        let ctx = self.on(self.branch.forked(fork.place.number, branch as u32, fork.is_replayed));
+        Box::pin(async move {
+            let done = code(ctx.clone()).await;
+            ctx.expect_end().await;
+            done
+        })
+    }
+
+    /// Records which branch was first.
+    fn was_first(&self, fork: &Fork, branch: usize) {
+        if fork.first.is_none() {
+            let entry = Entry { state: EntryState::Done(branch.to_string()), ..fork.entry.clone() };
+            self.run.put(&fork.place, entry);
+        }
+    }
+
+    /// Runs branches side by side and waits for all of them: a tuple of functions that are given a context each. Gives
+    /// a tuple of what they give.
+    pub fn join<'a, B: JoinBranches<'a>>(&'a self, branches: B) -> Boxed<'a, B::Output> {
+        branches.join(self)
+    }
+
+    /// Like [`Ctx::join`], for branches that may fail: with the first that does, the others are given up.
+    pub fn try_join<'a, B: TryJoinBranches<'a>>(&'a self, branches: B) -> Boxed<'a, Result<B::Output, Failure>> {
+        branches.try_join(self)
+    }
+
+    /// Runs branches side by side until the first has ended, which is recorded; the others are given up. They may give
+    /// different things: what comes back tells which it was.
+    pub fn select<'a, B: SelectBranches<'a>>(&'a self, branches: B) -> Boxed<'a, B::Output> {
+        branches.select(self)
+    }
+
+    /// Like [`Ctx::select`], for branches that all give the same, one for each item. Gives the place of the first to
+    /// end, and what it gave. Without items it waits for ever.
+    pub fn race<'a, I, T, F>(
+        &'a self,
+        items: impl IntoIterator<Item = I>,
+        code: impl Fn(Ctx, I) -> F + Send + Sync + 'a,
+    ) -> Boxed<'a, (usize, T)>
+    where
+        I: Send + 'a,
+        F: Future<Output = T> + Send + 'a,
+        T: Send + 'a,
+    {
+        Box::pin(self.race_items(items.into_iter().collect(), code))
+    }
+
+    async fn race_items<'a, I, T, F>(
+        &'a self,
+        items: Vec<I>,
+        code: impl Fn(Ctx, I) -> F + Send + Sync + 'a,
+    ) -> (usize, T)
+    where
+        I: Send + 'a,
+        F: Future<Output = T> + Send + 'a,
+        T: Send + 'a,
+    {
+        let fork = self.fork(Kind::Race, items.len()).await;
+        let code = &code;
+        let mut branches = Branches { ctx: self, fork: fork.place.number, running: Vec::new() };
+        for (branch, item) in items.into_iter().enumerate() {
+            let is_run = fork.first.is_none_or(|first| first == branch);
+            let running = is_run.then(|| self.branch(&fork, branch, move |ctx| code(ctx, item)));
+            branches.running.push(running);
+        }
+        let (branch, done) = std::future::poll_fn(|context| branches.poll(context)).await;
+        drop(branches);
+        self.was_first(&fork, branch);
+        self.branch.ends();
+        (branch, done)
+    }
+
+    /// Runs a branch for each item, so many at once at the most, and waits for all of them. Gives what they give, in
+    /// the order of the items.
+    pub fn map<'a, I, T, F>(
+        &'a self,
+        items: impl IntoIterator<Item = I>,
+        at_once: usize,
+        code: impl Fn(Ctx, I) -> F + Send + Sync + 'a,
+    ) -> Boxed<'a, Vec<T>>
+    where
+        I: Send + 'a,
+        F: Future<Output = T> + Send + 'a,
+        T: Send + 'a,
+    {
+        let items: Vec<I> = items.into_iter().collect();
+        Box::pin(async move { self.map_until(items, at_once, code, |_| false).await.0 })
+    }
+
+    /// Like [`Ctx::map`], for branches that may fail: with the first that does, the others are given up.
+    pub fn try_map<'a, I, T, F>(
+        &'a self,
+        items: impl IntoIterator<Item = I>,
+        at_once: usize,
+        code: impl Fn(Ctx, I) -> F + Send + Sync + 'a,
+    ) -> Boxed<'a, Result<Vec<T>, Failure>>
+    where
+        I: Send + 'a,
+        F: Future<Output = Result<T, Failure>> + Send + 'a,
+        T: Send + 'a,
+    {
+        let items: Vec<I> = items.into_iter().collect();
+        Box::pin(async move {
+            let (done, failed) = self.map_until(items, at_once, code, |done| done.is_err()).await;
+            done.into_iter().chain(failed).collect()
+        })
+    }
+
+    /// Runs a branch for each item until all have ended, or one has as is not to be.
+    async fn map_until<'a, I, T, F>(
+        &'a self,
+        items: Vec<I>,
+        at_once: usize,
+        code: impl Fn(Ctx, I) -> F + Send + Sync + 'a,
+        is_bad: fn(&T) -> bool,
+    ) -> (Vec<T>, Option<T>)
+    where
+        I: Send + 'a,
+        F: Future<Output = T> + Send + 'a,
+        T: Send + 'a,
+    {
+        let fork = self.fork(Kind::Join, items.len()).await;
+        let (count, code) = (items.len(), &code);
+        let mut done: Vec<Option<T>> = (0..count).map(|_| None).collect();
+        let mut waiting = items.into_iter().enumerate();
+        let (running, branches) = (FuturesUnordered::new(), BTreeSet::new());
+        let mut crowd = Crowd { ctx: self, fork: fork.place.number, running, branches };
+        let mut bad = None;
+        loop {
+            while crowd.branches.len() < at_once.max(1)
+                && let Some((branch, item)) = waiting.next()
+            {
+                // Of those of which one has failed, only that is run again.
+                if fork.first.is_none_or(|first| first == branch) {
+                    crowd.add(branch, self.branch(&fork, branch, move |ctx| code(ctx, item)));
+                }
+            }
+            let Some((branch, value)) = crowd.next().await else { break };
+            if is_bad(&value) {
+                self.was_first(&fork, branch);
+                bad = Some(value);
+                break;
+            }
+            done[branch] = Some(value);
+        }
+        drop(crowd);
+        self.branch.ends();
+        (done.into_iter().flatten().collect(), bad)
+    }
+}
+
+/// Branches of a map that are under way. Those that are left when this is dropped are given up.
+struct Crowd<'a, T> {
+    ctx: &'a Ctx,
+    fork: u32,
+    running: FuturesUnordered<Boxed<'a, (usize, T)>>,
+    branches: BTreeSet<usize>,
+}
+
+impl<'a, T: Send + 'a> Crowd<'a, T> {
+    fn add(&mut self, branch: usize, running: Boxed<'a, T>) {
+        self.branches.insert(branch);
+        self.running.push(Box::pin(async move { (branch, running.await) }));
+    }
+
+    async fn next(&mut self) -> Option<(usize, T)> {
+        let (branch, done) = self.running.next().await?;
+        self.branches.remove(&branch);
+        Some((branch, done))
+    }
+}
+
+impl<T> Drop for Crowd<'_, T> {
+    fn drop(&mut self) {
+        self.running.clear();
+        for branch in &self.branches {
+            self.ctx.run.give_up(&self.ctx.branch.path.fork(self.fork, *branch as u32));
+        }
+    }
+}
+
+macro_rules! branches {
+    ($selected:ident, $count:literal: $($code:ident $future:ident $output:ident $place:tt $name:ident),+) => {
+        /// Which of several branches was first, and what it gave.
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+        #[allow(missing_docs)] // They are counted.
+        pub enum $selected<$($output),+> {
+            $($name($output)),+
+        }
+
+        impl<'a, $($code, $future, $output),+> JoinBranches<'a> for ($($code,)+)
+        where
+            $($code: FnOnce(Ctx) -> $future + Send + 'a,
+            $future: Future<Output = $output> + Send + 'a,
+            $output: Send + 'a),+
+        {
+            type Output = ($($output,)+);
+
+            fn join(self, ctx: &'a Ctx) -> Boxed<'a, Self::Output> {
+                Box::pin(async move {
+                    let fork = ctx.fork(Kind::Join, $count).await;
+                    let mut done: ($(Option<$output>,)+) = Default::default();
+                    let running: Vec<Option<Boxed<'a, $selected<$($output),+>>>> = vec![$(
+                        Some(ctx.branch(&fork, $place, move |ctx| {
+                            let running = (self.$place)(ctx);
+                            async move { $selected::$name(running.await) }
+                        }))
+                    ),+];
+                    let mut branches = Branches { ctx, fork: fork.place.number, running };
+                    for _ in 0..$count {
+                        match std::future::poll_fn(|context| branches.poll(context)).await.1 {
+                            $($selected::$name(value) => done.$place = Some(value)),+
+                        }
+                    }
+                    ctx.branch.ends();
+                    ($(done.$place.expect("each has ended once"),)+)
+                })
+            }
+        }
+
+        impl<'a, $($code, $future, $output),+> TryJoinBranches<'a> for ($($code,)+)
+        where
+            $($code: FnOnce(Ctx) -> $future + Send + 'a,
+            $future: Future<Output = Result<$output, Failure>> + Send + 'a,
+            $output: Send + 'a),+
+        {
+            type Output = ($($output,)+);
+
+            fn try_join(self, ctx: &'a Ctx) -> Boxed<'a, Result<Self::Output, Failure>> {
+                Box::pin(async move {
+                    let fork = ctx.fork(Kind::Join, $count).await;
+                    let mut done: ($(Option<$output>,)+) = Default::default();
+                    let is_run = |branch: usize| fork.first.is_none_or(|first| first == branch);
+                    let running: Vec<Option<Boxed<'a, Result<$selected<$($output),+>, Failure>>>> = vec![$(
+                        is_run($place).then(|| ctx.branch(&fork, $place, move |ctx| {
+                            let running = (self.$place)(ctx);
+                            async move { running.await.map($selected::$name) }
+                        }))
+                    ),+];
+                    let mut branches = Branches { ctx, fork: fork.place.number, running };
+                    for _ in 0..$count {
+                        match std::future::poll_fn(|context| branches.poll(context)).await {
+                            $((_, Ok($selected::$name(value))) => done.$place = Some(value),)+
+                            (branch, Err(failure)) => {
+                                drop(branches);
+                                ctx.was_first(&fork, branch);
+                                ctx.branch.ends();
+                                return Err(failure);
+                            }
+                        }
+                    }
+                    ctx.branch.ends();
+                    Ok(($(done.$place.expect("each has ended once"),)+))
+                })
+            }
+        }
+
+        impl<'a, $($code, $future, $output),+> SelectBranches<'a> for ($($code,)+)
+        where
+            $($code: FnOnce(Ctx) -> $future + Send + 'a,
+            $future: Future<Output = $output> + Send + 'a,
+            $output: Send + 'a),+
+        {
+            type Output = $selected<$($output),+>;
+
+            fn select(self, ctx: &'a Ctx) -> Boxed<'a, Self::Output> {
+                Box::pin(async move {
+                    let fork = ctx.fork(Kind::Race, $count).await;
+                    let is_run = |branch: usize| fork.first.is_none_or(|first| first == branch);
+                    let running: Vec<Option<Boxed<'a, $selected<$($output),+>>>> = vec![$(
+                        is_run($place).then(|| ctx.branch(&fork, $place, move |ctx| {
+                            let running = (self.$place)(ctx);
+                            async move { $selected::$name(running.await) }
+                        }))
+                    ),+];
+                    let mut branches = Branches { ctx, fork: fork.place.number, running };
+                    let (branch, done) = std::future::poll_fn(|context| branches.poll(context)).await;
+                    drop(branches);
+                    ctx.was_first(&fork, branch);
+                    ctx.branch.ends();
+                    done
+                })
+            }
+        }
+    };
+}
+
+/// Branches for [`Ctx::join`]: tuples of two to six functions.
+pub trait JoinBranches<'a>: Send {
+    /// What they give.
+    type Output: Send;
+
+    /// Runs them.
+    fn join(self, ctx: &'a Ctx) -> Boxed<'a, Self::Output>;
+}
+
+/// Branches for [`Ctx::try_join`]: tuples of two to six functions that may fail.
+pub trait TryJoinBranches<'a>: Send {
+    /// What they give.
+    type Output: Send;
+
+    /// Runs them.
+    fn try_join(self, ctx: &'a Ctx) -> Boxed<'a, Result<Self::Output, Failure>>;
+}
+
+/// Branches for [`Ctx::select`]: tuples of two to six functions.
+pub trait SelectBranches<'a>: Send {
+    /// Which was first, and what it gave.
+    type Output: Send;
+
+    /// Runs them.
+    fn select(self, ctx: &'a Ctx) -> Boxed<'a, Self::Output>;
+}
+
+branches!(First2, 2: A FA TA 0 First, B FB TB 1 Second);
+branches!(First3, 3: A FA TA 0 First, B FB TB 1 Second, C FC TC 2 Third);
+branches!(First4, 4: A FA TA 0 First, B FB TB 1 Second, C FC TC 2 Third, D FD TD 3 Fourth);
+branches!(First5, 5: A FA TA 0 First, B FB TB 1 Second, C FC TC 2 Third, D FD TD 3 Fourth, E FE TE 4 Fifth);
+branches!(
+    First6, 6: A FA TA 0 First, B FB TB 1 Second, C FC TC 2 Third, D FD TD 3 Fourth, E FE TE 4 Fifth, F FF TF 5 Sixth
+);

@@ -1,0 +1,372 @@
+//! Children: executions that an execution starts, in the commit that records it; and what the end of one means for the
+//! other.
+
+use std::future::{Future, IntoFuture};
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::json;
+use crate::store::{Commit, Item, Key, Order, Outcome, Rev, StoreError};
+use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::workflow::definition::{Definition, Workflow};
+use crate::workflow::engine::{Inner, check_name};
+use crate::workflow::kept::{self, Letter, Message};
+use crate::workflow::place::Place;
+use crate::workflow::record::{
+    Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
+};
+use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Stop, turn};
+use crate::workflow::step::read_failure;
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+
+/// A child that is about to be started.
+#[must_use = "nothing starts until this is awaited"]
+pub struct StartChild<'a, I, O> {
+    ctx: &'a Ctx,
+    workflow: Workflow<I, O>,
+    input: I,
+    id: Option<ExecutionId>,
+    close: Close,
+    labels: Labels,
+}
+
+/// A child that was started.
+pub struct Child<O> {
+    ctx: Ctx,
+    id: ExecutionId,
+    close: Close,
+    output: PhantomData<fn() -> O>,
+}
+
+/// Why a child has no result: it took longer than it may.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize, thiserror::Error)]
+#[error("child {id:?} timed out")]
+pub struct ChildTimedOut {
+    /// The child.
+    pub id: String,
+}
+
+/// Why a child has no result: it was cancelled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize, thiserror::Error)]
+#[error("child {id:?} was cancelled: {reason}")]
+pub struct ChildCancelled {
+    /// The child.
+    pub id: String,
+    /// What was said when it was.
+    pub reason: String,
+}
+
+impl Ctx {
+    /// A child: another execution that this one starts. Await it for its result, or [`StartChild::start`] it and go on.
+    pub fn child<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> StartChild<'_, I, O> {
+        let (workflow, labels) = (workflow.clone(), Labels::default());
+        StartChild { ctx: self, workflow, input, id: None, close: Close::default(), labels }
+    }
+}
+
+impl<I, O> StartChild<'_, I, O> {
+    /// Under this id; without one, one is made of the parent's.
+    pub fn id(mut self, id: impl Into<ExecutionId>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// What becomes of the child when this execution ends before it: it is cancelled, unless this is said.
+    pub fn close(mut self, close: Close) -> Self {
+        self.close = close;
+        self
+    }
+
+    /// With this tag.
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        self.labels.tags.insert(tag.into());
+        self
+    }
+
+    /// With this search attribute.
+    pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Self {
+        self.labels.attributes.insert(name.into(), value.into());
+        self
+    }
+}
+
+impl<I: Serialize, O> StartChild<'_, I, O> {
+    /// Starts the child. That and the record of it are one commit. An id that is taken is a failure.
+    pub async fn start(self) -> std::result::Result<Child<O>, Failure> {
+        let StartChild { ctx, workflow, input, id, close, labels } = self;
+        let name = workflow.name();
+        let json = json::to_value(&input).map_err(|error| Failure::new(format!("the input of {name:?}: {error}")))?;
+        let input = json.to_string();
+        ctx.run.fits("the input", input.len())?;
+        labels.check()?;
+        if let Some(id) = &id {
+            check_name("the id of an execution", id)?;
+        }
+        let call = Call { kind: Kind::Child, name, argument: hash(&(&id, &input, close)) };
+        let operation = ctx.operation(WaitsFor::Store, |doing| async move {
+            let (place, found) = ctx.take(&call).await;
+            match found.map(|found| found.state) {
+                Some(EntryState::Done(text)) => return Ok(ctx.recorded(&call, &place, &text).await),
+                Some(EntryState::Gave(text)) => return Err(read_failure(&text)),
+                _ => {}
+            }
+            let run = &ctx.run;
+            let id = id.unwrap_or_else(|| derived(run, &place));
+            let entry = call.entry(run.env().now(), EntryState::Done(format!("{:?}", &*id)));
+            let entry = Entry { state: EntryState::Done(serde_json::to_string(&id).unwrap_or_default()), ..entry };
+            if doing.is_cancelled() {
+                return Err(ctx.cancelled(&place, entry));
+            }
+            let Some(definition) = run.engine.definition(call.name).cloned() else {
+                return run.park(format!("workflow {:?} is not registered with this engine", call.name)).await;
+            };
+            let now = run.env().now();
+            let child = Execution {
+                deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
+                parent: Some(Parent { id: run.id.clone(), close }),
+                labels,
+                ..Execution::new(call.name, input, now)
+            };
+            let effect = birth(run, &doing, &id, child, definition);
+            run.with(|state| state.has_children = true);
+            run.put_with(&place, entry.clone(), Some(effect));
+            if doing.flush().await.is_ok() {
+                return Ok(id);
+            }
+            let failure = Failure::from(WorkflowError::AlreadyStarted { id });
+            run.put(&place, Entry { state: EntryState::Gave(failure_text(&failure)), ..entry });
+            Err(failure)
+        });
+        let id: ExecutionId = operation.await?;
+        Ok(Child { ctx: ctx.clone(), id, close, output: PhantomData })
+    }
+}
+
+/// The id of a child that was given none: the same on every replay, and nobody else's.
+fn derived(run: &Run, place: &Place) -> ExecutionId {
+    let (started, number) = run.number();
+    let hash = xxhash_rust::xxh3::xxh3_64(format!("{}/{started}/{number}/{place}", run.id).as_bytes());
+    let parent = crate::workflow::record::shortened(&run.id, 400);
+    format!("{parent}.{place}-{hash:016x}").chars().take(512).collect::<String>().into()
+}
+
+/// The first commit of a child, as a part of one of its parent's.
+fn birth(run: &Run, doing: &Doing, id: &ExecutionId, mut child: Execution, definition: Arc<Definition>) -> Effect {
+    let engine = &run.engine;
+    let (key, close) = (engine.spaces.executions.key(id.as_bytes()), child.parent.as_ref().map(|parent| parent.close));
+    let commit = Commit::new().absent(&key).put(&key, child.encode());
+    let (commit, _) = turn(engine, commit, id, None, &mut child, None);
+    let commit = commit.put(&run.kept().child(id), kept::Child(close.unwrap_or_default()).encode());
+    let id = id.clone();
+    let landed = move |engine: &Arc<Inner>, _, revs: &[Option<Rev>]| {
+        let rev = revs.first().copied().flatten().unwrap_or_default();
+        engine.metrics.started(&definition.name);
+        let run = Run::stored(engine.clone(), definition, id, child, rev).fresh();
+        engine.spawn(Arc::new(run));
+    };
+    Effect { op: doing.op, landed: Some(Box::new(landed)), ..Effect::of(commit) }
+}
+
+impl<'a, I, O> IntoFuture for StartChild<'a, I, O>
+where
+    I: Serialize + Send + 'a,
+    O: DeserializeOwned + Send + 'a,
+{
+    type Output = std::result::Result<O, Failure>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.start().await?.result().await })
+    }
+}
+
+impl<O> Child<O> {
+    /// The child's id.
+    pub fn id(&self) -> &ExecutionId {
+        &self.id
+    }
+
+    /// Sends a signal to the child: it is stored in the same commit as the record that it was sent.
+    pub async fn signal(&self, name: &str, payload: &impl Serialize) -> std::result::Result<(), Failure> {
+        self.ctx.signal(&self.id, name, payload).await
+    }
+
+    /// Has the child cancelled.
+    pub async fn cancel(&self, reason: &str) -> std::result::Result<(), Failure> {
+        self.ctx.cancel(&self.id, reason).await
+    }
+}
+
+impl Ctx {
+    /// Has another execution cancelled, in the commit that records it. One that has ended is a failure.
+    pub async fn cancel(&self, id: impl Into<ExecutionId>, reason: &str) -> std::result::Result<(), Failure> {
+        let id = &id.into();
+        let what = format!("cancel {id}");
+        self.send(&what, hash(&reason), |engine| async move {
+            if *id == self.run.id {
+                self.run.ask_cancel(reason);
+                return Ok(None);
+            }
+            engine.cancelling(id, reason).await
+        })
+        .await
+    }
+}
+
+/// What a child has come to, as its parent records it.
+fn outcome(id: &ExecutionId, status: &Status) -> std::result::Result<String, String> {
+    match status {
+        Status::Completed(output) => Ok(output.clone()),
+        Status::Failed(failure) => Err(failure.clone()),
+        Status::Cancelled(reason) => {
+            let error = ChildCancelled { id: id.to_string(), reason: reason.clone() };
+            Err(failure_text(&Failure::typed(error).not_retryable()))
+        }
+        _ => Err(failure_text(&Failure::typed(ChildTimedOut { id: id.to_string() }).not_retryable())),
+    }
+}
+
+impl<O: DeserializeOwned> Child<O> {
+    /// Waits for the child's end: its output, or why there is none. Of one that was abandoned, its parent is not told.
+    pub async fn result(self) -> std::result::Result<O, Failure> {
+        let id = &self.id;
+        if self.close == Close::Abandon {
+            let message = format!("child {id:?} was started to be abandoned, and its end cannot be waited for here");
+            return Err(Failure::new(message).not_retryable());
+        }
+        let call = Call { kind: Kind::ChildEnd, name: id, argument: 0 };
+        let is_it = |message: &Message| matches!(&message.body, Letter::Ended { child, .. } if child == id);
+        let read = |letter: &Letter| match letter {
+            Letter::Ended { child, status } => outcome(child, status),
+            _ => Ok("null".into()),
+        };
+        let what = WaitsFor::Child(id.to_string());
+        let (_, received) = self.ctx.await_message(call, what, None, is_it, read).await;
+        let text = received?.unwrap_or_default();
+        let wrong = |error| Failure::new(format!("the output of child {id:?} does not fit: {error}"));
+        serde_json::from_str(&text).map_err(wrong)
+    }
+}
+
+impl Run {
+    /// Waits for the children that are to have ended before it does.
+    pub(crate) async fn until_children_ended(self: &Arc<Run>) {
+        if self.engine.replays || !self.with(|state| state.has_children) {
+            return;
+        }
+        let doing = Doing::begin(self, WaitsFor::Store, true);
+        let _listed = Listed(&doing);
+        self.ensure_inbox().await;
+        // Also one that a branch has started which was then given up.
+        doing.arrived().await;
+        let children = match self.engine.children(&self.id).await {
+            Ok(children) => children,
+            Err(error) => return self.stop_for(self.failed(error)).await,
+        };
+        for (child, _) in children.into_iter().filter(|(_, close)| *close == Close::Await) {
+            let now = self.env().now();
+            let is_it = |message: &Message| matches!(&message.body, Letter::Ended { child: it, .. } if *it == child);
+            let what = WaitsFor::Child(child.to_string());
+            doing.wait(what, now, None, |state| state.inbox().holds(is_it).then_some(())).await;
+        }
+    }
+
+    /// Commits what it has come to. With an end, its parent is told, and its children are cancelled that are to be.
+    pub(crate) async fn close(self: &Arc<Run>, status: Status) -> std::result::Result<(), Stop> {
+        if !status.is_terminal() {
+            return self.commit(Next::Rests(status)).await;
+        }
+        let mut from_store = false;
+        loop {
+            let (parent, has_children) = self.with(|state| (state.execution.parent.clone(), state.has_children));
+            let parent = parent.as_ref().map(|parent| (parent, from_store));
+            let closing = match self.engine.closing(&self.id, parent, &status, has_children).await {
+                Ok(closing) => closing,
+                Err(WorkflowError::Store(error)) => return Err(self.failed(error)),
+                Err(error) => return Err(Stop::Parked(error.to_string())),
+            };
+            let (commit, boarded) = self.board(Commit::new(), Next::Rests(status.clone()));
+            let mut from = commit.writes().len();
+            let commit = closing.iter().fold(commit, |commit, effect| {
+                let commit = effect.checks.iter().cloned().fold(commit, Commit::check);
+                effect.writes.iter().cloned().fold(commit, Commit::write)
+            });
+            match self.engine.store.commit(commit).await {
+                Ok(Outcome::Applied(receipt)) => {
+                    self.landed(boarded, &receipt);
+                    self.engine.metrics.ended(&self.definition.name, &status);
+                    for effect in closing {
+                        let writes = from..from + effect.writes.len();
+                        from = writes.end;
+                        effect.landed.into_iter().for_each(|landed| {
+                            landed(&self.engine, receipt.generation, &receipt.revs[writes.clone()]);
+                        });
+                    }
+                    return Ok(());
+                }
+                // Somebody else has changed meanwhile, or is to be told otherwise.
+                Ok(Outcome::Refused(refusal)) => {
+                    if let crate::workflow::run::Verdict::Stop(stop) = self.refused(boarded, &refusal) {
+                        return Err(stop);
+                    }
+                    from_store = true;
+                }
+                Err(error) => {
+                    self.put_back(boarded);
+                    self.engine.doubt();
+                    return Err(self.failed(error));
+                }
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// The children of an execution that have not ended, and what its end means for them.
+    async fn children(&self, id: &ExecutionId) -> std::result::Result<Vec<(ExecutionId, Close)>, StoreError> {
+        let kept = self.kept(id);
+        let found = self.store.view().await?.scan(&kept.children(), Order::Ascending, usize::MAX).await?;
+        let child = |(key, item): (Key, Item)| {
+            Some((kept.read_child(&key)?, kept::Child::decode(&item.value).map_or(Close::Cancel, |child| child.0)))
+        };
+        Ok(found.into_iter().filter_map(child).collect())
+    }
+
+    /// What goes with the end of an execution: its parent is told, and its children are cancelled that are to be. With
+    /// the parent comes whether what is known of it in memory was out of date.
+    pub(crate) async fn closing(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        parent: Option<(&Parent, bool)>,
+        status: &Status,
+        has_children: bool,
+    ) -> Result<Vec<Effect>> {
+        let mut effects = Vec::new();
+        if let Some((parent, from_store)) = parent.filter(|(parent, _)| parent.close != Close::Abandon) {
+            match self.target(&parent.id, from_store).await {
+                Ok(target) => {
+                    let letter = Letter::Ended { child: id.clone(), status: status.clone() };
+                    effects.push(self.delivery(&parent.id, target, letter));
+                }
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !has_children {
+            return Ok(effects);
+        }
+        let children = self.children(id).await?.into_iter().filter(|(_, close)| *close == Close::Cancel);
+        for (child, _) in children {
+            match self.cancelling(&child, &format!("its parent {id:?} has ended")).await {
+                Ok(effect) => effects.extend(effect),
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(effects)
+    }
+}

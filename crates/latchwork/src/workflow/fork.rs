@@ -1,0 +1,379 @@
+//! Forks: new executions that keep what another has recorded before some place, and do the rest anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::json;
+use crate::store::{Commit, Outcome, Receipt, Uuid, View, Write};
+use crate::workflow::engine::{Engine, Inner, check_name};
+use crate::workflow::history::entries;
+use crate::workflow::kept::{Published, Token};
+use crate::workflow::place::{Path, Place};
+use crate::workflow::record::{ANYTHING, Close, Entry, EntryState, Execution, Kind, Status, journal_key};
+use crate::workflow::run::{largest, turn};
+use crate::workflow::{ExecutionId, Result, WorkflowError};
+
+/// How much one commit holds of a journal at the most.
+const WRITES: usize = 1000;
+
+/// A fork that is about to be started.
+#[must_use = "nothing starts until it is said"]
+pub struct Fork {
+    engine: Arc<Inner>,
+    source: ExecutionId,
+    at: At,
+    id: Option<ExecutionId>,
+    input: Option<std::result::Result<String, json::JsonError>>,
+}
+
+/// Where an execution is forked.
+enum At {
+    Start,
+    Place(String),
+    Step(String),
+}
+
+/// An execution that is forked, as one view shows it.
+struct Source {
+    execution: Execution,
+    /// In the order in which the code came to them.
+    entries: Vec<(Place, Entry)>,
+}
+
+impl Engine {
+    /// Forks an execution: a new one keeps what this has recorded before some place, and does the rest anew, by the
+    /// code that is registered now. What was sent to this one and not received goes to this one only.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let id = engine.fork("order-7").at_step("ship").id("order-7-again").start().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn fork(&self, id: impl Into<ExecutionId>) -> Fork {
+        Fork { engine: self.inner.clone(), source: id.into(), at: At::Start, id: None, input: None }
+    }
+}
+
+impl Fork {
+    /// At the operation of this place, which is the first to be done anew: as `3`, or `3.1/0` for the first operation
+    /// in the second branch of the fork at place 3. Branches beside that keep what they have recorded. Unless a place
+    /// is said, nothing is kept.
+    pub fn at(mut self, place: impl Into<String>) -> Fork {
+        self.at = At::Place(place.into());
+        self
+    }
+
+    /// At the first step of this name.
+    pub fn at_step(mut self, name: impl Into<String>) -> Fork {
+        self.at = At::Step(name.into());
+        self
+    }
+
+    /// Under this id; without one, a UUIDv7 is made. An id that is taken is refused.
+    pub fn id(mut self, id: impl Into<ExecutionId>) -> Fork {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// With another input. What is kept then stays, whatever it was given.
+    pub fn input(mut self, input: &impl Serialize) -> Fork {
+        self.input = Some(json::to_value(input).map(|input| input.to_string()));
+        self
+    }
+
+    /// Starts the fork, and gives its id: when this returns, it is stored and survives anything.
+    pub async fn start(self) -> Result<ExecutionId> {
+        let Fork { engine, source: source_id, at, id, input } = self;
+        if let Some(id) = &id {
+            check_name("the id of an execution", id)?;
+        }
+        if engine.is_stopped() {
+            return Err(WorkflowError::Stopped);
+        }
+        let view = engine.store.view().await?;
+        let source = Source::read(&engine, &view, &source_id).await?;
+        let name = source.execution.workflow.clone();
+        let definition = engine.definition(&name).cloned();
+        let definition = definition.ok_or_else(|| WorkflowError::NotRegistered { name: name.clone() })?;
+        let is_other = input.is_some();
+        let input = match input {
+            Some(input) => input.map_err(|cause| WorkflowError::Input { workflow: name.clone(), cause })?,
+            None => source.execution.input.clone(),
+        };
+        let (length, limit) = (input.len(), largest(&engine));
+        if length > limit {
+            return Err(WorkflowError::InputTooLong { workflow: name, length, limit });
+        }
+        let id = id.unwrap_or_else(|| engine.store.env().uuid().to_string().into());
+        let key = engine.spaces.executions.key(id.as_bytes());
+        if view.get(&key).await?.is_some() {
+            return Err(WorkflowError::AlreadyStarted { id });
+        }
+        let place = source.place(&source_id, &at)?;
+        let mut kept = source.kept(place.as_ref());
+        source.check_children(&engine, &view, &source_id, place.as_ref(), &kept).await?;
+        if is_other {
+            kept.values_mut().for_each(|entry| entry.argument = ANYTHING);
+        }
+        let now = engine.store.env().now();
+        let execution = Execution {
+            deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
+            labels: source.execution.labels.clone(),
+            forked: Some(source_id.to_string()),
+            ..Execution::new(name, input, now)
+        };
+        let writes = source.writes(&engine, &view, &source_id, &id, &kept).await?;
+        store(&engine, &id, execution, writes).await?;
+        engine.metrics.started(&definition.name);
+        engine.wake_up(&id);
+        Ok(id)
+    }
+}
+
+impl Source {
+    async fn read(engine: &Inner, view: &View, id: &ExecutionId) -> Result<Source> {
+        let item = view.get(&engine.spaces.executions.key(id.as_bytes())).await?;
+        let item = item.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
+        let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
+        let execution = Execution::decode(&item.value).ok_or_else(damaged)?;
+        let entries = entries(view, &engine.spaces.journal, id, &execution, item.time).await?;
+        let entries = entries.into_iter().map(|(place, (entry, _))| (place, entry)).collect();
+        Ok(Source { execution, entries })
+    }
+
+    /// The place of the first operation that is done anew. None if that is everything.
+    fn place(&self, id: &ExecutionId, at: &At) -> Result<Option<Place>> {
+        let (at, found) = match at {
+            At::Start => return Ok(None),
+            At::Place(text) => {
+                let place = text.parse::<Place>().ok();
+                (text.clone(), place.filter(|place| self.entries.iter().any(|(known, _)| known == place)))
+            }
+            At::Step(name) => {
+                let is_it = |entry: &Entry| entry.kind == Kind::Step && *entry.name == **name;
+                let found = self.entries.iter().find(|(_, entry)| is_it(entry)).map(|(place, _)| place.clone());
+                (format!("step {name:?}"), found)
+            }
+        };
+        let reason = || "it has not come to such an operation".to_string();
+        found.map(Some).ok_or_else(|| WorkflowError::Fork { id: id.clone(), at, reason: reason() })
+    }
+
+    /// What the fork keeps.
+    fn kept(&self, at: Option<&Place>) -> BTreeMap<Place, Entry> {
+        let Some(at) = at else { return BTreeMap::new() };
+        let mut kept = BTreeMap::new();
+        for (place, entry) in &self.entries {
+            match fate(place, at) {
+                Fate::Kept => kept.insert(place.clone(), entry.clone()),
+                Fate::Reset => kept.insert(place.clone(), Entry { state: EntryState::Begun, ..entry.clone() }),
+                Fate::Dropped => None,
+            };
+        }
+        // Only what has come to something is kept. What the code has given up half-way, and then gone on, stays.
+        let mut last: BTreeMap<Path, u32> = BTreeMap::new();
+        for (place, entry) in &kept {
+            let is_kept = is_fork(entry) || is_finished(entry);
+            if is_kept {
+                let last = last.entry(place.branch.clone()).or_default();
+                *last = (*last).max(place.number);
+            }
+        }
+        kept.retain(|place, _| last.get(&place.branch).is_some_and(|last| place.number <= *last));
+        kept
+    }
+
+    /// Refuses a fork that would wait for the end of a child that is told to the source.
+    async fn check_children(
+        &self,
+        engine: &Inner,
+        view: &View,
+        id: &ExecutionId,
+        at: Option<&Place>,
+        kept: &BTreeMap<Place, Entry>,
+    ) -> Result<()> {
+        let ended: BTreeSet<&str> =
+            kept.values().filter(|entry| entry.kind == Kind::ChildEnd).map(|entry| &*entry.name).collect();
+        for entry in kept.values().filter(|entry| entry.kind == Kind::Child) {
+            let EntryState::Done(text) = &entry.state else { continue };
+            let Ok(child) = serde_json::from_str::<ExecutionId>(text) else { continue };
+            if ended.contains(&*child) {
+                continue;
+            }
+            let item = view.get(&engine.spaces.executions.key(child.as_bytes())).await?;
+            let found = item.and_then(|item| Execution::decode(&item.value));
+            // The end of one that goes on by itself is told to nobody.
+            if found.and_then(|found| found.parent).is_some_and(|parent| parent.close == Close::Abandon) {
+                continue;
+            }
+            let at = at.map(Place::to_string).unwrap_or_default();
+            let reason =
+                format!("child {child:?} was started before that and ended later, which only the source learns");
+            return Err(WorkflowError::Fork { id: id.clone(), at, reason });
+        }
+        Ok(())
+    }
+
+    /// Everything that is stored of the fork but its record.
+    async fn writes(
+        &self,
+        engine: &Inner,
+        view: &View,
+        source: &ExecutionId,
+        id: &ExecutionId,
+        kept: &BTreeMap<Place, Entry>,
+    ) -> Result<Vec<Write>> {
+        let journal = &engine.spaces.journal;
+        let mut writes = Vec::with_capacity(kept.len() + 1);
+        for (place, entry) in kept {
+            writes.push(Write::Put(journal.key(journal_key(id, 0, place)), entry.encode_with(None)));
+        }
+        let of_kind = |kind: Kind| kept.values().filter(move |entry| entry.kind == kind && is_finished(entry));
+        let names: BTreeSet<&str> = of_kind(Kind::Publish).map(|entry| &*entry.name).collect();
+        if let Some(item) = view.get(&engine.kept(source).published()).await?.filter(|_| !names.is_empty()) {
+            let damaged = || WorkflowError::corrupt(format!("what execution {source:?} has published"));
+            let mut published = Published::decode(&item.value).ok_or_else(damaged)?;
+            published.0.retain(|name, _| names.contains(&**name));
+            writes.push(Write::Put(engine.kept(id).published(), published.encode()));
+        }
+        let completed: BTreeSet<&str> = of_kind(Kind::Completion).map(|entry| &*entry.name).collect();
+        for entry in of_kind(Kind::Token) {
+            let EntryState::Done(text) = &entry.state else { continue };
+            let Ok(token) = text.trim_matches('"').parse::<Uuid>() else { continue };
+            // Under the fork's id, so that what it waits for can be completed, too.
+            let record = Token { name: entry.name.to_string(), is_used: completed.contains(&*entry.name) };
+            writes.push(Write::Put(engine.kept(id).token(token), record.encode()));
+        }
+        Ok(writes)
+    }
+}
+
+/// Stores a fork, in one commit unless it is too large for that: then it is parked until everything is there.
+async fn store(engine: &Arc<Inner>, id: &ExecutionId, mut execution: Execution, writes: Vec<Write>) -> Result<()> {
+    let key = engine.spaces.executions.key(id.as_bytes());
+    let limits = engine.store.limits();
+    // What it is listed by comes with the record.
+    let most = limits.commit_bytes.saturating_sub(execution.encode().len() + (limits.commit_bytes >> 2));
+    let mut chunks = chunks(writes, most, WRITES.min(limits.operations / 2));
+    let last = chunks.pop().unwrap_or_default();
+    let owned = || Commit::new().check(engine.shard_check(id));
+    let mut before = None;
+    if !chunks.is_empty() {
+        let reason = "its fork was not completed; terminate it and fork anew".to_string();
+        let mut parked = Execution { status: Status::Parked(reason), ..execution.clone() };
+        let (commit, _) = turn(engine, owned().absent(&key), id, None, &mut parked, None);
+        let receipt = landed(engine, id, commit.put(&key, parked.encode())).await?;
+        let rev = receipt.revs.last().copied().flatten().unwrap_or_default();
+        for chunk in chunks {
+            landed(engine, id, chunk.into_iter().fold(owned().at_rev(&key, rev), Commit::write)).await?;
+        }
+        before = Some((parked, rev));
+    }
+    let commit = match &before {
+        Some((_, rev)) => owned().at_rev(&key, *rev),
+        None => owned().absent(&key),
+    };
+    let commit = last.into_iter().fold(commit, Commit::write);
+    let before = before.as_ref().map(|(before, _)| before);
+    let (commit, _) = turn(engine, commit, id, before, &mut execution, None);
+    landed(engine, id, commit.put(&key, execution.encode())).await.map(|_| ())
+}
+
+async fn landed(engine: &Inner, id: &ExecutionId, commit: Commit) -> Result<Receipt> {
+    match engine.store.commit(commit).await.inspect_err(|_| engine.doubt())? {
+        Outcome::Applied(receipt) => Ok(receipt),
+        // The first check is that of the owner.
+        Outcome::Refused(refusal) if refusal.failed.iter().any(|failed| failed.index == 0) => {
+            Err(WorkflowError::Stopped)
+        }
+        Outcome::Refused(_) => Err(WorkflowError::AlreadyStarted { id: id.clone() }),
+    }
+}
+
+/// Writes in portions of at most so many bytes, and so many of them.
+fn chunks(writes: Vec<Write>, bytes: usize, count: usize) -> Vec<Vec<Write>> {
+    let (mut chunks, mut length): (Vec<Vec<Write>>, usize) = (Vec::new(), 0);
+    for write in writes {
+        let value = if let Write::Put(_, value) = &write { value.len() } else { 0 };
+        let size = write.key().bytes().len() + value;
+        length += size;
+        match chunks.last_mut() {
+            Some(last) if length <= bytes && last.len() < count => last.push(write),
+            _ => {
+                length = size;
+                chunks.push(vec![write]);
+            }
+        }
+    }
+    chunks
+}
+
+/// What becomes of a recorded operation in a fork.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    Kept,
+    /// It is a fork of the code on the way to the place: which of its branches was first is forgotten.
+    Reset,
+    Dropped,
+}
+
+/// What becomes of an operation when an execution is forked at a place.
+fn fate(place: &Place, at: &Place) -> Fate {
+    let (its, way) = (place.branch.steps(), at.branch.steps());
+    let mut depth = 0;
+    loop {
+        let cut = way.get(depth).map_or(at.number, |(number, _)| *number);
+        let number = its.get(depth).map_or(place.number, |(number, _)| *number);
+        match number.cmp(&cut) {
+            std::cmp::Ordering::Less => return Fate::Kept,
+            std::cmp::Ordering::Greater => return Fate::Dropped,
+            std::cmp::Ordering::Equal => {}
+        }
+        match (its.get(depth), way.get(depth)) {
+            // At the place, or forked from there.
+            (_, None) => return Fate::Dropped,
+            (None, Some(_)) => return Fate::Reset,
+            (Some((_, its)), Some((_, way))) if its != way => return Fate::Kept,
+            (Some(_), Some(_)) => depth += 1,
+        }
+    }
+}
+
+fn is_fork(entry: &Entry) -> bool {
+    matches!(entry.kind, Kind::Join | Kind::Race)
+}
+
+fn is_finished(entry: &Entry) -> bool {
+    matches!(entry.state, EntryState::Done(_) | EntryState::Gave(_) | EntryState::Saw { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_before_a_place_is_kept_in_every_branch_on_the_way() {
+        let all =
+            ["0", "3", "4", "2.0/5", "3.0/0", "3.0/9", "3.1/0", "3.1/1", "3.1/2", "3.1/1.0/0", "3.1/0.1/7", "4.0/0"];
+        let cases: [(&str, &[&str], &[&str]); 4] = [
+            ("0", &[], &[]),
+            ("3", &["0", "2.0/5"], &[]),
+            ("4", &["0", "3", "2.0/5", "3.0/0", "3.0/9", "3.1/0", "3.1/1", "3.1/2", "3.1/1.0/0", "3.1/0.1/7"], &[]),
+            ("3.1/1", &["0", "2.0/5", "3.0/0", "3.0/9", "3.1/0", "3.1/0.1/7"], &["3"]),
+        ];
+        for (at, kept, reset) in cases {
+            for text in all {
+                let expected = match (kept.contains(&text), reset.contains(&text)) {
+                    (true, _) => Fate::Kept,
+                    (_, true) => Fate::Reset,
+                    _ => Fate::Dropped,
+                };
+                let (place, at): (Place, Place) = (text.parse().unwrap(), at.parse().unwrap());
+                assert_eq!(fate(&place, &at), expected, "{place} of a fork at {at}");
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What is kept of an execution beside its record and its journal, all under its id: messages, what was delivered and
+//! answered, tokens, what it has published, its children.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::{Key, Range, Rev, Space, Uuid};
+use crate::workflow::ExecutionId;
+use crate::workflow::record::{Close, Status, WaitsFor, id_key, read_text, stored};
+use crate::workflow::run::hash_text;
+
+/// A message to an execution, in its inbox until it is received.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Message {
+    pub(crate) at_us: u64,
+    pub(crate) body: Letter,
+}
+
+/// What a message says. Payloads are JSON text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Letter {
+    Signal {
+        name: String,
+        payload: String,
+    },
+    Update {
+        name: String,
+        id: String,
+        payload: String,
+    },
+    /// A child has ended, as this.
+    Ended {
+        child: ExecutionId,
+        status: Status,
+    },
+    /// Somebody has used a token. The failure is JSON text, too.
+    Completed {
+        token: u128,
+        result: Result<String, String>,
+    },
+    /// What pauses before its next attempt need not.
+    RetryNow,
+}
+
+impl Letter {
+    /// How many bytes it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let text = match self {
+            Letter::Signal { payload, .. } | Letter::Update { payload, .. } => payload.len(),
+            Letter::Completed { result: Ok(text) | Err(text), .. } => text.len(),
+            Letter::Ended { .. } | Letter::RetryNow => 0,
+        };
+        text + 128
+    }
+
+    /// What those wait for whom it is for. A token does not tell under which name it was given out.
+    pub(crate) fn waited(&self) -> WaitsFor {
+        match self {
+            Letter::Signal { name, .. } => WaitsFor::Signal(name.clone()),
+            Letter::Update { name, .. } => WaitsFor::Update(name.clone()),
+            Letter::Ended { child, .. } => WaitsFor::Child(child.to_string()),
+            Letter::Completed { .. } => WaitsFor::Completion(String::new()),
+            Letter::RetryNow => WaitsFor::Retry(String::new()),
+        }
+    }
+}
+
+/// What was sent under an id, so that it counts once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Delivered {
+    /// A signal, with a hash of its name and payload.
+    Signal(u64),
+    /// An update, with the same, and its answer if there is one: JSON text, or a failure as JSON text.
+    Update(u64, Option<Result<String, String>>),
+}
+
+impl Delivered {
+    /// A signal.
+    pub(crate) fn signal(name: &str, payload: &str) -> Delivered {
+        Delivered::Signal(hash_text(&format!("{name}\0{payload}")))
+    }
+}
+
+/// A token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Token {
+    pub(crate) name: String,
+    pub(crate) is_used: bool,
+}
+
+/// The values that an execution has published, by name; JSON text.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct Published(pub(crate) BTreeMap<String, String>);
+
+/// A child that has not ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Child(pub(crate) Close);
+
+stored!(Message, Delivered, Token, Published, Child);
+
+/// Tells what a key is of.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum What {
+    /// Written with every message, so that its rev tells how many there were.
+    Count,
+    Message,
+    Signal,
+    Update,
+    Token,
+    Published,
+    Child,
+}
+
+/// The keys of an execution's things.
+pub(crate) struct Kept<'a> {
+    space: &'a Space,
+    prefix: Vec<u8>,
+}
+
+impl<'a> Kept<'a> {
+    pub(crate) fn new(space: &'a Space, id: &ExecutionId) -> Kept<'a> {
+        Kept { space, prefix: id_key(id) }
+    }
+
+    fn bytes(&self, what: What, rest: &[u8]) -> Vec<u8> {
+        [&self.prefix, &[what as u8][..], rest].concat()
+    }
+
+    fn key(&self, what: What, rest: &[u8]) -> Key {
+        self.space.key(self.bytes(what, rest))
+    }
+
+    pub(crate) fn count(&self) -> Key {
+        self.key(What::Count, &[])
+    }
+
+    /// A message that was sent under an id made for it.
+    pub(crate) fn message(&self, id: Uuid) -> Key {
+        self.key(What::Message, id.as_bytes())
+    }
+
+    pub(crate) fn messages(&self) -> Range {
+        self.space.prefix(self.bytes(What::Message, &[]))
+    }
+
+    pub(crate) fn signal(&self, id: &str) -> Key {
+        self.key(What::Signal, id.as_bytes())
+    }
+
+    pub(crate) fn update(&self, id: &str) -> Key {
+        self.key(What::Update, id.as_bytes())
+    }
+
+    pub(crate) fn token(&self, token: Uuid) -> Key {
+        self.key(What::Token, token.as_bytes())
+    }
+
+    pub(crate) fn published(&self) -> Key {
+        self.key(What::Published, &[])
+    }
+
+    pub(crate) fn child(&self, id: &ExecutionId) -> Key {
+        self.key(What::Child, id.as_bytes())
+    }
+
+    pub(crate) fn children(&self) -> Range {
+        self.space.prefix(self.bytes(What::Child, &[]))
+    }
+
+    /// Whether a key, of whatever execution, is of a child.
+    pub(crate) fn is_child(key: &Key) -> bool {
+        read_text(key.bytes()).is_some_and(|(_, rest)| rest.first() == Some(&(What::Child as u8)))
+    }
+
+    /// The child that a key is of.
+    pub(crate) fn read_child(&self, key: &Key) -> Option<ExecutionId> {
+        std::str::from_utf8(key.bytes().get(self.prefix.len() + 1..)?).ok().map(Into::into)
+    }
+
+    /// Everything.
+    pub(crate) fn all(&self) -> Range {
+        self.space.prefix(&self.prefix)
+    }
+}
+
+/// How many messages there were, as the rev of the count tells.
+pub(crate) fn counted(rev: Option<Rev>) -> u64 {
+    rev.map_or(0, |rev| rev.0)
+}

@@ -1,0 +1,181 @@
+//! Where executions are listed: keys in the order of start times under everything they can be found by. Which keys an
+//! execution has follows from its record alone; so lists and records cannot part.
+
+use crate::json;
+use crate::store::{Commit, Space};
+use crate::workflow::ExecutionId;
+use crate::workflow::record::{Attribute, Execution, Status, Wait, WaitsFor, read_text, write_text};
+
+/// The name of the space.
+pub(crate) const LISTED: &str = "workflow.listed";
+
+/// How executions are told apart in lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Shelf {
+    Running = 1,
+    /// For a time, and for nothing else.
+    Asleep,
+    Waiting,
+    Parked,
+    Completed,
+    Failed,
+    TimedOut,
+    Cancelled,
+}
+
+impl Shelf {
+    pub(crate) const ALL: [Shelf; 8] = [
+        Shelf::Running,
+        Shelf::Asleep,
+        Shelf::Waiting,
+        Shelf::Parked,
+        Shelf::Completed,
+        Shelf::Failed,
+        Shelf::TimedOut,
+        Shelf::Cancelled,
+    ];
+
+    pub(crate) fn of(execution: &Execution) -> Shelf {
+        let is_timed = |wait: &Wait| matches!(wait.what, WaitsFor::Timer | WaitsFor::Retry(_));
+        match &execution.status {
+            Status::Running => Shelf::Running,
+            Status::Waiting if execution.waits.iter().all(is_timed) => Shelf::Asleep,
+            Status::Waiting => Shelf::Waiting,
+            Status::Parked(_) => Shelf::Parked,
+            Status::Completed(_) => Shelf::Completed,
+            Status::Failed(_) => Shelf::Failed,
+            Status::TimedOut => Shelf::TimedOut,
+            Status::Cancelled(_) => Shelf::Cancelled,
+        }
+    }
+}
+
+/// The first byte of keys, by what they list by.
+const BY_STATUS: u8 = b's';
+const BY_TAG: u8 = b't';
+const BY_ATTRIBUTE: u8 = b'a';
+const BY_WAIT: u8 = b'w';
+
+/// What keys start with that list executions of one shelf, of one workflow or of all.
+pub(crate) fn by_status(shelf: Shelf, workflow: Option<&str>) -> Vec<u8> {
+    let mut key = vec![BY_STATUS, shelf as u8];
+    workflow.into_iter().for_each(|workflow| write_text(&mut key, workflow));
+    key
+}
+
+/// The workflow and the rest of a key that lists by status.
+pub(crate) fn read_by_status(key: &[u8]) -> Option<(&str, &[u8])> {
+    read_text(key.get(2..)?)
+}
+
+pub(crate) fn by_tag(tag: &str) -> Vec<u8> {
+    let mut key = vec![BY_TAG];
+    write_text(&mut key, tag);
+    key
+}
+
+/// What keys start with that list by an attribute, whatever its value.
+pub(crate) fn by_attribute(name: &str) -> Vec<u8> {
+    let mut key = vec![BY_ATTRIBUTE];
+    write_text(&mut key, name);
+    key
+}
+
+/// What keys start with that list by this value of an attribute. They are in the order of the values.
+pub(crate) fn by_value(name: &str, value: &Attribute) -> Vec<u8> {
+    let mut key = by_attribute(name);
+    let (kind, value) = match value {
+        Attribute::Boolean(value) => (0, (*value).into()),
+        Attribute::Integer(value) => (1, (*value).into()),
+        Attribute::Real(value) => (1, (*value).into()),
+        Attribute::Text(value) => (2, value.as_str().into()),
+        Attribute::Time(value) => (3, (*value).into()),
+    };
+    key.push(kind);
+    json::encode(&mut key, Some(&value));
+    key
+}
+
+/// What keys start with that list by what is waited for. `None` for what is not listed.
+pub(crate) fn by_wait(what: &WaitsFor) -> Option<Vec<u8>> {
+    let (kind, name) = match what {
+        WaitsFor::Retry(name) => (0, name),
+        WaitsFor::Signal(name) => (1, name),
+        WaitsFor::Update(name) => (2, name),
+        WaitsFor::Child(name) => (3, name),
+        WaitsFor::Completion(name) => (4, name),
+        WaitsFor::Published(name) => (5, name),
+        // A time is a status of its own, and the others are not waited for out of memory.
+        WaitsFor::Timer | WaitsFor::Step(_) | WaitsFor::Store => return None,
+    };
+    let mut key = vec![BY_WAIT, kind];
+    write_text(&mut key, name);
+    Some(key)
+}
+
+/// The end of every key: when the execution was started, and its id.
+pub(crate) fn write_end(key: &mut Vec<u8>, started_us: u64, id: &str) {
+    key.extend_from_slice(&started_us.to_be_bytes());
+    key.extend_from_slice(id.as_bytes());
+}
+
+/// When an execution was started and its id, from what follows in a key after what it lists by.
+pub(crate) fn read_end(rest: &[u8]) -> Option<(u64, ExecutionId)> {
+    let (started, id) = rest.split_first_chunk::<8>()?;
+    Some((u64::from_be_bytes(*started), std::str::from_utf8(id).ok()?.into()))
+}
+
+/// The key that lists an execution by its status.
+pub(crate) fn status_key(id: &ExecutionId, execution: &Execution) -> Vec<u8> {
+    let mut key = by_status(Shelf::of(execution), Some(&execution.workflow));
+    write_end(&mut key, execution.started_us, id);
+    key
+}
+
+/// All other keys of an execution.
+fn other_keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
+    let waits = execution.waits.iter().filter_map(|wait| by_wait(&wait.what));
+    let tags = execution.labels.tags.iter().map(|tag| by_tag(tag));
+    let attributes = execution.labels.attributes.iter().map(|(name, value)| by_value(name, value));
+    let mut keys: Vec<_> = waits.chain(tags).chain(attributes).collect();
+    keys.iter_mut().for_each(|key| write_end(key, execution.started_us, id));
+    // Two branches may wait for the same.
+    keys.sort();
+    keys.dedup();
+    keys
+}
+
+/// All keys of an execution.
+pub(crate) fn keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
+    let mut keys = other_keys(id, execution);
+    keys.push(status_key(id, execution));
+    keys
+}
+
+/// Adds to a commit how an execution is listed from now on. `note` is kept with the status.
+pub(crate) fn list(
+    mut commit: Commit,
+    space: &Space,
+    id: &ExecutionId,
+    before: Option<&Execution>,
+    after: Option<&Execution>,
+    note: Option<Vec<u8>>,
+) -> Commit {
+    let (was, is) = (before.map(|before| status_key(id, before)), after.map(|after| status_key(id, after)));
+    if let Some(was) = was.as_ref().filter(|was| Some(*was) != is.as_ref()) {
+        commit = commit.delete(&space.key(was));
+    }
+    if let Some(is) = is.as_ref().filter(|is| Some(*is) != was.as_ref() || note.is_some()) {
+        commit = commit.put(&space.key(is), note.unwrap_or_default());
+    }
+    let keys = |execution: Option<&Execution>| execution.map(|it| other_keys(id, it)).unwrap_or_default();
+    let (were, are) = (keys(before), keys(after));
+    for key in were.iter().filter(|key| are.binary_search(key).is_err()) {
+        commit = commit.delete(&space.key(key));
+    }
+    for key in are.iter().filter(|key| were.binary_search(key).is_err()) {
+        commit = commit.put(&space.key(key), Vec::new());
+    }
+    commit
+}

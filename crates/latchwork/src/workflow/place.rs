@@ -1,0 +1,127 @@
+//! Where operations stand: the branch of the code that an operation is in, and how many came before it there.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// A branch of the code: for each fork on the way to it, the fork's number and which of its branches it is. The
+/// function itself is the branch with none of them.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub(crate) struct Path(Option<Arc<[(u32, u32)]>>);
+
+/// Where an operation stands. In the order of these, what a branch holds comes one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) branch: Path,
+    /// Counted from 0.
+    pub(crate) number: u32,
+}
+
+impl Path {
+    pub(crate) fn steps(&self) -> &[(u32, u32)] {
+        self.0.as_deref().unwrap_or_default()
+    }
+
+    /// One of the branches of a fork in this one.
+    pub(crate) fn fork(&self, number: u32, branch: u32) -> Path {
+        Path(Some(self.steps().iter().copied().chain([(number, branch)]).collect()))
+    }
+
+    /// Whether this is that branch or one that was forked off on the way of it.
+    pub(crate) fn is_within(&self, other: &Path) -> bool {
+        self.steps().starts_with(other.steps())
+    }
+
+    pub(crate) fn at(&self, number: u32) -> Place {
+        Place { branch: self.clone(), number }
+    }
+
+    /// As a part of keys: those of one branch are together, and in order.
+    pub(crate) fn write(&self, key: &mut Vec<u8>) {
+        let steps = self.steps();
+        key.extend_from_slice(&(steps.len() as u16).to_be_bytes());
+        for (number, branch) in steps {
+            key.extend_from_slice(&number.to_be_bytes());
+            key.extend_from_slice(&branch.to_be_bytes());
+        }
+    }
+}
+
+impl Place {
+    /// The place that the end of a key tells.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Place> {
+        let (count, rest) = bytes.split_first_chunk::<2>()?;
+        let (steps, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*count)) * 8)?;
+        let number = u32::from_be_bytes(rest.try_into().ok()?);
+        let four = |bytes: &[u8]| bytes.try_into().map_or(0, u32::from_be_bytes);
+        let steps: Arc<[_]> = steps.chunks_exact(8).map(|step| (four(&step[..4]), four(&step[4..]))).collect();
+        let branch = Path((!steps.is_empty()).then_some(steps));
+        Some(Place { branch, number })
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.steps().iter().try_for_each(|(number, branch)| write!(f, "{number}.{branch}/"))
+    }
+}
+
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.branch, self.number)
+    }
+}
+
+impl FromStr for Path {
+    type Err = ();
+
+    /// Reads what `Display` writes.
+    fn from_str(text: &str) -> Result<Path, ()> {
+        let step = |text: &str| {
+            let (number, branch) = text.split_once('.')?;
+            Some((number.parse().ok()?, branch.parse().ok()?))
+        };
+        let steps: Option<Vec<(u32, u32)>> = text.split_terminator('/').map(step).collect();
+        let steps = steps.ok_or(())?;
+        Ok(Path((!steps.is_empty()).then(|| steps.into())))
+    }
+}
+
+impl FromStr for Place {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Place, ()> {
+        let (branch, number) = match text.rfind('/') {
+            Some(end) => text.split_at(end + 1),
+            None => ("", text),
+        };
+        Ok(Place { branch: branch.parse()?, number: number.parse().map_err(|_| ())? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_read_as_it_was_written() {
+        let deep = Path::default().fork(3, 1).fork(0, 12).at(7);
+        for place in [Path::default().at(0), deep.clone()] {
+            let mut key = Vec::new();
+            place.branch.write(&mut key);
+            key.extend_from_slice(&place.number.to_be_bytes());
+            assert_eq!(Place::read(&key), Some(place.clone()));
+            assert_eq!(place.to_string().parse(), Ok(place));
+        }
+        assert_eq!(deep.to_string(), "3.1/0.12/7");
+        assert_eq!(Place::read(&[0, 1, 0]), None);
+    }
+}

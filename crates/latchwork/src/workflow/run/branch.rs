@@ -1,0 +1,125 @@
+//! A branch of an execution: how far its code is in what the journal holds of it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::store::Order;
+use crate::workflow::place::{Path, Place};
+use crate::workflow::record::{Entry, Intent, branch_key, read_place};
+use crate::workflow::run::{Run, Stop};
+
+/// How many entries are read ahead in a replay.
+const READ_AHEAD: usize = 64;
+
+pub(crate) struct Branch {
+    pub(crate) path: Path,
+    cursor: Mutex<Cursor>,
+}
+
+struct Cursor {
+    /// The number of the next operation.
+    next: u32,
+    /// What the journal holds from there on, as far as it was read.
+    read: VecDeque<Entry>,
+    /// Whether there is more to read.
+    more: bool,
+    /// What is next if there is no more.
+    intent: Option<Entry>,
+    /// Whether an operation is under way, or was given up half-way.
+    operates: bool,
+}
+
+impl Branch {
+    /// The function itself.
+    pub(crate) fn root(run: &Run) -> Arc<Branch> {
+        let (more, intent) = run.with(|state| (!state.is_fresh, state.execution.intent.clone()));
+        Branch::new(Path::default(), more, intent.filter(|_| more).map(Intent::into_entry))
+    }
+
+    /// One that was forked off. `more` tells whether the journal may tell of it.
+    pub(crate) fn forked(&self, number: u32, branch: u32, more: bool) -> Arc<Branch> {
+        Branch::new(self.path.fork(number, branch), more, None)
+    }
+
+    fn new(path: Path, more: bool, intent: Option<Entry>) -> Arc<Branch> {
+        let cursor = Cursor { next: 0, read: VecDeque::new(), more, intent, operates: false };
+        Arc::new(Branch { path, cursor: Mutex::new(cursor) })
+    }
+
+    /// Notes that an operation is under way. There is one at a time: if there were two, a replay could come to them in
+    /// another order.
+    pub(crate) fn begins(&self) -> bool {
+        !std::mem::replace(&mut self.cursor.lock().operates, true)
+    }
+
+    pub(crate) fn ends(&self) {
+        self.cursor.lock().operates = false;
+    }
+
+    /// The next operation's place, and what the journal holds there.
+    pub(crate) fn next(&self) -> (Place, Option<Entry>) {
+        let mut cursor = self.cursor.lock();
+        let number = cursor.next;
+        cursor.next += 1;
+        (self.path.at(number), cursor.read.pop_front())
+    }
+
+    /// What the journal holds next, where the code has not come to it.
+    pub(crate) async fn peek(&self, run: &Run) -> Result<Option<Entry>, Stop> {
+        self.read_ahead(run).await?;
+        Ok(self.cursor.lock().read.front().cloned())
+    }
+
+    /// Sees to it that the next entry of the journal is in memory, if there is one.
+    pub(crate) async fn read_ahead(&self, run: &Run) -> Result<(), Stop> {
+        let from = {
+            let cursor = self.cursor.lock();
+            if !cursor.read.is_empty() || !cursor.more {
+                return Ok(());
+            }
+            cursor.next
+        };
+        let prefix = branch_key(&run.id, run.number().1, &self.path);
+        let key = |number: u32| [&prefix[..], &number.to_be_bytes()].concat();
+        let range = run.engine.spaces.journal.range(key(from)..key(u32::MAX));
+        let view = run.engine.store.view().await.map_err(Stop::Failed)?;
+        let found = view.scan(&range, Order::Ascending, READ_AHEAD).await.map_err(Stop::Failed)?;
+        let mut cursor = self.cursor.lock();
+        cursor.more = found.len() == READ_AHEAD;
+        let (mut intent, mut expected) = (cursor.intent.take(), from);
+        for (key, item) in found {
+            let place = read_place(&run.id, key.bytes());
+            let decoded = Entry::decode_with(&item.value);
+            let (Some(Place { number, .. }), Some((entry, next))) = (place, decoded) else {
+                return Err(Stop::Parked(format!("the journal is damaged behind operation {}{from}", self.path)));
+            };
+            // A step that was begun and never ended, because the code has dropped it.
+            if expected < number
+                && let Some(begun) = intent.take()
+            {
+                cursor.read.push_back(begun);
+                expected += 1;
+            }
+            if expected < number {
+                // What comes before the gap may still be read.
+                if expected == from {
+                    let at = self.path.at(from);
+                    let reason = format!("the journal does not tell of operation {at}, which the code has dropped");
+                    return Err(Stop::Parked(reason));
+                }
+                cursor.more = true;
+                return Ok(());
+            }
+            cursor.read.push_back(entry);
+            (intent, expected) = (next, number + 1);
+        }
+        match cursor.more {
+            true => cursor.intent = intent,
+            // Whatever came after it has a record of its own.
+            false => cursor.read.extend(intent),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,364 @@
+//! What the branches of an execution are doing, and their waits: for a commit, a message, a time.
+
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use crate::store::Timestamp;
+use crate::workflow::record::{Status, Wait, WaitsFor};
+use crate::workflow::run::{IDLE, Inbox, Next, Run, State};
+
+/// An operation that is under way.
+pub(crate) struct Op {
+    what: WaitsFor,
+    since: Timestamp,
+    until: Option<Timestamp>,
+    /// Whether it only waits, for something that the store will tell of.
+    waits: bool,
+    /// Whether what it was to do in a commit could not be done.
+    refused: bool,
+    waker: Option<Waker>,
+}
+
+/// An operation that is under way, for those who do it.
+#[derive(Clone)]
+pub(crate) struct Doing {
+    pub(crate) run: Arc<Run>,
+    pub(crate) op: u64,
+    /// Whether it goes on though the execution is cancelled.
+    is_shielded: bool,
+}
+
+/// How a wait ended.
+pub(crate) enum Waited<T> {
+    Got(T),
+    TimedOut,
+    Cancelled,
+}
+
+/// What is to be done for an execution whose code waits.
+pub(crate) enum Todo {
+    Nothing,
+    Commit(Next),
+    /// Look at it again after so long.
+    Later(Duration),
+    /// Look at the messages again.
+    Read,
+    /// See whether the code has anything to do that it does not know of yet.
+    MakeSure,
+}
+
+/// What was to be done in a commit together with others could not be.
+#[derive(Debug)]
+pub(crate) struct Refused;
+
+/// Takes an operation off the list.
+pub(crate) struct Listed<'a>(pub(crate) &'a Doing);
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.0.ends();
+    }
+}
+
+impl Doing {
+    pub(crate) fn begin(run: &Arc<Run>, what: WaitsFor, is_shielded: bool) -> Doing {
+        let since = run.env().now();
+        let op = run.with(|state| {
+            state.last_op += 1;
+            let op = Op { what, since, until: None, waits: false, refused: false, waker: None };
+            state.ops.insert(state.last_op, op);
+            state.last_op
+        });
+        Doing { run: run.clone(), op, is_shielded }
+    }
+
+    /// Takes it off the list.
+    pub(crate) fn ends(&self) {
+        self.carried();
+        self.run.with(|state| {
+            state.stop_waiting(self.op);
+            state.ops.remove(&self.op)
+        });
+    }
+
+    /// Whether it is to be given up because the execution is cancelled.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        !self.is_shielded && self.run.with(|state| state.cancel.is_some())
+    }
+
+    /// The same, for those who have to be told when it becomes so.
+    pub(crate) fn poll_cancelled(&self, context: &std::task::Context<'_>) -> bool {
+        if self.is_shielded {
+            return false;
+        }
+        self.run.with(|state| {
+            if let Some(op) = state.ops.get_mut(&self.op) {
+                op.waker = Some(context.waker().clone());
+            }
+            state.cancel.is_some()
+        })
+    }
+
+    /// Tells what is done now.
+    pub(crate) fn does(&self, what: WaitsFor) {
+        let now = self.run.env().now();
+        self.run.with(|state| state.ops.get_mut(&self.op).map(|op| (op.what, op.since) = (what, now)));
+    }
+
+    /// Waits until there is what is looked for, or the time has come, or the execution is cancelled. Meanwhile, the
+    /// execution may leave memory.
+    pub(crate) async fn wait<T>(
+        &self,
+        what: WaitsFor,
+        since: Timestamp,
+        until: Option<Timestamp>,
+        mut look: impl FnMut(&mut State) -> Option<T>,
+    ) -> Waited<T> {
+        let began = self.run.env().now();
+        let since = self.run.with(|state| {
+            // It may have been out of memory meanwhile.
+            let before = state.execution.waits.iter().find(|before| before.what == what);
+            let since = before.map_or(since, |before| since.min(Timestamp(before.since_us)));
+            state.start_waiting(self.op, &what, since, until);
+            state.wanted = state.stamps;
+            since
+        });
+        let left = until.map(|until| Duration::from_micros(until.0.saturating_sub(began.0)));
+        let mut sleep = left.filter(|left| !left.is_zero()).map(|left| self.run.env().sleep(left));
+        let waited = std::future::poll_fn(|context| {
+            let mut state = self.run.state.lock();
+            if state.stop.is_some() {
+                return Poll::Pending;
+            }
+            if let Some(found) = look(&mut state) {
+                return Poll::Ready(Waited::Got(found));
+            }
+            if !self.is_shielded && state.cancel.is_some() {
+                return Poll::Ready(Waited::Cancelled);
+            }
+            if let Some(op) = state.ops.get_mut(&self.op) {
+                op.waker = Some(context.waker().clone());
+            }
+            drop(state);
+            let is_over = match &mut sleep {
+                Some(sleep) => sleep.as_mut().poll(context).is_ready(),
+                None => until.is_some(),
+            };
+            if is_over { Poll::Ready(Waited::TimedOut) } else { Poll::Pending }
+        });
+        let waited = waited.await;
+        self.run.with(|state| state.stop_waiting(self.op));
+        let took = self.run.env().now().0.saturating_sub(since.0);
+        self.run.engine.metrics.waited(&what, Duration::from_micros(took));
+        waited
+    }
+
+    /// Makes everything so far durable. Returns only when that has happened, or when what this operation was to do
+    /// cannot be done.
+    pub(crate) async fn flush(&self) -> Result<(), Refused> {
+        let stamp = self.run.with(|state| {
+            state.wanted = state.stamps;
+            state.stamps
+        });
+        std::future::poll_fn(|context| {
+            let mut state = self.run.state.lock();
+            let is_durable = state.rev.is_some() && state.is_durable(stamp);
+            let Some(op) = state.ops.get_mut(&self.op) else { return Poll::Pending };
+            if std::mem::take(&mut op.refused) {
+                return Poll::Ready(Err(Refused));
+            }
+            if is_durable {
+                return Poll::Ready(Ok(()));
+            }
+            op.waker = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Waits until no commit of the execution's is on its way.
+    pub(crate) async fn arrived(&self) {
+        std::future::poll_fn(|context| {
+            let mut state = self.run.state.lock();
+            if state.flying.is_empty() {
+                return Poll::Ready(());
+            }
+            if let Some(op) = state.ops.get_mut(&self.op) {
+                op.waker = Some(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Waits, from outside of the workflow, until there is what is looked for; nothing if the execution has left
+    /// memory.
+    pub(crate) async fn outside<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+        std::future::poll_fn(|context| {
+            let mut state = self.run.state.lock();
+            if let Some(found) = look(&mut state) {
+                return Poll::Ready(Some(found));
+            }
+            if state.has_left {
+                return Poll::Ready(None);
+            }
+            if let Some(op) = state.ops.get_mut(&self.op) {
+                op.waker = Some(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Waits until no commit of the execution's is on its way, and keeps all others from starting until
+    /// [`Doing::carried`]: for those whose commits are their own. So commits of an execution land in the order in which
+    /// its code came to what they hold.
+    pub(crate) async fn carry(&self) {
+        std::future::poll_fn(|context| {
+            let mut state = self.run.state.lock();
+            if state.rev.is_some() && state.flying.is_empty() && state.carrier.is_none() {
+                state.carrier = Some(self.op);
+                return Poll::Ready(());
+            }
+            state.wants_record |= state.rev.is_none();
+            if let Some(op) = state.ops.get_mut(&self.op) {
+                op.waker = Some(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Its own commit is done with.
+    pub(crate) fn carried(&self) {
+        let is_it = self.run.with(|state| {
+            let is_it = state.carrier == Some(self.op);
+            if is_it {
+                state.carrier = None;
+                state.wake(|_, waits| !waits);
+            }
+            is_it
+        });
+        if is_it {
+            self.run.nudge();
+        }
+    }
+}
+
+impl State {
+    /// Whether it is to stop.
+    pub(crate) fn is_over(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// Whether everything up to a stamp is durable.
+    fn is_durable(&self, stamp: u64) -> bool {
+        (self.pending.is_empty() || self.first_pending > stamp) && self.flying.values().all(|first| *first > stamp)
+    }
+
+    /// Whether its record does not say that it runs, and how.
+    pub(crate) fn is_to_be_written(&self) -> bool {
+        let stored = &self.execution;
+        stored.status != Status::Running
+            || stored.timer_us.is_some()
+            || stored.labels != self.labels
+            || stored.cancel != self.cancel
+    }
+
+    fn start_waiting(&mut self, number: u64, what: &WaitsFor, since: Timestamp, until: Option<Timestamp>) {
+        self.stop_waiting(number);
+        let Some(op) = self.ops.get_mut(&number) else { return };
+        (op.what, op.since, op.until, op.waits) = (what.clone(), since, until, true);
+        self.waits += 1;
+        self.waiting.entry(what.without_name()).or_default().push(number);
+    }
+
+    fn stop_waiting(&mut self, number: u64) {
+        let Some(op) = self.ops.get_mut(&number).filter(|op| op.waits) else { return };
+        (op.waits, op.until) = (false, None);
+        self.waits -= 1;
+        let what = op.what.without_name();
+        if let Some(waiting) = self.waiting.get_mut(&what) {
+            waiting.retain(|waits| *waits != number);
+            if waiting.is_empty() {
+                self.waiting.remove(&what);
+            }
+        }
+    }
+
+    /// Has those look whether they can go on that wait for this.
+    pub(crate) fn wake_waiting(&self, what: &WaitsFor) {
+        let waiting = self.waiting.get(what).into_iter().flatten().filter_map(|op| self.ops.get(op));
+        waiting.filter_map(|op| op.waker.as_ref()).for_each(Waker::wake_by_ref);
+    }
+
+    /// Has operations look whether they can go on.
+    pub(crate) fn wake(&self, which: impl Fn(&WaitsFor, bool) -> bool) {
+        let woken = self.ops.values().filter(|op| which(&op.what, op.waits));
+        woken.filter_map(|op| op.waker.as_ref()).for_each(Waker::wake_by_ref);
+    }
+
+    pub(crate) fn refuse(&mut self, op: u64) {
+        if let Some(op) = self.ops.get_mut(&op) {
+            op.refused = true;
+            op.waker.iter().for_each(Waker::wake_by_ref);
+        }
+    }
+
+    /// What its operations wait for, or do.
+    pub(crate) fn doing(&self) -> Vec<Wait> {
+        let wait =
+            |op: &Op| Wait { what: op.what.clone(), since_us: op.since.0, until_us: op.until.map(|until| until.0) };
+        self.ops.values().map(wait).collect()
+    }
+}
+
+impl Run {
+    /// What is to be done now that the code waits. `idle` is for how long it has by now.
+    /// `is_sure` tells whether the code has nothing to do, for certain.
+    pub(crate) fn todo(&self, idle: Duration, is_sure: bool) -> Todo {
+        let now = self.env().now();
+        let mut state = self.state.lock();
+        // One commit at a time.
+        if state.stop.is_some() || state.carrier.is_some() || !state.flying.is_empty() || !state.submitted.is_empty() {
+            return Todo::Nothing;
+        }
+        if state.inbox.as_ref().is_some_and(Inbox::is_stale) {
+            return Todo::Read;
+        }
+        if let Some(input) = state.continues.take() {
+            return Todo::Commit(Next::Continues(input));
+        }
+        let is_stored = state.rev.is_some();
+        let is_idle = !state.ops.is_empty() && state.waits == state.ops.len();
+        if !is_idle {
+            let is_wanted = state.wants_record || !state.pending.is_empty() && state.first_pending <= state.wanted;
+            return match (is_wanted, is_stored) {
+                (true, _) => Todo::Commit(Next::Runs),
+                (false, true) => Todo::Nothing,
+                // It waits for something of its own; whoever has started it need not.
+                (false, false) if is_sure => Todo::Commit(Next::Runs),
+                (false, false) => Todo::MakeSure,
+            };
+        }
+        if !is_sure {
+            return Todo::MakeSure;
+        }
+        let until = state.ops.values().filter_map(|op| op.until).min();
+        let is_soon = until.is_some_and(|until| until <= now.plus(IDLE));
+        let is_timer = until.is_some() && !state.ops.values().any(|op| op.what.is_message());
+        let is_settled = is_stored && state.pending.is_empty() && !state.is_to_be_written();
+        // One that was woken for nothing goes where it was.
+        let has_waited = is_stored && state.pending.is_empty() && state.execution.status == Status::Waiting;
+        if !is_soon && (is_timer || has_waited || is_settled && idle >= IDLE) {
+            let until = until.into_iter().chain(state.execution.deadline_us.map(Timestamp)).min();
+            return Todo::Commit(Next::Waits(until, state.doing()));
+        }
+        match is_settled {
+            false => Todo::Commit(Next::Runs),
+            true if is_soon => Todo::Nothing,
+            true => Todo::Later(IDLE.saturating_sub(idle)),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What operators do to executions: cancel, terminate, resume, wake, retry; and what they see of one.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::{Commit, Timestamp};
+use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::handle::Handle;
+use crate::workflow::history::ExecutionState;
+use crate::workflow::kept::Letter;
+use crate::workflow::record::{Execution, Status, Wait, WaitsFor, failure_text};
+use crate::workflow::run::{Doing, Effect, Listed, Stop, turn};
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+
+/// What an execution waits for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Why {
+    /// The workflow's name.
+    pub workflow: String,
+    /// How it is.
+    pub state: ExecutionState,
+    /// Whether it is in memory.
+    pub resident: bool,
+    /// Why it is to be cancelled, if it is.
+    pub cancel: Option<String>,
+    /// Why it cannot run here, if it cannot.
+    pub set_aside: Option<String>,
+    /// What it does or waits for, one for each of its branches.
+    pub waits: Vec<Wait>,
+}
+
+impl Engine {
+    /// Has an execution cancelled: what it waits for, and what it comes to next, fails, and it can clean up. One that
+    /// has ended is an error; cancelling once more changes nothing.
+    pub async fn cancel(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<()> {
+        self.inner.cancel(&id.into(), reason).await
+    }
+
+    /// Ends an execution as failed, wherever it is, without any more of its code being run.
+    pub async fn terminate(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<()> {
+        self.inner.terminate(&id.into(), reason).await
+    }
+
+    /// Lets a parked execution go on, by the code that is registered now.
+    pub async fn resume(&self, id: impl Into<ExecutionId>) -> Result<()> {
+        let id = id.into();
+        let (before, rev) = self.inner.known(&id).await?;
+        if !matches!(before.status, Status::Parked(_)) {
+            return Err(WorkflowError::NotParked { id });
+        }
+        let resumes = before.resumes + 1;
+        let mut after = Execution { status: Status::Running, resumes, ..before.clone() };
+        let key = self.inner.spaces.executions.key(id.as_bytes());
+        let commit = Commit::new().at_rev(&key, rev).put(&key, after.encode());
+        let (commit, _) = turn(&self.inner, commit, &id, Some(&before), &mut after, None);
+        if self.inner.perform(&id, Effect::of(commit)).await?.is_err() {
+            return Err(WorkflowError::NotParked { id });
+        }
+        self.inner.pick_up(&id).await
+    }
+
+    /// Takes an execution that waits into memory at once, to see whether it can go on; if it has to wait, it leaves.
+    /// One that was started to begin later does so then.
+    pub async fn wake(&self, id: impl Into<ExecutionId>) -> Result<()> {
+        self.inner.pick_up(&id.into()).await
+    }
+
+    /// Has an execution that pauses before the next attempt at a step try at once. One that is parked is resumed.
+    pub async fn retry_now(&self, id: impl Into<ExecutionId>) -> Result<()> {
+        let id = id.into();
+        let why = self.why(&id).await?;
+        match why.state {
+            ExecutionState::Parked(_) => return self.resume(&id).await,
+            ExecutionState::Running | ExecutionState::Waiting => {}
+            _ => return Err(WorkflowError::Ended { id }),
+        }
+        if !why.waits.iter().any(|wait| matches!(wait.what, WaitsFor::Retry(_))) {
+            return Err(WorkflowError::NotRetrying { id });
+        }
+        self.inner.deliver(&id, Letter::RetryNow, &[], &[]).await?.map_err(|_| WorkflowError::Stopped)
+    }
+
+    /// What an execution waits for, exactly.
+    pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
+        let id = id.into();
+        let resident = self.inner.resident(&id);
+        let doing = resident.as_ref().map(|run| run.with(|state| state.doing()));
+        let (execution, _) = self.inner.known(&id).await?;
+        let waits = match (&execution.status, doing) {
+            (Status::Running | Status::Waiting, Some(doing)) => doing,
+            _ => execution.waits,
+        };
+        Ok(Why {
+            workflow: execution.workflow,
+            state: ExecutionState::of(&execution.status),
+            resident: resident.is_some(),
+            cancel: execution.cancel,
+            set_aside: self.inner.set_aside.lock().get(&id).cloned(),
+            waits,
+        })
+    }
+}
+
+impl<O> Handle<O> {
+    /// Has the execution cancelled, as [`Engine::cancel`] does.
+    pub async fn cancel(&self, reason: &str) -> Result<()> {
+        self.engine.cancel(self.id(), reason).await
+    }
+
+    /// Ends the execution, as [`Engine::terminate`] does.
+    pub async fn terminate(&self, reason: &str) -> Result<()> {
+        self.engine.terminate(self.id(), reason).await
+    }
+}
+
+impl Inner {
+    /// An execution that must be there.
+    pub(crate) async fn known(&self, id: &ExecutionId) -> Result<(Execution, crate::store::Rev)> {
+        self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })
+    }
+
+    pub(crate) async fn terminate(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
+        let failure = Failure::new(format!("it was terminated: {reason}"));
+        let status = Status::Failed(failure_text(&failure));
+        let mut is_tried = false;
+        loop {
+            if let Some(run) = self.resident(id) {
+                is_tried = true;
+                // What is on its way lands, and then it ends.
+                run.set_stop(Stop::Terminated(status.clone()));
+                let doing = Doing::begin(&run, WaitsFor::Store, true);
+                let _listed = Listed(&doing);
+                doing.outside(|_| None::<()>).await;
+                if self.is_stopped() {
+                    return Err(WorkflowError::Stopped);
+                }
+                if run.ended_as().as_ref() == Some(&status) {
+                    return Ok(());
+                }
+                continue;
+            }
+            let (before, rev) = self.known(id).await?;
+            if before.status.is_terminal() {
+                // The answer to the commit may have been lost.
+                let is_done = is_tried && before.status == status;
+                return if is_done { Ok(()) } else { Err(WorkflowError::Ended { id: id.clone() }) };
+            }
+            let parent = before.parent.as_ref().map(|parent| (parent, true));
+            let mut effects = self.closing(id, parent, &status, before.has_children).await?;
+            let mut after = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
+            let key = self.spaces.executions.key(id.as_bytes());
+            let commit = Commit::new().at_rev(&key, rev);
+            let (commit, due) = turn(self, commit, id, Some(&before), &mut after, None);
+            effects.insert(0, Effect::of(commit.put(&key, after.encode())));
+            if self.perform_all(id, effects).await? {
+                due.into_iter().for_each(|due| self.removals.set(due));
+                self.set_aside.lock().remove(id);
+                self.metrics.ended(&before.workflow, &status);
+                self.ended(id, Some(status));
+                return Ok(());
+            }
+        }
+    }
+
+    pub(crate) async fn cancel(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
+        loop {
+            if let Some(run) = self.resident(id) {
+                let doing = Doing::begin(&run, WaitsFor::Store, true);
+                let _listed = Listed(&doing);
+                run.ask_cancel(reason);
+                // It goes into the next commit of its own.
+                let is_done = doing.outside(|state| {
+                    let is_cancelled = state.execution.cancel.is_some();
+                    let is_known = is_cancelled || state.execution.status.is_terminal();
+                    (state.rev.is_some() && is_known).then_some(is_cancelled)
+                });
+                match is_done.await {
+                    Some(true) => return Ok(()),
+                    Some(false) => return Err(WorkflowError::Ended { id: id.clone() }),
+                    None if self.is_stopped() => return Err(WorkflowError::Stopped),
+                    // It has left memory; what is stored tells.
+                    None => {}
+                }
+            }
+            let Some(effect) = self.cancelling(id, reason).await? else { return Ok(()) };
+            if self.perform(id, effect).await?.is_ok() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Does several things in one commit. Gives whether that was possible.
+    pub(crate) async fn perform_all(self: &Arc<Inner>, id: &ExecutionId, effects: Vec<Effect>) -> Result<bool> {
+        let mut whole = Effect::default();
+        let mut told = Vec::new();
+        for effect in effects {
+            let from = whole.writes.len();
+            whole.checks.extend(effect.checks);
+            whole.writes.extend(effect.writes);
+            told.extend(effect.landed.map(|landed| (landed, from..whole.writes.len())));
+        }
+        whole.landed = Some(Box::new(move |engine, generation, revs| {
+            for (landed, writes) in told {
+                landed(engine, generation, &revs[writes]);
+            }
+        }));
+        Ok(self.perform(id, whole).await?.is_ok())
+    }
+}
+
+impl Wait {
+    /// Since when.
+    pub fn since(&self) -> Timestamp {
+        Timestamp(self.since_us)
+    }
+
+    /// Until when at the most.
+    pub fn until(&self) -> Option<Timestamp> {
+        self.until_us.map(Timestamp)
+    }
+}

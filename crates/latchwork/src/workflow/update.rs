@@ -1,0 +1,336 @@
+//! Updates: requests to an execution that are answered. A validator may refuse one before anything is recorded; from
+//! then on it is durable, counts once, and so does its answer.
+
+use std::future::{Future, IntoFuture};
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::json;
+use crate::store::{Check, Key, Write};
+use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::workflow::engine::{Engine, Inner, check_name};
+use crate::workflow::handle::Handle;
+use crate::workflow::kept::{Delivered, Letter, Message, Published};
+use crate::workflow::record::{EntryState, Kind, WaitsFor, failure_text};
+use crate::workflow::run::{Effect, hash_text};
+use crate::workflow::signal::written;
+use crate::workflow::step::read_failure;
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+
+/// What a validator is shown of the execution: the values that it has published.
+#[derive(Debug)]
+pub struct PublishedValues<'a>(pub(crate) &'a Published);
+
+impl PublishedValues<'_> {
+    /// The value under this name, if there is one and if it fits the type.
+    pub fn get<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        serde_json::from_str(self.0.0.get(name)?).ok()
+    }
+}
+
+/// Decides whether an update may be sent.
+pub(crate) type Validator = Arc<dyn Fn(&PublishedValues<'_>, &str) -> std::result::Result<(), Failure> + Send + Sync>;
+
+/// An update that is about to be sent.
+#[must_use = "nothing is sent until this is awaited"]
+pub struct Update<A> {
+    engine: Arc<Inner>,
+    id: ExecutionId,
+    name: String,
+    request: Result<String>,
+    update_id: Option<String>,
+    answer: PhantomData<fn() -> A>,
+}
+
+/// An update that was sent, and may have been answered.
+pub struct SentUpdate<A> {
+    engine: Arc<Inner>,
+    id: ExecutionId,
+    update_id: String,
+    answer: PhantomData<fn() -> A>,
+}
+
+impl Engine {
+    /// An update of an execution. Await it for the answer. Who gives up waiting can ask again under the same id.
+    pub fn update<A: DeserializeOwned>(
+        &self,
+        id: impl Into<ExecutionId>,
+        name: &str,
+        request: &impl Serialize,
+    ) -> Update<A> {
+        Update::new(self.inner.clone(), id.into(), name, request)
+    }
+}
+
+impl<O> Handle<O> {
+    /// An update of the execution. Await it for the answer. Who gives up waiting can ask again under the same id.
+    pub fn update<A: DeserializeOwned>(&self, name: &str, request: &impl Serialize) -> Update<A> {
+        Update::new(self.engine.clone(), self.id().clone(), name, request)
+    }
+}
+
+impl<A: DeserializeOwned> Update<A> {
+    fn new(engine: Arc<Inner>, id: ExecutionId, name: &str, request: &impl Serialize) -> Update<A> {
+        let request = written(&engine, "an update", request);
+        Update { engine, id, name: name.into(), request, update_id: None, answer: PhantomData }
+    }
+
+    /// Under this id: however often it is sent, it counts once, and all get the same answer.
+    pub fn id(mut self, id: impl Into<String>) -> Update<A> {
+        self.update_id = Some(id.into());
+        self
+    }
+
+    /// Sends it and does not wait for the answer: when this returns, it is stored.
+    pub async fn send(self) -> Result<SentUpdate<A>> {
+        let Update { engine, id, name, request, update_id, answer } = self;
+        let request = request?;
+        check_name("the name of an update", &name)?;
+        let update_id = update_id.unwrap_or_else(|| engine.store.env().uuid().to_string());
+        check_name("the id of an update", &update_id)?;
+        let fingerprint = hash_text(&format!("{name}\0{request}"));
+        let key = engine.kept(&id).update(&update_id);
+        loop {
+            match engine.store.view().await?.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
+                None => {}
+                Some(Some(Delivered::Update(sent, _))) if sent == fingerprint => break,
+                Some(_) => return Err(WorkflowError::MessageReused { id, message: update_id }),
+            }
+            let mut checks = vec![Check::Absent(key.clone())];
+            checks.extend(validated(&engine, &id, &name, &request).await?);
+            let write = Write::Put(key.clone(), Delivered::Update(fingerprint, None).encode());
+            let letter = Letter::Update { name: name.clone(), id: update_id.clone(), payload: request.clone() };
+            // If it is refused, somebody else has sent it, or what the validator has seen is no more.
+            match engine.deliver(&id, letter, &checks, &[write]).await {
+                Ok(Ok(())) => break,
+                Ok(Err(_)) => {}
+                // Somebody else may have sent it before the execution has ended.
+                Err(error) if engine.store.view().await?.get(&key).await?.is_none() => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(SentUpdate { engine, id, update_id, answer })
+    }
+}
+
+/// Asks the validator, if there is one. Gives the check that what it was shown is still so.
+async fn validated(engine: &Inner, id: &ExecutionId, name: &str, request: &str) -> Result<Option<Check>> {
+    let view = engine.store.view().await?;
+    let item = view.get(&engine.spaces.executions.key(id.as_bytes())).await?;
+    let item = item.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
+    let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
+    let workflow = crate::workflow::record::Execution::decode(&item.value).ok_or_else(damaged)?.workflow;
+    let definition = engine.definition(&workflow);
+    let definition = definition.ok_or(WorkflowError::NotRegistered { name: workflow })?;
+    let Some(validator) = definition.validators.get(name) else { return Ok(None) };
+    let key: Key = engine.kept(id).published();
+    let item = view.get(&key).await?;
+    let published = item.as_ref().and_then(|item| Published::decode(&item.value)).unwrap_or_default();
+    if let Err(failure) = validator(&PublishedValues(&published), request) {
+        return Err(WorkflowError::UpdateRefused { id: id.clone(), failure });
+    }
+    Ok(Some(item.map_or(Check::Absent(key.clone()), |item| Check::AtRev(key, item.rev))))
+}
+
+impl<A: DeserializeOwned> SentUpdate<A> {
+    /// The id under which the answer can be asked for again.
+    pub fn id(&self) -> &str {
+        &self.update_id
+    }
+
+    /// Waits for the answer.
+    pub async fn answer(&self) -> Result<A> {
+        let (engine, id) = (&self.engine, &self.id);
+        let key = engine.kept(id).update(&self.update_id);
+        let look = || async {
+            // What runs here has not ended.
+            let mut ended = None;
+            if !engine.is_resident(id) {
+                match engine.read(id).await? {
+                    Some((execution, _)) if !execution.status.is_terminal() => {}
+                    Some(_) => ended = Some(WorkflowError::Ended { id: id.clone() }),
+                    None => return Err(WorkflowError::NotFound { id: id.clone() }),
+                }
+            }
+            // What was answered last was so before the end was seen.
+            let item = engine.store.view().await?.get(&key).await?;
+            match item.and_then(|item| Delivered::decode(&item.value)) {
+                Some(Delivered::Update(_, Some(answer))) => Ok(Some(answer)),
+                _ => ended.map_or(Ok(None), Err),
+            }
+        };
+        let answer = engine.listen(id, Some(&self.update_id), look).await?;
+        let text =
+            answer.map_err(|text| WorkflowError::UpdateRefused { id: id.clone(), failure: read_failure(&text) })?;
+        serde_json::from_str(&text)
+            .map_err(|error| WorkflowError::Mismatch { id: id.clone(), message: error.to_string() })
+    }
+}
+
+impl<A: DeserializeOwned + Send + 'static> IntoFuture for Update<A> {
+    type Output = Result<A>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<A>> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.send().await?.answer().await })
+    }
+}
+
+/// An update that a workflow has received, and is to answer.
+pub struct Request<R, A> {
+    ctx: Ctx,
+    id: String,
+    name: String,
+    /// What is asked.
+    pub value: R,
+    answer: PhantomData<fn(A)>,
+}
+
+/// An update that is about to be waited for.
+#[must_use = "nothing is received until this is awaited"]
+pub struct ReceiveUpdate<'a, R, A> {
+    ctx: &'a Ctx,
+    name: String,
+    types: PhantomData<fn(A) -> R>,
+}
+
+/// The same, for so long at the most.
+#[must_use = "nothing is received until this is awaited"]
+pub struct ReceiveUpdateFor<'a, R, A> {
+    receive: ReceiveUpdate<'a, R, A>,
+    timeout: Duration,
+}
+
+/// A receipt as it is recorded.
+#[derive(Serialize, Deserialize)]
+struct Receipt {
+    id: String,
+    request: Value,
+}
+
+impl Ctx {
+    /// The next update of this name, to be answered. They are received in the order in which they were stored, each
+    /// once. One whose request does not fit the type is refused, and the next one is waited for.
+    pub fn receive_update<R: DeserializeOwned, A: Serialize>(&self, name: &str) -> ReceiveUpdate<'_, R, A> {
+        ReceiveUpdate { ctx: self, name: name.into(), types: PhantomData }
+    }
+}
+
+impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
+    /// For so long at the most: then there is none.
+    pub fn timeout(self, timeout: Duration) -> ReceiveUpdateFor<'a, R, A> {
+        ReceiveUpdateFor { receive: self, timeout }
+    }
+
+    async fn receive(&self, timeout: Option<Duration>) -> std::result::Result<Option<Request<R, A>>, Failure> {
+        loop {
+            let argument = timeout.map_or(0, |timeout| hash(&(timeout.as_micros() as u64)));
+            let call = Call { kind: Kind::Update, name: &self.name, argument };
+            let is_it = |message: &Message| matches!(&message.body, Letter::Update { name, .. } if *name == self.name);
+            let read = |letter: &Letter| match letter {
+                Letter::Update { id, payload, .. } => {
+                    let request = serde_json::from_str(payload).unwrap_or_default();
+                    let receipt = Receipt { id: id.clone(), request };
+                    Ok(serde_json::to_string(&receipt).expect("a receipt can be written as JSON"))
+                }
+                _ => Ok("null".into()),
+            };
+            let what = WaitsFor::Update(self.name.clone());
+            let (place, received) = self.ctx.await_message(call, what, timeout, is_it, read).await;
+            let Some(text) = received? else { return Ok(None) };
+            let call = Call { kind: Kind::Update, name: &self.name, argument };
+            let receipt: Receipt = self.ctx.recorded(&call, &place, &text).await;
+            let (ctx, name) = (self.ctx.clone(), self.name.clone());
+            match R::deserialize(receipt.request) {
+                Ok(value) => return Ok(Some(Request { ctx, id: receipt.id, name, value, answer: PhantomData })),
+                Err(error) => {
+                    let refused: Request<(), A> = Request { ctx, id: receipt.id, name, value: (), answer: PhantomData };
+                    refused.refuse(Failure::new(format!("the request does not fit: {error}"))).await;
+                }
+            }
+        }
+    }
+}
+
+impl<R, A: Serialize> Request<R, A> {
+    /// The id it was sent under.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Answers. The answer is stored with the next commit, at the latest when the workflow waits.
+    pub async fn answer(self, answer: &A) -> std::result::Result<(), Failure> {
+        let json = json::to_value(answer).map_err(|error| Failure::new(format!("the answer: {error}")))?;
+        let text = json.to_string();
+        self.ctx.run.fits("the answer", text.len())?;
+        self.record(Ok(text)).await;
+        Ok(())
+    }
+
+    /// Answers that this is not to be.
+    pub async fn refuse(self, failure: impl Into<Failure>) {
+        let failure = failure.into();
+        self.record(Err(failure_text(&failure))).await;
+    }
+
+    async fn record(self, answer: std::result::Result<String, String>) {
+        let Request { ctx, id, name, .. } = &self;
+        let operation = ctx.operation(WaitsFor::Store, |_| async move {
+            let run = &ctx.run;
+            let call = Call { kind: Kind::Answer, name, argument: hash(&answer) };
+            let (place, found) = ctx.take(&call).await;
+            if found.is_some() {
+                return;
+            }
+            let key = run.kept().update(id);
+            let view = run.engine.store.view().await;
+            let item = match view {
+                Ok(view) => view.get(&key).await,
+                Err(error) => Err(error),
+            };
+            let sent = match item {
+                Ok(item) => item.and_then(|item| Delivered::decode(&item.value)),
+                Err(error) => return run.stop_for(run.failed(error)).await,
+            };
+            let fingerprint = if let Some(Delivered::Update(sent, _)) = sent { sent } else { 0 };
+            let write = Write::Put(key, Delivered::Update(fingerprint, Some(answer)).encode());
+            let (execution, update) = (run.id.clone(), id.clone());
+            let told = move |engine: &Arc<Inner>, _, _: &[_]| engine.tell(&execution, Some(&update));
+            let effect = Effect { writes: vec![write], landed: Some(Box::new(told)), ..Effect::default() };
+            run.put_with(&place, call.entry(run.env().now(), EntryState::Done("null".into())), Some(effect));
+        });
+        operation.await
+    }
+}
+
+impl<'a, R, A> IntoFuture for ReceiveUpdate<'a, R, A>
+where
+    R: DeserializeOwned + Send + 'a,
+    A: Serialize + Send + 'a,
+{
+    type Output = std::result::Result<Request<R, A>, Failure>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.receive(None).await?.ok_or_else(Failure::time) })
+    }
+}
+
+impl<'a, R, A> IntoFuture for ReceiveUpdateFor<'a, R, A>
+where
+    R: DeserializeOwned + Send + 'a,
+    A: Serialize + Send + 'a,
+{
+    type Output = std::result::Result<Option<Request<R, A>>, Failure>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.receive.receive(Some(self.timeout)).await })
+    }
+}

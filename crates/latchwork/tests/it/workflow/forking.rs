@@ -1,0 +1,236 @@
+//! Forks: what was recorded before the place is kept and not done again, and the rest is. And histories by pages, which
+//! places are taken from.
+
+use std::time::Duration;
+
+use latchwork::testing::TestEngine;
+use latchwork::workflow::{Ctx, ExecutionState, Failure, Kind, Operation, Workflow, WorkflowError, workflow};
+
+/// A name for each step, and what it gives.
+async fn step(ctx: &Ctx, name: String, input: &u64) -> Result<String, Failure> {
+    let gives = format!("{name}:{input}");
+    ctx.run(&name, async || Ok::<_, Failure>(gives.clone())).input(input).await
+}
+
+fn ten() -> Workflow<u64, Vec<String>> {
+    workflow("ten").run(async |ctx: Ctx, input: u64| {
+        let mut gave = Vec::new();
+        for number in 0..10 {
+            gave.push(step(&ctx, format!("s{number}"), &input).await?);
+            if number == 4 {
+                ctx.sleep(Duration::from_secs(3600)).await?;
+            }
+        }
+        Ok(gave)
+    })
+}
+
+/// A step, two branches of three steps each, of which the second has two branches of its own, and a step.
+fn wide() -> Workflow<u64, Vec<String>> {
+    workflow("wide").run(async |ctx: Ctx, input: u64| {
+        let mut gave = vec![step(&ctx, "before".into(), &input).await?];
+        let branches = ctx.map([0, 1], 2, |ctx: Ctx, branch: u32| async move {
+            let mut gave = Vec::new();
+            for number in 0..3 {
+                gave.push(step(&ctx, format!("b{branch}-{number}"), &input).await?);
+            }
+            if branch == 1 {
+                let (first, second) = ctx
+                    .join((
+                        async |ctx: Ctx| step(&ctx, "inner0".into(), &input).await,
+                        async |ctx: Ctx| step(&ctx, "inner1".into(), &input).await,
+                    ))
+                    .await;
+                gave.extend([first?, second?]);
+            }
+            Ok::<_, Failure>(gave)
+        });
+        for branch in branches.await {
+            gave.extend(branch?);
+        }
+        gave.push(step(&ctx, "after".into(), &input).await?);
+        Ok(gave)
+    })
+}
+
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort();
+    names
+}
+
+fn text(operation: &Operation) -> String {
+    format!("{}{}", operation.branch, operation.place)
+}
+
+#[tokio::test]
+async fn a_fork_at_each_step_runs_that_and_the_rest_and_nothing_before() {
+    let ten = ten();
+    let test = TestEngine::new(&ten, 1).await.unwrap();
+    let handle = test.engine().start(&ten, 7).id("source").await.unwrap();
+    let output = test.run(handle.result()).await.unwrap();
+    let source = test.history("source").await.unwrap();
+    for (number, operation) in source.operations.iter().filter(|it| it.kind == Kind::Step).enumerate() {
+        for by_name in [false, true] {
+            let before = test.bodies().len();
+            let fork = test.engine().fork("source").id(format!("fork-{number}-{by_name}"));
+            let fork = if by_name { fork.at_step(&operation.name) } else { fork.at(text(operation)) };
+            let id = fork.start().await.unwrap();
+            assert_eq!(test.run(test.engine().handle(&ten, &id).result()).await.unwrap(), output);
+            let expected: Vec<String> = (number..10).map(|number| format!("s{number}")).collect();
+            assert_eq!(test.bodies()[before..], expected, "at step {number}");
+            let history = test.history(&id).await.unwrap();
+            assert_eq!(history.steps(), source.steps());
+            assert_eq!(history.operations[..operation.place as usize].len(), operation.place as usize);
+        }
+    }
+    assert_eq!(test.history("source").await.unwrap(), source, "the source stays as it was");
+}
+
+#[tokio::test]
+async fn a_fork_with_another_input_keeps_what_the_old_one_gave() {
+    let ten = ten();
+    let test = TestEngine::new(&ten, 1).await.unwrap();
+    let handle = test.engine().start(&ten, 7).id("source").await.unwrap();
+    test.run(handle.result()).await.unwrap();
+    let id = test.engine().fork("source").at_step("s6").input(&9u64).start().await.unwrap();
+    let output = test.run(test.engine().handle(&ten, &id).result()).await.unwrap();
+    let expected: Vec<String> = (0..10).map(|n| format!("s{n}:{}", if n < 6 { 7 } else { 9 })).collect();
+    assert_eq!(output, expected);
+    // Without a place, everything is done anew.
+    let id = test.engine().fork("source").input(&8u64).start().await.unwrap();
+    let output = test.run(test.engine().handle(&ten, &id).result()).await.unwrap();
+    assert!(output.iter().all(|gave| gave.ends_with(":8")), "{output:?}");
+}
+
+#[tokio::test]
+async fn a_fork_within_a_branch_keeps_the_branches_beside_it() {
+    let wide = wide();
+    let test = TestEngine::new(&wide, 1).await.unwrap();
+    let handle = test.engine().start(&wide, 7).id("source").await.unwrap();
+    let output = test.run(handle.result()).await.unwrap();
+    let cases: [(&str, &[&str]); 6] = [
+        ("after", &["after"]),
+        ("b0-1", &["after", "b0-1", "b0-2"]),
+        ("b1-2", &["after", "b1-2", "inner0", "inner1"]),
+        ("inner1", &["after", "inner1"]),
+        ("b1-0", &["after", "b1-0", "b1-1", "b1-2", "inner0", "inner1"]),
+        ("before", &["after", "b0-0", "b0-1", "b0-2", "b1-0", "b1-1", "b1-2", "before", "inner0", "inner1"]),
+    ];
+    for (at, expected) in cases {
+        let before = test.bodies().len();
+        let id = test.engine().fork("source").at_step(at).start().await.unwrap();
+        assert_eq!(test.run(test.engine().handle(&wide, &id).result()).await.unwrap(), output, "at {at}");
+        assert_eq!(sorted(test.bodies()[before..].to_vec()), expected, "at {at}");
+    }
+    // At the fork of the code itself, nothing of its branches is kept.
+    let before = test.bodies().len();
+    let id = test.engine().fork("source").at("1").start().await.unwrap();
+    assert_eq!(test.run(test.engine().handle(&wide, &id).result()).await.unwrap(), output);
+    assert_eq!(test.bodies().len() - before, 9);
+}
+
+#[tokio::test]
+async fn a_fork_of_more_than_a_commit_holds_is_whole() {
+    let long = workflow("long").run(async |ctx: Ctx, count: u64| {
+        let mut sum = 0;
+        for number in 0..count {
+            sum += ctx.run("add", async || Ok::<_, Failure>(number)).await?;
+        }
+        ctx.run("last", async || Ok::<_, Failure>(sum)).await
+    });
+    let test = TestEngine::new(&long, 1).await.unwrap();
+    let handle = test.engine().start(&long, 2500).id("source").await.unwrap();
+    let output = test.run(handle.result()).await.unwrap();
+    for (at, count) in [("2499", 2), ("2500", 1), ("999", 1502), ("1000", 1501)] {
+        let before = test.bodies().len();
+        let id = test.engine().fork("source").at(at).start().await.unwrap();
+        assert_eq!(test.run(test.engine().handle(&long, &id).result()).await.unwrap(), output);
+        assert_eq!(test.bodies().len() - before, count, "at {at}");
+    }
+}
+
+#[tokio::test]
+async fn forks_that_cannot_be_are_refused() {
+    let (ten, child) = (ten(), ten_child());
+    let parent = {
+        let child = child.clone();
+        workflow("parent").run(move |ctx: Ctx, ()| {
+            let child = child.clone();
+            async move {
+                let started = ctx.child(&child, 1).id("the-child").start().await?;
+                ctx.run("between", async || Ok::<_, Failure>(())).await?;
+                let output = started.result().await?;
+                ctx.run("last", async || Ok::<_, Failure>(())).await?;
+                Ok(output)
+            }
+        })
+    };
+    let test = TestEngine::build(1).register(&ten).register(&child).register(&parent).start().await.unwrap();
+    let engine = test.engine();
+    let handle = engine.start(&ten, 7).id("source").await.unwrap();
+    test.run(handle.result()).await.unwrap();
+    let refused = engine.fork("nobody").at("0").start().await;
+    assert!(matches!(refused, Err(WorkflowError::NotFound { .. })), "{refused:?}");
+    for at in ["99", "no place", "", "0.0/0"] {
+        let refused = engine.fork("source").at(at).start().await;
+        assert!(matches!(refused, Err(WorkflowError::Fork { .. })), "{at:?}: {refused:?}");
+    }
+    let refused = engine.fork("source").at_step("s99").start().await;
+    assert!(matches!(refused, Err(WorkflowError::Fork { .. })), "{refused:?}");
+    let refused = engine.fork("source").at("0").id("source").start().await;
+    assert!(matches!(refused, Err(WorkflowError::AlreadyStarted { .. })), "{refused:?}");
+    let handle = engine.start(&parent, ()).id("parent").await.unwrap();
+    assert_eq!(test.run(handle.result()).await.unwrap(), 2);
+    let refused = engine.fork("parent").at_step("between").start().await;
+    assert!(matches!(refused, Err(WorkflowError::Fork { .. })), "{refused:?}");
+    let id = engine.fork("parent").at_step("last").start().await.unwrap();
+    assert_eq!(test.run(engine.handle(&parent, &id).result()).await.unwrap(), 2);
+}
+
+fn ten_child() -> Workflow<u64, u64> {
+    workflow("child").run(async |ctx: Ctx, number: u64| {
+        ctx.run("child step", async || Ok::<_, Failure>(())).await?;
+        Ok(number * 2)
+    })
+}
+
+#[tokio::test]
+async fn operations_come_page_by_page_as_in_the_history() {
+    let (ten, wide) = (ten(), wide());
+    let test = TestEngine::build(1).register(&ten).register(&wide).start().await.unwrap();
+    let engine = test.engine();
+    let handle = engine.start(&wide, 7).id("wide").await.unwrap();
+    test.run(handle.result()).await.unwrap();
+    // One that is on its way: the next step is told of by the record before it.
+    engine.start(&ten, 7).id("ten").await.unwrap();
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    for id in ["wide", "ten"] {
+        let history = test.history(id).await.unwrap();
+        assert_eq!(matches!(history.state, ExecutionState::Completed(_)), id == "wide");
+        let mut expected = history.operations.clone();
+        let depth = |operation: &Operation| operation.branch.matches('/').count();
+        expected.sort_by_key(|operation| (depth(operation), operation.branch.clone(), operation.place));
+        for limit in [1, 2, 3, 5, 1000] {
+            let (mut all, mut after) = (Vec::new(), None::<String>);
+            loop {
+                let page = engine.operations(id).limit(limit);
+                let page = match after.take() {
+                    Some(after) => page.after(after),
+                    None => page,
+                };
+                let page = page.await.unwrap();
+                assert!(page.operations.len() == limit || page.next.is_none());
+                all.extend(page.operations);
+                after = page.next;
+                if after.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(all, expected, "{limit} on a page");
+        }
+    }
+    assert!(matches!(engine.operations("nobody").await, Err(WorkflowError::NotFound { .. })));
+    assert!(matches!(engine.operations("ten").after("x").await, Err(WorkflowError::List { .. })));
+}
