@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use latchwork::testing::{Faults, Simulation, TestEngine, What, crash_everywhere, replay};
-use latchwork::workflow::{Ctx, ExecutionState, Failure, History, Kind, Retry, Workflow, workflow};
+use latchwork::testing::{Crashes, Faults, Simulation, TestEngine, What, crash_everywhere, replay};
+use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, History, Kind, Retry, Workflow, workflow};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -17,6 +17,15 @@ fn order() -> Workflow<u64, String> {
         ctx.sleep(Duration::from_secs(3600)).await?;
         let number = ctx.state().global::<u64>("orders").increment(1).await?.value;
         ctx.run("ship", async || Ok::<_, Failure>(format!("order {number} for {paid}"))).retry(often).await
+    })
+}
+
+/// Has a child make the order, and waits for somebody to approve it.
+fn approval() -> Workflow<u64, String> {
+    workflow("approval").run(async |ctx: Ctx, price: u64| {
+        let made = ctx.child(&order(), price).await?;
+        let by = ctx.receive::<String>("approve").await?;
+        Ok(format!("{made}, approved by {by}"))
     })
 }
 
@@ -33,6 +42,7 @@ fn main() -> Result {
     // Runs on one thread are the same every time. Simulations bring their own.
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(crashes());
+    runtime.block_on(crashes_of_those_who_talk());
     let history = runtime.block_on(virtual_time())?;
     runtime.block_on(replays(&history))?;
     simulations()
@@ -48,6 +58,20 @@ async fn crashes() {
     });
     let crashes = crashes.await;
     println!("{crashes} crashes, always the same outcome; {again} bodies ran a second time");
+}
+
+/// The same for a workflow that starts another and is sent a signal.
+async fn crashes_of_those_who_talk() {
+    let (approval, order) = (approval(), order());
+    let crashes = Crashes::of(&approval, 7).register(&order).outside(async |engine: Engine| {
+        // It may have been sent in the life before.
+        let _ = engine.signal("execution", "approve", &"Ada").id("click-1").await;
+    });
+    let crashes = crashes.run(|outcome| {
+        let result = outcome.result.as_ref().expect("no crash keeps it from its end");
+        assert_eq!(result, "order 1 for 7, approved by Ada", "{:?}", outcome.crash);
+    });
+    println!("{} crashes of one that others talk to", crashes.await);
 }
 
 /// An hour takes no time, and the bank is not asked.
