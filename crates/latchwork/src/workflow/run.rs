@@ -73,7 +73,7 @@ pub(crate) struct State {
     boardings: u64,
     /// The branches that were given up while commits were on their way.
     lost: Vec<Path>,
-    /// The operation whose own commit is the only one for now.
+    /// The operation that has a commit of its own on its way: meanwhile there is no other.
     carrier: Option<u64>,
     ops: BTreeMap<u64, Op>,
     last_op: u64,

@@ -104,6 +104,13 @@ impl Run {
             progress: false,
             removal: None,
         };
+        // Most often the record stays as it is, and is not copied.
+        if !is_first && matches!(next, Next::Runs) && !state.is_to_be_written() {
+            commit = self.journaled(commit, &state, None, &boarded);
+            boarded.progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
+            commit = self.rest(commit, &mut state, &mut boarded);
+            return (self.counted(commit, &state, &boarded), boarded);
+        }
         let mut after = Execution {
             status: Status::Running,
             timer_us: None,
@@ -130,18 +137,37 @@ impl Run {
                 boarded.pending.retain(|pending| pending.effect.is_some());
             }
         }
-        commit = self.journaled(commit, &mut state, &mut after, &mut boarded, continues);
+        if !continues {
+            commit = self.journaled(commit, &state, Some(&mut after), &boarded);
+        }
         let is_progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
         boarded.progress = is_progress || continues || after.status != Status::Running;
-        commit = effects(commit, &mut boarded);
+        commit = self.rest(commit, &mut state, &mut boarded);
+        (self.recorded(commit, &state, after, &mut boarded), boarded)
+    }
+
+    /// Adds what is done with the operations, and what is published.
+    fn rest(&self, mut commit: Commit, state: &mut State, boarded: &mut Boarded) -> Commit {
+        commit = effects(commit, boarded);
         if let Some(published) = state.published.as_mut().filter(|published| published.is_new) {
             (published.is_new, boarded.publishes) = (false, true);
             commit = commit.put(&self.kept().published(), published.values.encode());
         }
-        commit = self.recorded(commit, &state, after, &mut boarded);
         let first = boarded.pending.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
         state.flying.insert(boarded.number, first);
-        (commit, boarded)
+        commit
+    }
+
+    /// Takes back, where the execution was found, how often it was taken up, once it has come to something.
+    fn counted(&self, commit: Commit, state: &State, boarded: &Boarded) -> Commit {
+        if state.taken_up == 0 || !boarded.progress {
+            return commit;
+        }
+        let counted = match state.execution.timer_us {
+            Some(timer) => self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)),
+            None => self.engine.spaces.listed.key(status_key(&self.id, &state.execution)),
+        };
+        commit.put(&counted, Vec::new())
     }
 
     /// Adds the execution's record, if it changes.
@@ -149,15 +175,7 @@ impl Run {
         let before = (!boarded.is_first).then_some(&state.execution);
         let count = if boarded.progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
         if before == Some(&after) {
-            if state.taken_up > 0 && boarded.progress {
-                // It was counted where it was found.
-                let counted = match after.timer_us {
-                    Some(timer) => self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)),
-                    None => self.engine.spaces.listed.key(status_key(&self.id, &after)),
-                };
-                commit = commit.put(&counted, count);
-            }
-            return commit;
+            return self.counted(commit, state, boarded);
         }
         let note = match &after.status {
             Status::Running if state.taken_up > 0 || boarded.is_first => Some(count),
@@ -178,24 +196,20 @@ impl Run {
     fn journaled(
         &self,
         mut commit: Commit,
-        state: &mut State,
-        after: &mut Execution,
-        boarded: &mut Boarded,
-        continues: bool,
+        state: &State,
+        mut after: Option<&mut Execution>,
+        boarded: &Boarded,
     ) -> Commit {
-        let entries = &mut boarded.pending;
-        if entries.is_empty() || continues {
-            return commit;
-        }
-        if after.status.is_terminal() && entries.len() <= TAIL && entries.iter().all(|pending| pending.entry.is_small())
-        {
+        let entries = &boarded.pending;
+        let is_small = entries.len() <= TAIL && entries.iter().all(|pending| pending.entry.is_small());
+        if let Some(after) = after.as_mut().filter(|after| is_small && after.status.is_terminal()) {
             after.tail = entries.iter().map(|pending| (pending.place.clone(), pending.entry.clone())).collect();
             return commit;
         }
         let is_very_first =
             |pending: &Pending| boarded.is_first && pending.place == Path::default().at(0) && pending.entry.is_intent();
         // The execution's own record tells of the very first.
-        if let Some(first) = entries.first().filter(|first| is_very_first(first)) {
+        if let (Some(first), Some(after)) = (entries.first().filter(|first| is_very_first(first)), &mut after) {
             after.intent = Some(Intent::of(&first.entry));
         }
         let is_next = |before: &Pending, next: &Pending| {

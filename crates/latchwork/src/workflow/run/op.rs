@@ -161,52 +161,25 @@ impl Doing {
             state.wanted = state.stamps;
             state.stamps
         });
-        std::future::poll_fn(|context| {
-            let mut state = self.run.state.lock();
+        self.until(|state| {
             let is_durable = state.rev.is_some() && state.is_durable(stamp);
-            let Some(op) = state.ops.get_mut(&self.op) else { return Poll::Pending };
-            if std::mem::take(&mut op.refused) {
-                return Poll::Ready(Err(Refused));
-            }
-            if is_durable {
-                return Poll::Ready(Ok(()));
-            }
-            op.waker = Some(context.waker().clone());
-            Poll::Pending
+            let is_refused = state.ops.get_mut(&self.op).is_some_and(|op| std::mem::take(&mut op.refused));
+            if is_refused { Some(Err(Refused)) } else { is_durable.then_some(Ok(())) }
         })
         .await
     }
 
     /// Waits until no commit of the execution's is on its way.
     pub(crate) async fn arrived(&self) {
-        std::future::poll_fn(|context| {
-            let mut state = self.run.state.lock();
-            if state.flying.is_empty() {
-                return Poll::Ready(());
-            }
-            if let Some(op) = state.ops.get_mut(&self.op) {
-                op.waker = Some(context.waker().clone());
-            }
-            Poll::Pending
-        })
-        .await
+        self.until(|state| state.flying.is_empty().then_some(())).await
     }
 
     /// Waits, from outside of the workflow, until there is what is looked for; nothing if the execution has left
     /// memory.
     pub(crate) async fn outside<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
-        std::future::poll_fn(|context| {
-            let mut state = self.run.state.lock();
-            if let Some(found) = look(&mut state) {
-                return Poll::Ready(Some(found));
-            }
-            if state.has_left {
-                return Poll::Ready(None);
-            }
-            if let Some(op) = state.ops.get_mut(&self.op) {
-                op.waker = Some(context.waker().clone());
-            }
-            Poll::Pending
+        self.until(|state| match look(state) {
+            None if !state.has_left => None,
+            found => Some(found),
         })
         .await
     }
@@ -215,13 +188,21 @@ impl Doing {
     /// [`Doing::carried`]: for those whose commits are their own. So commits of an execution land in the order in which
     /// its code came to what they hold.
     pub(crate) async fn carry(&self) {
+        self.until(|state| {
+            let is_free = state.rev.is_some() && state.flying.is_empty() && state.carrier.is_none();
+            state.wants_record |= state.rev.is_none();
+            is_free.then(|| state.carrier = Some(self.op))
+        })
+        .await
+    }
+
+    /// Looks again whenever the operation is woken, until there is what is looked for.
+    async fn until<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
         std::future::poll_fn(|context| {
             let mut state = self.run.state.lock();
-            if state.rev.is_some() && state.flying.is_empty() && state.carrier.is_none() {
-                state.carrier = Some(self.op);
-                return Poll::Ready(());
+            if let Some(found) = look(&mut state) {
+                return Poll::Ready(found);
             }
-            state.wants_record |= state.rev.is_none();
             if let Some(op) = state.ops.get_mut(&self.op) {
                 op.waker = Some(context.waker().clone());
             }
@@ -264,6 +245,7 @@ impl State {
             || stored.timer_us.is_some()
             || stored.labels != self.labels
             || stored.cancel != self.cancel
+            || stored.has_children != self.has_children
     }
 
     fn start_waiting(&mut self, number: u64, what: &WaitsFor, since: Timestamp, until: Option<Timestamp>) {
@@ -315,8 +297,8 @@ impl State {
 }
 
 impl Run {
-    /// What is to be done now that the code waits. `idle` is for how long it has by now.
-    /// `is_sure` tells whether the code has nothing to do, for certain.
+    /// What is to be done now that the code waits. `idle` is for how long it has by now; `is_sure` tells whether it is
+    /// certain that the code has nothing to do.
     pub(crate) fn todo(&self, idle: Duration, is_sure: bool) -> Todo {
         let now = self.env().now();
         let mut state = self.state.lock();
