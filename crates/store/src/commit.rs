@@ -79,10 +79,18 @@ pub enum Check {
     AtRev(Key, Rev),
     /// The key does not exist.
     Absent(Key),
+    /// The key exists, whatever it holds.
+    Present(Key),
     /// Nothing was committed since this generation.
     AtGeneration(Generation),
     /// No key of the range was written after this generation.
     Unchanged(Range, Generation),
+}
+
+/// A right to write that can be lost, and is told of by something in the store.
+pub trait Right {
+    /// What holds as long as the right does.
+    fn check(&self) -> Check;
 }
 
 /// One change of one key.
@@ -155,6 +163,16 @@ impl Commit {
     /// Lands only if `key` does not exist.
     pub fn absent(self, key: &Key) -> Commit {
         self.check(Check::Absent(key.clone()))
+    }
+
+    /// Requires that the key exists.
+    pub fn present(self, key: &Key) -> Commit {
+        self.check(Check::Present(key.clone()))
+    }
+
+    /// Requires what somebody's right to write rests on, such as a lock: once that is lost, this is refused.
+    pub fn guard(self, right: &impl Right) -> Commit {
+        self.check(right.check())
     }
 
     /// Lands only if nothing at all was committed after `generation`.
@@ -283,6 +301,7 @@ impl fmt::Display for FailedCheck {
         match &self.check {
             Check::AtRev(key, rev) => write!(f, "{key} expected at rev {rev}, ")?,
             Check::Absent(key) => write!(f, "{key} expected absent, ")?,
+            Check::Present(key) => write!(f, "{key} expected to be there, ")?,
             Check::AtGeneration(generation) => write!(f, "store expected at generation {generation}, ")?,
             Check::Unchanged(range, since) => write!(f, "{range} expected unchanged since generation {since}, ")?,
         }

@@ -90,6 +90,10 @@ fn failed_checks(commit: &Commit, present: &impl Present, latest: Generation) ->
                 None => Some(Actual::Absent),
             },
             Check::Absent(key) => present.head(key)?.filter(|head| head.live).map(|head| Actual::AtRev(head.rev)),
+            Check::Present(key) => match present.head(key)?.filter(|head| head.live) {
+                Some(_) => None,
+                None => Some(Actual::Absent),
+            },
             Check::AtGeneration(generation) => (*generation != latest).then_some(Actual::AtGeneration(latest)),
             Check::Unchanged(_, since) if *since > latest => {
                 return Err(StoreError::FutureGeneration { asked: *since, latest });
@@ -196,6 +200,10 @@ fn fingerprint(commit: &Commit) -> u64 {
             }
             Check::Absent(key) => {
                 out.push(2);
+                put_string(&mut out, key.encoded());
+            }
+            Check::Present(key) => {
+                out.push(7);
                 put_string(&mut out, key.encoded());
             }
             Check::AtGeneration(generation) => {

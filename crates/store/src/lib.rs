@@ -50,7 +50,8 @@ pub use store::{Confirm, Store};
 
 pub use backend::{Changes, Damage, Order, Stats};
 pub use commit::{
-    Actual, Change, Check, Commit, CommitId, Committed, Decided, FailedCheck, Outcome, Receipt, Refusal, Version, Write,
+    Actual, Change, Check, Commit, CommitId, Committed, Decided, FailedCheck, Outcome, Receipt, Refusal, Right,
+    Version, Write,
 };
 pub use env::{Clock, Env, Random, Sleep, Timestamp, VirtualClock};
 pub use error::{ErrorKind, Result, StoreError};

@@ -45,7 +45,7 @@ impl Limits {
         let mut length = commit.meta.len();
         for check in &commit.checks {
             match check {
-                Check::AtRev(key, _) | Check::Absent(key) => self.check_key(key)?,
+                Check::AtRev(key, _) | Check::Absent(key) | Check::Present(key) => self.check_key(key)?,
                 Check::Unchanged(range, _) if range.bound_length().saturating_sub(1) > self.key_bytes => {
                     let key = Key::new(range.space(), &range.end()[SPACE_BYTES.min(range.end().len())..]);
                     return Err(StoreError::KeyTooLong { key, length: range.bound_length(), limit: self.key_bytes });

@@ -142,7 +142,7 @@ impl Store {
         }
         let spaces = self.inner.spaces.read();
         let checked = commit.checks.iter().filter_map(|check| match check {
-            Check::AtRev(key, _) | Check::Absent(key) => Some(key.space()),
+            Check::AtRev(key, _) | Check::Absent(key) | Check::Present(key) => Some(key.space()),
             Check::Unchanged(range, _) => Some(range.space()),
             Check::AtGeneration(_) => None,
         });

@@ -100,6 +100,7 @@ impl Reference {
                     Some(version) => (version.rev != *rev).then_some(Actual::AtRev(version.rev)),
                 },
                 Check::Absent(key) => self.live(key, at).map(|version| Actual::AtRev(version.rev)),
+                Check::Present(key) => self.live(key, at).is_none().then_some(Actual::Absent),
                 Check::AtGeneration(wanted) => (*wanted != at).then_some(Actual::AtGeneration(at)),
                 Check::Unchanged(_, since) if *since > at => {
                     return Err(format!("generation {since} does not exist yet; the store is at {at}"));

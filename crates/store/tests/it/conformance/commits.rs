@@ -48,6 +48,8 @@ async fn a_failed_check_says_what_was_expected_and_what_was_found(bench: Bench) 
         check(Check::AtRev(gone.clone(), Rev(1)), Actual::Absent).await;
         check(Check::AtRev(gone.clone(), Rev(2)), Actual::Absent).await;
         check(Check::AtRev(never.clone(), Rev(1)), Actual::Absent).await;
+        check(Check::Present(gone.clone()), Actual::Absent).await;
+        check(Check::Present(never.clone()), Actual::Absent).await;
         check(Check::Absent(here.clone()), Actual::AtRev(Rev(2))).await;
         check(Check::AtGeneration(Generation(now.0 - 1)), Actual::AtGeneration(now)).await;
         check(Check::AtGeneration(now.next()), Actual::AtGeneration(now)).await;

@@ -225,7 +225,7 @@ impl Task {
                 }
                 Outcome::Refused(refusal) => {
                     for failed in &refusal.failed {
-                        if let Check::AtRev(key, _) | Check::Absent(key) = &failed.check {
+                        if let Check::AtRev(key, _) | Check::Absent(key) | Check::Present(key) = &failed.check {
                             let rev = if let Actual::AtRev(rev) = failed.actual { Some(rev) } else { None };
                             self.known.insert(key.clone(), rev);
                         }

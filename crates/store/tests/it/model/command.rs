@@ -57,6 +57,7 @@ pub(super) enum Condition {
     /// The key's rev, off by some.
     AtRev(Place, i8),
     Absent(Place),
+    Present(Place),
     /// So many generations ago; -1 is the future.
     AtGeneration(i8),
     Unchanged(Part, i8),
@@ -81,6 +82,7 @@ fn condition() -> impl Strategy<Value = Condition> {
     prop_oneof![
         4 => (place(), off).prop_map(|(place, off)| Condition::AtRev(place, off)),
         2 => place().prop_map(Condition::Absent),
+        1 => place().prop_map(Condition::Present),
         1 => (-1..2_i8).prop_map(Condition::AtGeneration),
         2 => (part(), back).prop_map(|(part, back)| Condition::Unchanged(part, back)),
     ]

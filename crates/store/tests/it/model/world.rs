@@ -207,6 +207,7 @@ impl World {
                     Check::AtRev(key, Rev(rev.saturating_add_signed(i64::from(off))))
                 }
                 Condition::Absent(place) => Check::Absent(self.key(place)),
+                Condition::Present(place) => Check::Present(self.key(place)),
                 Condition::AtGeneration(back) => Check::AtGeneration(self.ago(i64::from(back))),
                 Condition::Unchanged(part, back) => Check::Unchanged(self.range(part), self.ago(i64::from(back))),
             });

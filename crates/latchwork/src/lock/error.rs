@@ -1,0 +1,141 @@
+//! What can go wrong with locks.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::lock::Owner;
+use crate::store::{ErrorKind, StoreError};
+
+/// The result of an operation on locks.
+pub type Result<T, E = LockError> = std::result::Result<T, E>;
+
+/// Why a lock was not given, or not let go of.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // The fields are what the messages say.
+pub enum LockError {
+    /// A name that cannot be.
+    #[error("{name:?} cannot be the name of a lock: {reason}")]
+    Name { name: String, reason: &'static str },
+    /// What the lock itself refuses.
+    #[error(transparent)]
+    Refused(#[from] LockRefused),
+    /// Neither a holder nor a waiter has such a token.
+    #[error("nobody holds or waits for lock {lock:?} under token {token}")]
+    NoSuchToken { lock: String, token: u64 },
+    /// There is no lock of that name.
+    #[error("there is no lock {lock:?}")]
+    NotFound { lock: String },
+    /// A lock that somebody holds or waits for cannot be removed.
+    #[error("lock {lock:?} is in use by {owners} and cannot be removed")]
+    InUse { lock: String, owners: u64 },
+    /// A lease that cannot be.
+    #[error("a lease of {lease:?} cannot be: {reason}")]
+    Lease { lease: std::time::Duration, reason: &'static str },
+    /// The session was lost: its lease was not renewed in time.
+    #[error("session {session} has lost its lease, and with it every lock")]
+    SessionLost { session: String },
+    /// A stored record that cannot be read.
+    #[error("{place} is damaged: it cannot be read")]
+    Corrupt { place: String },
+    /// The engine was stopped.
+    #[error("the engine has stopped, or another one has taken over; ask the one that runs now")]
+    Stopped,
+    /// The store below.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl LockError {
+    /// The class of the failure.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            LockError::Name { .. } | LockError::Lease { .. } => ErrorKind::Invalid,
+            LockError::Refused(LockRefused::Capacity { .. } | LockRefused::TooMany { .. }) => ErrorKind::Invalid,
+            LockError::NoSuchToken { .. } | LockError::NotFound { .. } => ErrorKind::NotFound,
+            LockError::Refused(_) | LockError::InUse { .. } | LockError::SessionLost { .. } => ErrorKind::Conflict,
+            LockError::Corrupt { .. } => ErrorKind::Corrupt,
+            LockError::Stopped => ErrorKind::Unavailable,
+            LockError::Store(error) => error.kind(),
+        }
+    }
+}
+
+/// Why a request for a lock was refused. In a workflow, the failure of an acquisition holds one of these; see
+/// [`Failure::get`](crate::workflow::Failure::get).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+#[allow(missing_docs)] // The fields are what the messages say.
+pub enum LockRefused {
+    /// The lock is one of another kind.
+    #[error("lock {lock:?} is {stored}, and was asked for as {asked}")]
+    Capacity { lock: String, stored: LockKind, asked: LockKind },
+    /// More permits than there are.
+    #[error("{asked} permits of lock {lock:?} were asked for; there are {capacity}, and none is not enough")]
+    TooMany { lock: String, asked: u32, capacity: u32 },
+    /// The same execution holds it already, and has not said that it may acquire it again.
+    #[error("lock {lock:?} is held already by the same execution, under token {token}; say reentrant() if that is meant")]
+    AlreadyHeld { lock: String, token: u64 },
+    /// Executions wait for each other.
+    #[error("waiting for lock {lock:?} would never end: {}", links(.cycle))]
+    Deadlock { lock: String, cycle: Vec<DeadlockLink> },
+    /// An operator has taken the request away.
+    #[error("the request for lock {lock:?} was taken away: {reason}")]
+    Forced { lock: String, reason: String },
+}
+
+/// One who waits, and for whom.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeadlockLink {
+    /// Who waits.
+    pub waiter: Owner,
+    /// For which lock.
+    pub lock: String,
+    /// Who holds it.
+    pub holders: Vec<Owner>,
+}
+
+fn links(cycle: &[DeadlockLink]) -> String {
+    let link = |link: &DeadlockLink| {
+        let holders: Vec<String> = link.holders.iter().map(Owner::to_string).collect();
+        format!("{} waits for {:?} held by {}", link.waiter, link.lock, holders.join(" and "))
+    };
+    cycle.iter().map(link).collect::<Vec<_>>().join("; ")
+}
+
+/// What a lock is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum LockKind {
+    /// So many permits. With one it is a mutex.
+    Semaphore {
+        /// How many.
+        permits: u32,
+    },
+    /// Any number of readers, or one writer.
+    ReadWrite,
+}
+
+impl LockKind {
+    /// How many permits there are. A writer takes all of them.
+    pub(crate) fn capacity(self) -> u32 {
+        match self {
+            LockKind::Semaphore { permits } => permits,
+            LockKind::ReadWrite => u32::MAX,
+        }
+    }
+}
+
+impl fmt::Display for LockKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LockKind::Semaphore { permits: 1 } => f.write_str("a mutex"),
+            LockKind::Semaphore { permits } => write!(f, "a semaphore of {permits} permits"),
+            LockKind::ReadWrite => f.write_str("a read-write lock"),
+        }
+    }
+}

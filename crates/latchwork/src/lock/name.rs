@@ -1,0 +1,261 @@
+//! Names of locks, their owners, and the keys of what is stored of them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::lock::error::{LockError, Result};
+use crate::store::{Check, Key, Range, Right, Space, SpaceSpec, Store, StoreError, Uuid};
+use crate::workflow::ExecutionId;
+use crate::workflow::record::{read_text, write_text};
+
+/// The name of a lock, and for whom it stands for the same lock.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LockName {
+    /// Who shares it.
+    pub scope: LockScope,
+    /// The name: 1 to 256 bytes.
+    pub name: String,
+}
+
+/// Who shares a lock of a name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum LockScope {
+    /// Everybody.
+    Global,
+    /// All executions of the workflow of this name.
+    Workflow(String),
+    /// An execution that nobody else's code has started, and its children with theirs.
+    Tree(ExecutionId),
+}
+
+impl LockName {
+    /// A lock that everybody shares.
+    pub fn global(name: impl Into<String>) -> LockName {
+        LockName { scope: LockScope::Global, name: name.into() }
+    }
+
+    /// A lock that the executions of a workflow share.
+    pub fn of_workflow(workflow: impl Into<String>, name: impl Into<String>) -> LockName {
+        LockName { scope: LockScope::Workflow(workflow.into()), name: name.into() }
+    }
+
+    /// A lock that an execution shares with its children and theirs.
+    pub fn of_tree(root: impl Into<ExecutionId>, name: impl Into<String>) -> LockName {
+        LockName { scope: LockScope::Tree(root.into()), name: name.into() }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |reason| Err(LockError::Name { name: self.to_string(), reason });
+        match (self.name.len(), &self.scope) {
+            (0, _) => refuse("it is empty"),
+            (257.., _) => refuse("it is longer than 256 bytes"),
+            (_, LockScope::Workflow(scope)) if scope.is_empty() || scope.len() > 512 => {
+                refuse("the name of the workflow is not of 1 to 512 bytes")
+            }
+            (_, LockScope::Tree(scope)) if scope.is_empty() || scope.len() > 512 => {
+                refuse("the id of the execution is not of 1 to 512 bytes")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// As a part of keys, that no other one starts with.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let (kind, scope): (u8, &str) = match &self.scope {
+            LockScope::Global => (0, ""),
+            LockScope::Workflow(workflow) => (1, workflow),
+            LockScope::Tree(root) => (2, root),
+        };
+        let mut bytes = vec![kind];
+        write_text(&mut bytes, scope);
+        write_text(&mut bytes, &self.name);
+        bytes
+    }
+
+    /// What [`LockName::bytes`] has written, and what follows it.
+    pub(crate) fn read(bytes: &[u8]) -> Option<(LockName, &[u8])> {
+        let (kind, rest) = bytes.split_first()?;
+        let (scope, rest) = read_text(rest)?;
+        let (name, rest) = read_text(rest)?;
+        let scope = match kind {
+            0 => LockScope::Global,
+            1 => LockScope::Workflow(scope.into()),
+            2 => LockScope::Tree(scope.into()),
+            _ => return None,
+        };
+        Some((LockName { scope, name: name.into() }, rest))
+    }
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.scope {
+            LockScope::Global => f.write_str(&self.name),
+            LockScope::Workflow(workflow) => write!(f, "{} of workflow {workflow}", self.name),
+            LockScope::Tree(root) => write!(f, "{} of execution {root}", self.name),
+        }
+    }
+}
+
+impl From<&str> for LockName {
+    fn from(name: &str) -> LockName {
+        LockName::global(name)
+    }
+}
+
+impl From<String> for LockName {
+    fn from(name: String) -> LockName {
+        LockName::global(name)
+    }
+}
+
+impl From<&LockName> for LockName {
+    fn from(name: &LockName) -> LockName {
+        name.clone()
+    }
+}
+
+/// Who holds a lock or waits for it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Owner {
+    /// An execution. What it holds it holds until it releases it or ends.
+    Execution(ExecutionId),
+    /// A session. What it holds it holds until it releases it or does not renew its lease.
+    Session(Uuid),
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Owner::Execution(id) => write!(f, "execution {id}"),
+            Owner::Session(id) => write!(f, "session {id}"),
+        }
+    }
+}
+
+/// Tells a grant of a lock from every other one of the same name: a later grant has a larger number, whatever happens
+/// in between. Hand it to whoever writes on behalf of the holder; a commit with [`Commit::guard`] is refused once the
+/// lock is no longer held.
+///
+/// [`Commit::guard`]: crate::store::Commit::guard
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Token {
+    pub(crate) number: u64,
+    pub(crate) key: Key,
+}
+
+impl Token {
+    /// The number, for other systems: they refuse a smaller one than the largest they have seen.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.number.fmt(f)
+    }
+}
+
+impl Right for Token {
+    fn check(&self) -> Check {
+        Check::Present(self.key.clone())
+    }
+}
+
+/// Where everything is kept.
+pub(crate) struct Spaces {
+    /// lock → head. Revs of heads are what tickets are made of, so they never start over.
+    pub(crate) heads: Space,
+    /// lock, ticket → request
+    pub(crate) requests: Space,
+    /// owner, lock, request's id → ticket
+    pub(crate) owned: Space,
+    /// session → lease
+    pub(crate) sessions: Space,
+    /// lock, ticket → who was made to let go, and why
+    pub(crate) forced: Space,
+}
+
+/// The names of spaces.
+pub(crate) const HEADS: &str = "lock.heads";
+pub(crate) const REQUESTS: &str = "lock.requests";
+pub(crate) const OWNED: &str = "lock.owned";
+pub(crate) const SESSIONS: &str = "lock.sessions";
+pub(crate) const FORCED: &str = "lock.forced";
+
+impl Spaces {
+    pub(crate) async fn declare(store: &Store) -> Result<Spaces, StoreError> {
+        let used_once = |name: &'static str| store.space(SpaceSpec::new(name).keys_used_once());
+        Ok(Spaces {
+            heads: store.space(SpaceSpec::new(HEADS)).await?,
+            requests: used_once(REQUESTS).await?,
+            owned: used_once(OWNED).await?,
+            sessions: used_once(SESSIONS).await?,
+            forced: used_once(FORCED).await?,
+        })
+    }
+
+    pub(crate) fn head(&self, lock: &LockName) -> Key {
+        self.heads.key(lock.bytes())
+    }
+
+    pub(crate) fn request(&self, lock: &LockName, ticket: u64) -> Key {
+        self.requests.key(ticket_key(lock, ticket))
+    }
+
+    /// Requests from a ticket on.
+    pub(crate) fn requests_from(&self, lock: &LockName, ticket: u64) -> Range {
+        let end = [lock.bytes(), vec![0xff; 9]].concat();
+        self.requests.range(ticket_key(lock, ticket)..end)
+    }
+
+    pub(crate) fn forced(&self, lock: &LockName, ticket: u64) -> Key {
+        self.forced.key(ticket_key(lock, ticket))
+    }
+
+    pub(crate) fn owned(&self, owner: &Owner, lock: &LockName, id: &[u8]) -> Key {
+        self.owned.key([owner_key(owner), lock.bytes(), id.to_vec()].concat())
+    }
+
+    /// Everything that somebody holds or waits for.
+    pub(crate) fn owned_by(&self, owner: &Owner) -> Range {
+        self.owned.prefix(owner_key(owner))
+    }
+
+    /// The lock and the request's id that a key of [`Spaces::owned`] tells.
+    pub(crate) fn read_owned(owner: &Owner, key: &Key) -> Option<(LockName, Vec<u8>)> {
+        let (lock, id) = LockName::read(key.bytes().get(owner_key(owner).len()..)?)?;
+        Some((lock, id.to_vec()))
+    }
+
+    pub(crate) fn session(&self, id: Uuid) -> Key {
+        self.sessions.key(id.as_bytes())
+    }
+}
+
+fn owner_key(owner: &Owner) -> Vec<u8> {
+    match owner {
+        Owner::Execution(id) => {
+            let mut key = vec![0];
+            write_text(&mut key, id);
+            key
+        }
+        Owner::Session(id) => [&[1], &id.as_bytes()[..]].concat(),
+    }
+}
+
+fn ticket_key(lock: &LockName, ticket: u64) -> Vec<u8> {
+    [lock.bytes(), ticket.to_be_bytes().to_vec()].concat()
+}
+
+/// The lock and the ticket that a key tells.
+pub(crate) fn read_ticket(key: &Key) -> Option<(LockName, u64)> {
+    let (lock, ticket) = LockName::read(key.bytes())?;
+    Some((lock, u64::from_be_bytes(ticket.try_into().ok()?)))
+}
