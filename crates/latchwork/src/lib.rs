@@ -22,6 +22,7 @@
 mod backoff;
 pub mod entity;
 mod json;
+pub mod lock;
 mod panic;
 pub mod state;
 pub mod testing;

@@ -76,7 +76,9 @@ pub enum LockRefused {
     #[error("{asked} permits of lock {lock:?} were asked for; there are {capacity}, and none is not enough")]
     TooMany { lock: String, asked: u32, capacity: u32 },
     /// The same execution holds it already, and has not said that it may acquire it again.
-    #[error("lock {lock:?} is held already by the same execution, under token {token}; say reentrant() if that is meant")]
+    #[error(
+        "lock {lock:?} is held by the same execution already, under token {token}; if that is meant, say reentrant()"
+    )]
     AlreadyHeld { lock: String, token: u64 },
     /// Executions wait for each other.
     #[error("waiting for lock {lock:?} would never end: {}", links(.cycle))]

@@ -180,6 +180,8 @@ pub(crate) struct Spaces {
     pub(crate) sessions: Space,
     /// lock, ticket → who was made to let go, and why
     pub(crate) forced: Space,
+    /// lock → nothing: one on which there is more to grant than one commit took
+    pub(crate) unfinished: Space,
 }
 
 /// The names of spaces.
@@ -188,6 +190,7 @@ pub(crate) const REQUESTS: &str = "lock.requests";
 pub(crate) const OWNED: &str = "lock.owned";
 pub(crate) const SESSIONS: &str = "lock.sessions";
 pub(crate) const FORCED: &str = "lock.forced";
+const UNFINISHED: &str = "lock.unfinished";
 
 impl Spaces {
     pub(crate) async fn declare(store: &Store) -> Result<Spaces, StoreError> {
@@ -198,6 +201,7 @@ impl Spaces {
             owned: used_once(OWNED).await?,
             sessions: used_once(SESSIONS).await?,
             forced: used_once(FORCED).await?,
+            unfinished: used_once(UNFINISHED).await?,
         })
     }
 
@@ -215,12 +219,21 @@ impl Spaces {
         self.requests.range(ticket_key(lock, ticket)..end)
     }
 
+    /// Requests up to a ticket.
+    pub(crate) fn requests_until(&self, lock: &LockName, ticket: u64) -> Range {
+        self.requests.range(ticket_key(lock, 0)..=ticket_key(lock, ticket))
+    }
+
     pub(crate) fn forced(&self, lock: &LockName, ticket: u64) -> Key {
         self.forced.key(ticket_key(lock, ticket))
     }
 
     pub(crate) fn owned(&self, owner: &Owner, lock: &LockName, id: &[u8]) -> Key {
-        self.owned.key([owner_key(owner), lock.bytes(), id.to_vec()].concat())
+        Spaces::owned_key(&self.owned, owner, lock, id)
+    }
+
+    pub(crate) fn owned_key(space: &Space, owner: &Owner, lock: &LockName, id: &[u8]) -> Key {
+        space.key([owner_key(owner), lock.bytes(), id.to_vec()].concat())
     }
 
     /// Everything that somebody holds or waits for.

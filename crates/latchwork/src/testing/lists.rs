@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::store::{Key, Order, Range, Store, Timestamp, View};
+use crate::testing::locks;
 use crate::workflow::engine::{EXECUTIONS, KEPT, TIMERS};
 use crate::workflow::kept::Kept;
 use crate::workflow::listed::{LISTED, keys};
@@ -37,6 +38,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>> {
     differences.extend(compared(&view, "lists", listed.all(), &lists, |_| true).await?);
     differences.extend(compared(&view, "timers", timers.all(), &alarms, |_| true).await?);
     differences.extend(compared(&view, "children", kept.all(), &children, Kept::is_child).await?);
+    differences.extend(locks::differences(store).await?);
     Ok(differences)
 }
 

@@ -25,6 +25,7 @@
 mod fault;
 mod faults;
 mod lists;
+mod locks;
 mod replay;
 mod simulation;
 mod trace;

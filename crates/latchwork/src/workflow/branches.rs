@@ -75,6 +75,9 @@ impl Ctx {
             EntryState::Done(text) => text.parse().ok(),
             _ => None,
         };
+        if let Some(first) = first {
+            self.run.release_lost(&self.branch.path, place.number, first).await;
+        }
         Fork { place, entry, is_replayed, first }
     }
 
@@ -151,8 +154,9 @@ impl Ctx {
             branches.running.push(running);
         }
         let (branch, done) = std::future::poll_fn(|context| branches.poll(context)).await;
-        drop(branches);
+        // First what is recorded: what was given up goes by it.
         self.was_first(&fork, branch);
+        drop(branches);
         self.branch.ends();
         (branch, done)
     }
@@ -329,8 +333,8 @@ macro_rules! branches {
                         match std::future::poll_fn(|context| branches.poll(context)).await {
                             $((_, Ok($selected::$name(value))) => done.$place = Some(value),)+
                             (branch, Err(failure)) => {
-                                drop(branches);
                                 ctx.was_first(&fork, branch);
+                                drop(branches);
                                 ctx.branch.ends();
                                 return Err(failure);
                             }
@@ -362,8 +366,8 @@ macro_rules! branches {
                     ),+];
                     let mut branches = Branches { ctx, fork: fork.place.number, running };
                     let (branch, done) = std::future::poll_fn(|context| branches.poll(context)).await;
-                    drop(branches);
                     ctx.was_first(&fork, branch);
+                    drop(branches);
                     ctx.branch.ends();
                     done
                 })

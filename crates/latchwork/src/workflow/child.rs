@@ -10,12 +10,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
-use crate::store::{Commit, Item, Key, Order, Outcome, Rev, StoreError};
+use crate::lock::lane::Held;
+use crate::store::{Commit, Item, Key, Order, Outcome, Rev, StoreError, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Inner, check_name};
 use crate::workflow::kept::{self, Letter, Message};
 use crate::workflow::place::Place;
+use crate::workflow::post::Mail;
 use crate::workflow::record::{
     Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
 };
@@ -127,7 +129,7 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
             let now = run.env().now();
             let child = Execution {
                 deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
-                parent: Some(Parent { id: run.id.clone(), close }),
+                parent: Some(Parent { id: run.id.clone(), close, root: run.root() }),
                 labels,
                 ..Execution::new(call.name, input, now)
             };
@@ -275,37 +277,43 @@ impl Run {
         }
     }
 
-    /// Commits what it has come to. With an end, its parent is told, and its children are cancelled that are to be.
-    pub(crate) async fn close(self: &Arc<Run>, status: Status) -> std::result::Result<(), Stop> {
-        if !status.is_terminal() {
-            return self.commit(Next::Rests(status)).await;
-        }
+    /// Commits what it has come to. With an end, its parent is told, its children are cancelled that are to be, and its
+    /// locks are released; with a beginning anew, only these.
+    pub(crate) async fn close(self: &Arc<Run>, next: Next) -> std::result::Result<(), Stop> {
+        let status = match &next {
+            Next::Rests(status) if status.is_terminal() => Some(status.clone()),
+            Next::Continues(_) => None,
+            _ => return self.commit(next).await,
+        };
         let mut from_store = false;
         loop {
-            let (parent, has_children) = self.with(|state| (state.execution.parent.clone(), state.has_children));
-            let parent = parent.as_ref().map(|parent| (parent, from_store));
-            let closing = match self.engine.closing(&self.id, parent, &status, has_children).await {
+            let before = self.with(|state| Execution {
+                has_children: state.has_children,
+                has_locks: state.has_locks,
+                parent: state.execution.parent.clone(),
+                ..Execution::new("", String::new(), Timestamp(0))
+            });
+            let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), from_store).await {
                 Ok(closing) => closing,
                 Err(WorkflowError::Store(error)) => return Err(self.failed(error)),
                 Err(error) => return Err(Stop::Parked(error.to_string())),
             };
-            let (commit, boarded) = self.board(Commit::new(), Next::Rests(status.clone()));
+            let (commit, boarded) = self.board(Commit::new(), next.clone());
             let mut from = commit.writes().len();
-            let commit = closing.iter().fold(commit, |commit, effect| {
+            // A message that is taken away with a lock may be among those that are received.
+            let is_written = |write: &Write| commit.writes().iter().any(|other| other.key() == write.key());
+            closing.effects.iter_mut().for_each(|effect| {
+                effect.writes.retain(|write| !matches!(write, Write::Delete(_)) || !is_written(write));
+            });
+            let commit = closing.effects.iter().fold(commit, |commit, effect| {
                 let commit = effect.checks.iter().cloned().fold(commit, Commit::check);
                 effect.writes.iter().cloned().fold(commit, Commit::write)
             });
             match self.engine.store.commit(commit).await {
                 Ok(Outcome::Applied(receipt)) => {
                     self.landed(boarded, &receipt);
-                    self.engine.metrics.ended(&self.definition.name, &status);
-                    for effect in closing {
-                        let writes = from..from + effect.writes.len();
-                        from = writes.end;
-                        effect.landed.into_iter().for_each(|landed| {
-                            landed(&self.engine, receipt.generation, &receipt.revs[writes.clone()]);
-                        });
-                    }
+                    status.iter().for_each(|status| self.engine.metrics.ended(&self.definition.name, status));
+                    closing.effects.into_iter().for_each(|effect| effect.tell(&self.engine, &mut from, &receipt));
                     return Ok(());
                 }
                 // Somebody else has changed meanwhile, or is to be told otherwise.
@@ -325,6 +333,12 @@ impl Run {
     }
 }
 
+/// What goes with the end of an execution. As long as it is there, nobody else changes the locks in it.
+pub(crate) struct Closing {
+    pub(crate) effects: Vec<Effect>,
+    _lanes: Vec<Held>,
+}
+
 impl Inner {
     /// The children of an execution that have not ended, and what its end means for them.
     async fn children(&self, id: &ExecutionId) -> std::result::Result<Vec<(ExecutionId, Close)>, StoreError> {
@@ -336,37 +350,29 @@ impl Inner {
         Ok(found.into_iter().filter_map(child).collect())
     }
 
-    /// What goes with the end of an execution: its parent is told, and its children are cancelled that are to be. With
-    /// the parent comes whether what is known of it in memory was out of date.
+    /// What goes with the end of an execution: its parent is told, its children are cancelled that are to be, and the
+    /// locks that it holds are released. Without a status it begins anew, and only the locks are.
     pub(crate) async fn closing(
         self: &Arc<Inner>,
         id: &ExecutionId,
-        parent: Option<(&Parent, bool)>,
-        status: &Status,
-        has_children: bool,
-    ) -> Result<Vec<Effect>> {
-        let mut effects = Vec::new();
-        if let Some((parent, from_store)) = parent.filter(|(parent, _)| parent.close != Close::Abandon) {
-            match self.target(&parent.id, from_store).await {
-                Ok(target) => {
-                    let letter = Letter::Ended { child: id.clone(), status: status.clone() };
-                    effects.push(self.delivery(&parent.id, target, letter));
-                }
-                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
-                Err(error) => return Err(error),
+        before: &Execution,
+        status: Option<&Status>,
+        from_store: bool,
+    ) -> Result<Closing> {
+        let mut mail = Mail::default();
+        let parent = before.parent.as_ref().filter(|parent| parent.close != Close::Abandon);
+        if let (Some(parent), Some(status)) = (parent, status) {
+            mail.notice(&parent.id, Letter::Ended { child: id.clone(), status: status.clone() });
+        }
+        if before.has_children && status.is_some() {
+            let children = self.children(id).await?.into_iter().filter(|(_, close)| *close == Close::Cancel);
+            for (child, _) in children {
+                mail.cancel(&child, format!("its parent {id:?} has ended"));
             }
         }
-        if !has_children {
-            return Ok(effects);
-        }
-        let children = self.children(id).await?.into_iter().filter(|(_, close)| *close == Close::Cancel);
-        for (child, _) in children {
-            match self.cancelling(&child, &format!("its parent {id:?} has ended")).await {
-                Ok(effect) => effects.extend(effect),
-                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(effects)
+        let freed = self.freed(id, before.has_locks, &mut mail, from_store).await?;
+        let mut effects = mail.effects(self, from_store).await?;
+        effects.extend(freed.effects);
+        Ok(Closing { effects, _lanes: freed.lanes })
     }
 }

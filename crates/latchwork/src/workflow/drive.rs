@@ -279,6 +279,7 @@ impl Driver<'_> {
         if self.ended.is_some() || self.is_own.load(Ordering::SeqCst) {
             return false;
         }
+        self.run.release_dropped();
         let now = self.run.env().monotonic();
         let idle = now.saturating_sub(*self.idle_since.get_or_insert(now));
         match self.run.todo(idle, self.is_sure) {
@@ -328,6 +329,10 @@ async fn commit(run: Arc<Run>, next: Next) {
         Next::Runs | Next::Rests(_) => None,
     };
     let continues = matches!(next, Next::Continues(_));
+    if continues && run.with(|state| state.has_locks) {
+        // What it holds is not the next run's.
+        return run.set_stop(run.close(next).await.err().unwrap_or(Stop::Continued));
+    }
     let (commit, boarded) = run.board(Commit::new(), next);
     match run.send(commit, boarded).await {
         Sent::Landed => stop.into_iter().for_each(|stop| run.set_stop(stop)),
@@ -363,7 +368,7 @@ async fn settle(ctx: &Ctx, ended: Ended) {
         tracing::warn!(reason, "parked");
         run.engine.metrics.ended(&run.definition.name, &status);
     }
-    let ended = match run.close(status).await {
+    let ended = match run.close(Next::Rests(status)).await {
         Err(Stop::Parked(reason)) => {
             // What cannot be stored is left out, so that the reason can be.
             run.forget_pending();

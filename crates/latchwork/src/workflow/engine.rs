@@ -11,6 +11,8 @@ use tokio::sync::futures::OwnedNotified;
 use tokio::task::AbortHandle;
 
 use crate::entity::Entities;
+use crate::lock::service::Service;
+use crate::lock::{deadlock, session};
 use crate::state::States;
 use crate::store::{Check, Commit, Key, Order, Rev, Space, SpaceSpec, Store, Timestamp};
 use crate::workflow::alarm::{self, Alarms};
@@ -93,6 +95,7 @@ pub(crate) struct Inner {
     listening: Mutex<Listeners>,
     /// Messages that wait for others to the same execution.
     pub(crate) lanes: Mutex<Lanes>,
+    pub(crate) locks: Service,
     pub(crate) metrics: Metrics,
     /// Told whenever an execution was stored or has left memory.
     begun: Arc<Notify>,
@@ -234,6 +237,7 @@ impl EngineBuilder {
         let metrics = Metrics::new(definitions.keys());
         let spaces = Spaces::declare(&store).await?;
         let (states, entities) = (States::on(&store).await?, Entities::on(&store).await?);
+        let locks = Service::on(&store).await?;
         let shards = own_shards(&store, &spaces.shards).await?;
         let inner = Arc::new(Inner {
             since: store.env().now(),
@@ -252,6 +256,7 @@ impl EngineBuilder {
             waiting: Mutex::default(),
             listening: Mutex::default(),
             lanes: Mutex::default(),
+            locks,
             metrics,
             begun: Arc::default(),
             set_aside: Mutex::default(),
@@ -271,6 +276,11 @@ impl EngineBuilder {
                 tokio::spawn(alarm::keep::<remove::Remove>(Arc::downgrade(&inner), Timestamp(0))).abort_handle(),
             ];
             inner.chores.lock().extend(chores);
+            inner.chores.lock().push(tokio::spawn(session::sweep(Arc::downgrade(&inner))).abort_handle());
+            if let Some(suspects) = inner.locks.suspected() {
+                let watch = deadlock::watch(Arc::downgrade(&inner), suspects);
+                inner.chores.lock().push(tokio::spawn(watch).abort_handle());
+            }
         }
         Ok(Engine { _stop: Arc::new(StopOnDrop(inner.clone())), inner })
     }
@@ -371,6 +381,7 @@ impl Inner {
         waiting.iter().for_each(|waiting| waiting.told.notify_waiters());
         self.listening.lock().values().for_each(|listening| listening.notify_waiters());
         self.begun.notify_waiters();
+        self.locks.stop();
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
@@ -379,7 +390,12 @@ impl Inner {
 
     /// That this engine owns the execution.
     pub(crate) fn shard_check(&self, id: &ExecutionId) -> Check {
-        let shard = xxhash_rust::xxh3::xxh3_64(id.as_bytes()) % SHARDS;
+        self.shard_of(id.as_bytes())
+    }
+
+    /// That this engine owns whatever has this name.
+    pub(crate) fn shard_of(&self, name: &[u8]) -> Check {
+        let shard = xxhash_rust::xxh3::xxh3_64(name) % SHARDS;
         let (key, rev) = &self.shards[shard as usize];
         Check::AtRev(key.clone(), *rev)
     }

@@ -2,6 +2,7 @@
 
 use crate::entity::EntityError;
 use crate::json::JsonError;
+use crate::lock::LockError;
 use crate::state::StateError;
 use crate::store::{ErrorKind, StoreError};
 use crate::workflow::{ExecutionId, Failure};
@@ -98,6 +99,9 @@ pub enum WorkflowError {
     /// A start under an idempotency key that was used with another input.
     #[error("idempotency key {key:?} was used before to start execution {id:?}, with another input")]
     KeyReused { key: String, id: ExecutionId },
+    /// A lock.
+    #[error(transparent)]
+    Lock(LockError),
     /// The state in the store below.
     #[error(transparent)]
     State(#[from] StateError),
@@ -107,6 +111,16 @@ pub enum WorkflowError {
     /// The store below.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl From<LockError> for WorkflowError {
+    fn from(error: LockError) -> WorkflowError {
+        match error {
+            LockError::Store(error) => error.into(),
+            LockError::Stopped => WorkflowError::Stopped,
+            error => WorkflowError::Lock(error),
+        }
+    }
 }
 
 impl WorkflowError {
@@ -141,6 +155,7 @@ impl WorkflowError {
             | Mismatch { .. } => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,
+            Lock(error) => error.kind(),
             State(error) => error.kind(),
             Entity(error) => error.kind(),
             Store(error) => error.kind(),

@@ -210,7 +210,8 @@ impl Filter {
                 | WaitsFor::Update(name)
                 | WaitsFor::Child(name)
                 | WaitsFor::Completion(name)
-                | WaitsFor::Published(name) => is_short(name)?,
+                | WaitsFor::Published(name)
+                | WaitsFor::Lock(name) => is_short(name)?,
             }
         }
         self.workflows.iter().chain(&self.tags).try_for_each(|text| is_short(text))?;

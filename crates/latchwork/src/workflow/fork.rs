@@ -183,6 +183,7 @@ impl Source {
             }
         }
         kept.retain(|place, _| last.get(&place.branch).is_some_and(|last| place.number <= *last));
+        acquire_anew(&mut kept);
         kept
     }
 
@@ -338,6 +339,29 @@ fn fate(place: &Place, at: &Place) -> Fate {
             (None, Some(_)) => return Fate::Reset,
             (Some((_, its)), Some((_, way))) if its != way => return Fate::Kept,
             (Some(_), Some(_)) => depth += 1,
+        }
+    }
+}
+
+/// What the source held at that place, the fork has to acquire itself.
+fn acquire_anew(kept: &mut BTreeMap<Place, Entry>) {
+    let released = |entry: &Entry| match &entry.state {
+        EntryState::Done(text) if entry.kind == Kind::Unlock => serde_json::from_str::<(u64, bool)>(text).ok(),
+        _ => None,
+    };
+    let released: BTreeSet<(String, u64)> =
+        kept.values().filter_map(|entry| Some((entry.name.to_string(), released(entry)?.0))).collect();
+    for entry in kept.values_mut().filter(|entry| entry.kind == Kind::Lock) {
+        let is_held = match &entry.state {
+            EntryState::Done(text) => {
+                let ticket: Option<u64> = serde_json::from_str(text).ok().flatten();
+                ticket.is_some_and(|ticket| !released.contains(&(entry.name.to_string(), ticket)))
+            }
+            EntryState::Queued { .. } => true,
+            _ => false,
+        };
+        if is_held {
+            entry.state = EntryState::Begun;
         }
     }
 }

@@ -134,6 +134,13 @@ pub enum OperationState {
         /// `None` if there was none.
         state: Option<Value>,
     },
+    /// It waits for a lock.
+    Queued {
+        /// The token that it will be granted.
+        token: u64,
+        /// Until when at the most, in microseconds since 1970.
+        until_us: Option<u64>,
+    },
 }
 
 fn is_zero(argument: &u64) -> bool {
@@ -311,6 +318,7 @@ impl Operation {
             EntryState::Done(text) => OperationState::Done(value(&text)),
             EntryState::Gave(failure) => OperationState::Failed(read_failure(&failure)),
             EntryState::Saw { rev, state } => OperationState::Saw { rev, state: state.as_deref().map(value) },
+            EntryState::Queued { ticket, until_us } => OperationState::Queued { token: ticket, until_us },
         };
         let failures = entry.failures.into_iter().map(|failed| AttemptFailure {
             attempt: failed.attempt,
@@ -359,6 +367,7 @@ impl Operation {
             OperationState::Saw { rev, state } => {
                 EntryState::Saw { rev: *rev, state: state.as_ref().map(Value::to_string) }
             }
+            OperationState::Queued { token, until_us } => EntryState::Queued { ticket: *token, until_us: *until_us },
         };
         let failures = self.failures.iter().map(|failed| FailedAttempt {
             attempt: failed.attempt,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::lock::{LockName, LockRefused};
 use crate::store::{Key, Range, Rev, Space, Uuid};
 use crate::workflow::ExecutionId;
 use crate::workflow::record::{Close, Status, WaitsFor, id_key, read_text, stored};
@@ -41,6 +42,12 @@ pub(crate) enum Letter {
     },
     /// What pauses before its next attempt need not.
     RetryNow,
+    /// A lock was granted, or will not be.
+    Lock {
+        lock: LockName,
+        ticket: u64,
+        refused: Option<LockRefused>,
+    },
 }
 
 impl Letter {
@@ -49,7 +56,7 @@ impl Letter {
         let text = match self {
             Letter::Signal { payload, .. } | Letter::Update { payload, .. } => payload.len(),
             Letter::Completed { result: Ok(text) | Err(text), .. } => text.len(),
-            Letter::Ended { .. } | Letter::RetryNow => 0,
+            Letter::Ended { .. } | Letter::RetryNow | Letter::Lock { .. } => 0,
         };
         text + 128
     }
@@ -62,8 +69,15 @@ impl Letter {
             Letter::Ended { child, .. } => WaitsFor::Child(child.to_string()),
             Letter::Completed { .. } => WaitsFor::Completion(String::new()),
             Letter::RetryNow => WaitsFor::Retry(String::new()),
+            Letter::Lock { lock, .. } => WaitsFor::Lock(lock.to_string()),
         }
     }
+}
+
+/// The id of the message that tells of a lock: whoever takes the request away can take that away with it.
+pub(crate) fn grant_id(lock: &LockName, ticket: u64) -> Uuid {
+    let bytes = [lock.bytes(), ticket.to_be_bytes().to_vec()].concat();
+    Uuid::from_u128(xxhash_rust::xxh3::xxh3_128(&bytes))
 }
 
 /// What was sent under an id, so that it counts once.

@@ -106,6 +106,7 @@ pub(crate) fn by_wait(what: &WaitsFor) -> Option<Vec<u8>> {
         WaitsFor::Child(name) => (3, name),
         WaitsFor::Completion(name) => (4, name),
         WaitsFor::Published(name) => (5, name),
+        WaitsFor::Lock(name) => (6, name),
         // A time is a status of its own, and the others are not waited for out of memory.
         WaitsFor::Timer | WaitsFor::Step(_) | WaitsFor::Store => return None,
     };

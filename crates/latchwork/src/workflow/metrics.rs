@@ -80,6 +80,7 @@ impl Metrics {
             WaitsFor::Child(_) => "child",
             WaitsFor::Completion(_) => "completion",
             WaitsFor::Published(_) => "published",
+            WaitsFor::Lock(_) => "lock",
             WaitsFor::Step(_) | WaitsFor::Store => return,
         };
         histogram!("latchwork_wait_seconds", "for" => kind).record(took.as_secs_f64());

@@ -4,15 +4,15 @@
 //! is set running by the same commit; one that runs learns of it in memory. When an execution goes to wait, it checks
 //! that the count is what it knows: so no message is overlooked between the two.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::store::{Check, Commit, Key, Outcome, Refusal, Rev, Write};
+use crate::store::{Check, Commit, Env, Key, Outcome, Refusal, Rev, Uuid, Write};
 use crate::workflow::engine::Inner;
-use crate::workflow::kept::{Letter, Message};
+use crate::workflow::kept::{Letter, Message, grant_id};
 use crate::workflow::record::{Execution, Status, Wait};
 use crate::workflow::run::{Effect, turn};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -63,7 +63,7 @@ impl Inner {
         let (kept, env) = (self.kept(id), self.store.env());
         let at_us = env.now().0;
         let messages: Vec<(Key, Message)> =
-            letters.into_iter().map(|body| (kept.message(env.uuid()), Message { at_us, body })).collect();
+            letters.into_iter().map(|body| (kept.message(letter_id(env, &body)), Message { at_us, body })).collect();
         let record: Key = self.spaces.executions.key(id.as_bytes());
         let mut commit = Commit::new().at_rev(&record, target.rev()).put(&kept.count(), Vec::new());
         commit = messages.iter().fold(commit, |commit, (key, message)| commit.put(key, message.encode()));
@@ -211,6 +211,82 @@ impl Inner {
         }
         let _lane = Lane { engine: self.clone(), id: id.clone() };
         self.deliver_all(id, vec![letter], &[], &[]).await?.map_err(|_| WorkflowError::Stopped)
+    }
+}
+
+/// Under which a message is kept.
+fn letter_id(env: &Env, letter: &Letter) -> Uuid {
+    match letter {
+        Letter::Lock { lock, ticket, .. } => grant_id(lock, *ticket),
+        _ => env.uuid(),
+    }
+}
+
+/// What a commit is to do to executions beside its own, each of them once.
+#[derive(Default)]
+pub(crate) struct Mail(BTreeMap<ExecutionId, Post>);
+
+#[derive(Default)]
+struct Post {
+    letters: Vec<Letter>,
+    cancel: Option<String>,
+    /// Whether it matters that the execution has not ended.
+    is_needed: bool,
+}
+
+impl Mail {
+    /// Adds a message.
+    pub(crate) fn letter(&mut self, id: &ExecutionId, letter: Letter) {
+        let post = self.0.entry(id.clone()).or_default();
+        post.letters.push(letter);
+        post.is_needed = true;
+    }
+
+    /// Adds a message that need not be delivered if the execution has ended.
+    pub(crate) fn notice(&mut self, id: &ExecutionId, letter: Letter) {
+        self.0.entry(id.clone()).or_default().letters.push(letter);
+    }
+
+    /// Adds a cancellation.
+    pub(crate) fn cancel(&mut self, id: &ExecutionId, reason: String) {
+        self.0.entry(id.clone()).or_default().cancel = Some(reason);
+    }
+
+    /// What the commit has to hold for that. What is known in memory is asked there, unless that was out of date.
+    pub(crate) async fn effects(self, engine: &Inner, from_store: bool) -> Result<Vec<Effect>> {
+        let mut effects = Vec::new();
+        for (id, post) in self.0 {
+            match engine.posted(&id, post.letters, post.cancel, from_store).await {
+                Ok(posted) => effects.extend(posted),
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) if !post.is_needed => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(effects)
+    }
+}
+
+impl Inner {
+    async fn posted(
+        &self,
+        id: &ExecutionId,
+        letters: Vec<Letter>,
+        cancel: Option<String>,
+        from_store: bool,
+    ) -> Result<Vec<Effect>> {
+        let mut effects = Vec::new();
+        if let Some(reason) = &cancel {
+            effects.extend(self.cancelling(id, reason).await?);
+        }
+        if !letters.is_empty() {
+            let target = match self.target(id, from_store || cancel.is_some()).await? {
+                // Its cancellation sets it running.
+                Target::Resting(_, rev) if !effects.is_empty() => Target::Running(rev),
+                target => target,
+            };
+            effects.push(self.deliveries(id, target, letters));
+        }
+        Ok(effects)
     }
 }
 

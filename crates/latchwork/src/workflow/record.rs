@@ -48,6 +48,8 @@ pub(crate) struct Execution {
     pub(crate) begins_us: Option<u64>,
     /// Whether it has started children.
     pub(crate) has_children: bool,
+    /// Whether it has asked for locks.
+    pub(crate) has_locks: bool,
 }
 
 /// The execution that has started another, and what its end means for that.
@@ -55,6 +57,8 @@ pub(crate) struct Execution {
 pub(crate) struct Parent {
     pub(crate) id: ExecutionId,
     pub(crate) close: Close,
+    /// The one that nobody has started so, and that is the first of all its ancestors.
+    pub(crate) root: ExecutionId,
 }
 
 /// What becomes of a child when its parent ends before it.
@@ -126,6 +130,8 @@ pub enum WaitsFor {
     Completion(String),
     /// A value that it publishes itself, under this name.
     Published(String),
+    /// The lock of this name.
+    Lock(String),
     /// The body of a step that runs.
     Step(String),
     /// A transaction, a change of a slot, or a commit.
@@ -135,7 +141,8 @@ pub enum WaitsFor {
 impl WaitsFor {
     /// Whether it is told of by a message.
     pub(crate) fn is_message(&self) -> bool {
-        matches!(self, WaitsFor::Signal(_) | WaitsFor::Update(_) | WaitsFor::Child(_) | WaitsFor::Completion(_))
+        use WaitsFor::{Child, Completion, Lock, Signal, Update};
+        matches!(self, Signal(_) | Update(_) | Child(_) | Completion(_) | Lock(_))
     }
 
     /// The same, without a name where messages do not tell it.
@@ -194,6 +201,7 @@ impl Execution {
             removal_us: None,
             begins_us: None,
             has_children: false,
+            has_locks: false,
         }
     }
 }
@@ -252,7 +260,7 @@ impl Entry {
         let text = match &self.state {
             EntryState::Done(text) | EntryState::Gave(text) | EntryState::Failed { failure: text, .. } => text.len(),
             EntryState::Saw { state, .. } => state.as_ref().map_or(0, String::len),
-            EntryState::Begun | EntryState::Until(_) => 0,
+            EntryState::Begun | EntryState::Until(_) | EntryState::Queued { .. } => 0,
         };
         text + self.progress.as_ref().map_or(0, String::len) + 128
     }
@@ -344,6 +352,10 @@ pub enum Kind {
     Completion,
     /// A change of tags or attributes.
     Label,
+    /// The acquisition of a lock.
+    Lock,
+    /// The release of a lock.
+    Unlock,
 }
 
 impl std::fmt::Display for Kind {
@@ -371,6 +383,8 @@ impl std::fmt::Display for Kind {
             Kind::Token => "token",
             Kind::Completion => "completion",
             Kind::Label => "label",
+            Kind::Lock => "lock",
+            Kind::Unlock => "unlock",
         })
     }
 }
@@ -390,6 +404,8 @@ pub(crate) enum EntryState {
     Gave(String),
     /// The state that was read, JSON text, and its rev. What the code made of it, it makes again.
     Saw { rev: Option<u64>, state: Option<String> },
+    /// Waits for a lock under this ticket, until then at the most, in microseconds.
+    Queued { ticket: u64, until_us: Option<u64> },
 }
 
 /// A step that is begun for the first time, in the record of the operation before it. It has a record of its own from

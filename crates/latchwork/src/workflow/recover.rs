@@ -166,6 +166,7 @@ impl Inner {
         self.timers.set(Timestamp(0));
         self.removals.set(Timestamp(0));
         self.tell_all();
+        self.listen_again().await?;
         let mut rest = self.left(false);
         loop {
             let found = self.store.view().await?.scan(&rest, Order::Ascending, BATCH).await?;

@@ -13,10 +13,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
+use crate::lock::LockName;
 use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, StoreError, Timestamp};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Kept, Published};
+use crate::workflow::locks::Dropped;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, Execution, Labels, Status, Wait, WaitsFor, id_key, run_key};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -53,8 +55,9 @@ pub(crate) struct State {
     pub(crate) execution: Execution,
     /// `None` while it is not stored.
     pub(crate) rev: Option<Rev>,
-    /// Whether it has started children, with what is not committed yet.
+    /// Whether it has started children, and asked for locks, with what is not committed yet.
     pub(crate) has_children: bool,
+    pub(crate) has_locks: bool,
     /// How it is to be found from the next commit on, and whether it is to be cancelled.
     pub(crate) labels: Labels,
     pub(crate) cancel: Option<String>,
@@ -89,6 +92,9 @@ pub(crate) struct State {
     pub(crate) beats: BTreeMap<Place, (u32, Option<String>)>,
     /// What it has published, if that was looked at, with what is not committed yet.
     pub(crate) published: Option<Publishes>,
+    /// The locks it holds, by name and ticket, and how many guards there are of each; and what was let go of.
+    pub(crate) holds: BTreeMap<(LockName, u64), usize>,
+    pub(crate) dropped: Vec<Dropped>,
     /// Whether there is nothing in its journal.
     is_fresh: bool,
     /// Commits of operations' own.
@@ -162,7 +168,7 @@ pub(crate) enum Stop {
 }
 
 /// What an execution is from a commit on.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Next {
     Runs,
     /// Out of memory, until then at the most.
@@ -197,11 +203,12 @@ impl Run {
         rev: Rev,
     ) -> Run {
         let (labels, cancel) = (execution.labels.clone(), execution.cancel.clone());
-        let has_children = execution.has_children;
+        let (has_children, has_locks) = (execution.has_children, execution.has_locks);
         let state = State {
             execution,
             rev: Some(rev),
             has_children,
+            has_locks,
             labels,
             cancel,
             pending: BTreeMap::new(),
@@ -223,6 +230,8 @@ impl Run {
             receipts: 0,
             beats: BTreeMap::new(),
             published: None,
+            holds: BTreeMap::new(),
+            dropped: Vec::new(),
             is_fresh: false,
             submitted: Vec::new(),
             continues: None,
@@ -271,6 +280,12 @@ impl Run {
     /// When it is to have ended.
     pub(crate) fn deadline(&self) -> Option<Timestamp> {
         self.state.lock().execution.deadline_us.map(Timestamp)
+    }
+
+    /// The first of its ancestors; itself if it has none.
+    pub(crate) fn root(&self) -> ExecutionId {
+        let root = self.with(|state| state.execution.parent.as_ref().map(|parent| parent.root.clone()));
+        root.unwrap_or_else(|| self.id.clone())
     }
 
     /// How often an operator has let it go on.
@@ -492,6 +507,8 @@ impl Run {
         (state.stop, state.is_fresh) = (None, true);
         // The code's operations are gone with it; what is left is of those who want something from outside.
         state.carrier = None;
+        state.holds.clear();
+        state.dropped.clear();
     }
 
     /// Refuses what is too large to be stored.

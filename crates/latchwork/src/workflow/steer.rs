@@ -147,13 +147,13 @@ impl Inner {
                 let is_done = is_tried && before.status == status;
                 return if is_done { Ok(()) } else { Err(WorkflowError::Ended { id: id.clone() }) };
             }
-            let parent = before.parent.as_ref().map(|parent| (parent, true));
-            let mut effects = self.closing(id, parent, &status, before.has_children).await?;
+            let mut closing = self.closing(id, &before, Some(&status), true).await?;
             let mut after = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
             let key = self.spaces.executions.key(id.as_bytes());
             let commit = Commit::new().at_rev(&key, rev);
             let (commit, due) = turn(self, commit, id, Some(&before), &mut after, None);
-            effects.insert(0, Effect::of(commit.put(&key, after.encode())));
+            let mut effects = vec![Effect::of(commit.put(&key, after.encode()))];
+            effects.append(&mut closing.effects);
             if self.perform_all(id, effects).await? {
                 due.into_iter().for_each(|due| self.removals.set(due));
                 self.set_aside.lock().remove(id);

@@ -5,5 +5,6 @@
 
 mod backends;
 mod entity;
+mod lock;
 mod state;
 mod workflow;

@@ -80,7 +80,8 @@ impl Run {
         let mut state = self.state.lock();
         let first_check = commit.checks().len();
         commit = commit.check(self.engine.shard_check(&self.id));
-        let is_over = state.stop.is_some() && !matches!(next, Next::Rests(_));
+        let is_gone = state.stop.is_some() || state.has_left || state.execution.status.is_terminal();
+        let is_over = is_gone && !matches!(next, Next::Rests(_));
         commit = match state.rev {
             // It was to stop; whatever was on its way to be done is not.
             _ if is_over => commit.check(Check::AtRev(self.key.clone(), Rev(u64::MAX))),
@@ -118,6 +119,7 @@ impl Run {
             labels: state.labels.clone(),
             cancel: state.cancel.clone(),
             has_children: state.has_children,
+            has_locks: state.has_locks,
             ..state.execution.clone()
         };
         let mut continues = false;

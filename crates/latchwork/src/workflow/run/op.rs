@@ -233,6 +233,16 @@ impl State {
         self.stop.is_some()
     }
 
+    /// Whether nobody drives it any more.
+    pub(crate) fn has_left(&self) -> bool {
+        self.has_left
+    }
+
+    /// Whether all that its branches do is wait.
+    pub(crate) fn only_waits(&self) -> bool {
+        !self.ops.is_empty() && self.waits == self.ops.len()
+    }
+
     /// Whether everything up to a stamp is durable.
     fn is_durable(&self, stamp: u64) -> bool {
         (self.pending.is_empty() || self.first_pending > stamp) && self.flying.values().all(|first| *first > stamp)
@@ -246,6 +256,7 @@ impl State {
             || stored.labels != self.labels
             || stored.cancel != self.cancel
             || stored.has_children != self.has_children
+            || stored.has_locks != self.has_locks
     }
 
     fn start_waiting(&mut self, number: u64, what: &WaitsFor, since: Timestamp, until: Option<Timestamp>) {
@@ -313,8 +324,7 @@ impl Run {
             return Todo::Commit(Next::Continues(input));
         }
         let is_stored = state.rev.is_some();
-        let is_idle = !state.ops.is_empty() && state.waits == state.ops.len();
-        if !is_idle {
+        if !state.only_waits() {
             let is_wanted = state.wants_record || !state.pending.is_empty() && state.first_pending <= state.wanted;
             return match (is_wanted, is_stored) {
                 (true, _) => Todo::Commit(Next::Runs),

@@ -1,0 +1,145 @@
+//! Executions that wait for each other in a circle. Whenever one that holds locks begins to wait for another, it is looked
+//! whether that can ever end; if not, its request is taken back and it is told of the circle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Weak};
+
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::lock::error::{DeadlockLink, LockRefused, Result};
+use crate::lock::lane::Ask;
+use crate::lock::service::AGAIN;
+use crate::lock::stored::{Head, Request};
+use crate::lock::{LockName, Owner};
+use crate::store::{Order, View};
+use crate::workflow::ExecutionId;
+use crate::workflow::engine::Inner;
+use crate::workflow::record::{Status, Wait, WaitsFor};
+
+/// Of locks that more hold than this it is supposed that somebody will let go.
+const MOST_HOLDERS: usize = 1000;
+
+/// A wait for a lock.
+struct Waiting {
+    lock: LockName,
+    ticket: u64,
+    permits: u32,
+    free: u32,
+    holders: Vec<(Owner, u32)>,
+}
+
+/// Looks at those that have begun to wait, one after the other.
+pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<ExecutionId>) {
+    while let Some(suspect) = suspects.recv().await {
+        let Some(engine) = engine.upgrade() else { return };
+        while engine.untangle(&suspect).await.is_err() {
+            if engine.is_stopped() {
+                return;
+            }
+            engine.store.env().sleep(AGAIN).await;
+        }
+    }
+}
+
+impl Inner {
+    /// Ends the wait of an execution if it would never end.
+    async fn untangle(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
+        let view = self.store.view().await?;
+        let mut stuck: BTreeMap<ExecutionId, Vec<Waiting>> = BTreeMap::new();
+        let mut seen = BTreeSet::new();
+        let mut next = vec![id.clone()];
+        while let Some(id) = next.pop() {
+            if !seen.insert(id.clone()) {
+                continue;
+            }
+            let waits = self.waits_for_locks(&view, &id).await?;
+            let holders = waits.iter().flat_map(|wait| &wait.holders);
+            next.extend(holders.filter_map(|(owner, _)| match owner {
+                Owner::Execution(id) => Some(id.clone()),
+                Owner::Session(_) => None,
+            }));
+            if !waits.is_empty() {
+                stuck.insert(id, waits);
+            }
+        }
+        drop(view);
+        // Whoever can be given something goes on, and so, in time, do those who wait for it.
+        loop {
+            let is_stuck = |owner: &Owner| matches!(owner, Owner::Execution(id) if stuck.contains_key(id));
+            let never = |wait: &Waiting| {
+                let given = wait.holders.iter().filter(|(owner, _)| !is_stuck(owner));
+                let given = given.fold(wait.free, |given, (_, permits)| given.saturating_add(*permits));
+                given < wait.permits
+            };
+            let goes_on: Vec<ExecutionId> =
+                stuck.iter().filter(|(_, waits)| !waits.iter().all(never)).map(|(id, _)| id.clone()).collect();
+            if goes_on.is_empty() {
+                break;
+            }
+            goes_on.iter().for_each(|id| drop(stuck.remove(id)));
+        }
+        let Some(last) = stuck.get(id).and_then(|waits| waits.iter().max_by_key(|wait| wait.ticket)) else {
+            return Ok(());
+        };
+        let why = LockRefused::Deadlock { lock: last.lock.to_string(), cycle: cycle(id, last, &stuck) };
+        tracing::warn!(%id, %why, "a deadlock");
+        self.ask(&last.lock, Ask::Refuse { ticket: last.ticket, why }, None).await.map(drop)
+    }
+
+    /// What an execution waits for, if that is nothing but locks, and for as long as it takes.
+    async fn waits_for_locks(&self, view: &View, id: &ExecutionId) -> Result<Vec<Waiting>> {
+        let is_lock = |wait: &Wait| matches!(wait.what, WaitsFor::Lock(_)) && wait.until_us.is_none();
+        let is_blocked = match self.resident(id) {
+            Some(run) => run.with(|state| state.only_waits() && state.doing().iter().all(is_lock)),
+            None => match self.read(id).await {
+                Ok(Some((execution, _))) => execution.status == Status::Waiting && execution.waits.iter().all(is_lock),
+                _ => false,
+            },
+        };
+        let mut waits = Vec::new();
+        if !is_blocked {
+            return Ok(waits);
+        }
+        let spaces = &self.locks.spaces;
+        for (lock, requests) in self.requests_of(&Owner::Execution(id.clone())).await? {
+            for (ticket, _) in requests {
+                let item = view.get(&spaces.request(&lock, ticket)).await?;
+                let request = item.and_then(|item| Request::decode(&item.value));
+                let Some(request) = request.filter(|request| request.granted_us.is_none()) else { continue };
+                let head = view.get(&spaces.head(&lock)).await?.and_then(|item| Head::decode(&item.value));
+                let Some(head) = head else { continue };
+                let free = head.kind.map_or(0, |kind| kind.capacity()).saturating_sub(head.used);
+                // All that hold it were granted it before all that wait.
+                let held = spaces.requests_until(&lock, head.granted);
+                let held = view.scan(&held, Order::Ascending, MOST_HOLDERS + 1).await?;
+                if held.len() > MOST_HOLDERS {
+                    return Ok(Vec::new());
+                }
+                let holders = held.into_iter().filter_map(|(_, item)| Request::decode(&item.value));
+                let holders = holders.map(|held| (held.owner, held.permits)).collect();
+                waits.push(Waiting { lock: lock.clone(), ticket, permits: request.permits, free, holders });
+            }
+        }
+        Ok(waits)
+    }
+}
+
+/// From whom to whom it goes until it closes.
+fn cycle(id: &ExecutionId, wait: &Waiting, stuck: &BTreeMap<ExecutionId, Vec<Waiting>>) -> Vec<DeadlockLink> {
+    let mut links: Vec<DeadlockLink> = Vec::new();
+    let (mut at, mut wait) = (id, wait);
+    loop {
+        let held_by = wait.holders.iter().filter_map(|(owner, _)| match owner {
+            Owner::Execution(id) => stuck.get_key_value(id),
+            Owner::Session(_) => None,
+        });
+        let holders = wait.holders.iter().map(|(owner, _)| owner.clone()).collect();
+        links.push(DeadlockLink { waiter: Owner::Execution(at.clone()), lock: wait.lock.to_string(), holders });
+        let is_known =
+            |id: &ExecutionId| links.iter().any(|link| matches!(&link.waiter, Owner::Execution(known) if known == id));
+        match held_by.into_iter().find(|(id, _)| !is_known(id)) {
+            Some((next, waits)) => (at, wait) = (next, &waits[0]),
+            None => return links,
+        }
+    }
+}

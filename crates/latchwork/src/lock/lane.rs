@@ -1,0 +1,564 @@
+//! Everything that is done to a lock goes by its lane: operations that come while a commit is on its way share the next
+//! one. A lock that nothing is done to has no lane.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedMutexGuard, oneshot, watch};
+
+use crate::lock::error::{LockError, LockRefused, Result};
+use crate::lock::table::{Plan, Table, Told};
+use crate::lock::{LockKind, LockName, Owner};
+use crate::store::{Check, Commit, ErrorKind, Order, Outcome, Receipt, Refusal, StoreError, Write};
+use crate::workflow::engine::Inner;
+use crate::workflow::post::Mail;
+use crate::workflow::run::Effect;
+use crate::workflow::{ExecutionId, WorkflowError};
+
+/// How many operations share a commit.
+const MOST: usize = 128;
+
+/// How many lanes are kept that nobody uses.
+const MOST_LANES: usize = 1024;
+
+/// Who has to wait for a lock anyway may wait so long for others to share a commit with, if the lock is busy.
+const COMPANY: Duration = Duration::from_millis(1);
+
+/// Something to be done to a lock.
+#[derive(Debug, Clone)]
+pub(crate) enum Ask {
+    Acquire(Want),
+    /// Lets go of a lock, or of a place in its queue.
+    Release {
+        ticket: u64,
+    },
+    /// The same, by the owner's own name for it, and with the message that may tell of it.
+    Abandon {
+        owner: Owner,
+        id: Vec<u8>,
+    },
+    /// Lets go of a place in the queue, unless it was granted by now.
+    Withdraw {
+        ticket: u64,
+    },
+    /// An operator has somebody let go.
+    Force {
+        ticket: u64,
+        reason: String,
+    },
+    /// Somebody who waits is not to.
+    Refuse {
+        ticket: u64,
+        why: LockRefused,
+    },
+    /// Nobody uses it any more.
+    Remove,
+    /// Goes on with what one commit could not hold.
+    Grant,
+}
+
+/// A request for a lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Want {
+    pub(crate) owner: Owner,
+    pub(crate) kind: LockKind,
+    pub(crate) permits: u32,
+    /// The owner's own name for the request.
+    pub(crate) id: Vec<u8>,
+    /// Whether it may have been made before.
+    pub(crate) is_known: bool,
+    pub(crate) waits: bool,
+    pub(crate) is_reentrant: bool,
+    /// Told of what becomes of it, if a session has made it.
+    pub(crate) ear: Option<Ear>,
+}
+
+/// What became of an operation.
+#[derive(Debug, Clone)]
+pub(crate) enum Answer {
+    Granted(u64),
+    Queued(u64),
+    /// It would have had to wait.
+    Busy,
+    /// Whether there was anything to release.
+    Released(bool),
+    Withdrawn,
+    /// There is no such request.
+    Gone,
+}
+
+/// What becomes of a session's request.
+#[derive(Debug, Clone)]
+pub(crate) enum Heard {
+    Waits,
+    Granted,
+    Gone(Gone),
+}
+
+/// Why a request is no more.
+#[derive(Debug, Clone)]
+pub(crate) enum Gone {
+    Refused(LockRefused),
+    SessionLost,
+}
+
+/// Hears what becomes of a request.
+pub(crate) type Ear = Arc<watch::Sender<Heard>>;
+
+/// Somebody whose own record goes into the same commit.
+pub(crate) trait Rider: Send {
+    /// Adds itself to the commit.
+    fn board(&mut self, commit: Commit, answer: &Answer) -> Commit;
+
+    /// The commit has landed.
+    fn landed(&mut self, receipt: &Receipt);
+
+    /// The commit was refused. Tells whether that was for a reason of its own: then the operation is dropped.
+    fn refused(&mut self, refusal: &Refusal) -> bool;
+
+    /// The store did not take the commit, or did not tell whether it did.
+    fn failed(&mut self, error: &StoreError);
+
+    /// Nothing is to be written for it.
+    fn rests(&mut self, answer: &Result<Answer>);
+}
+
+pub(crate) struct Job {
+    ask: Ask,
+    rider: Option<Box<dyn Rider>>,
+    answer: oneshot::Sender<Result<Answer>>,
+}
+
+impl Job {
+    fn settle(self, answer: Result<Answer>) {
+        let _ = self.answer.send(answer);
+    }
+}
+
+/// What is done to one lock.
+pub(crate) struct Lane {
+    lock: LockName,
+    queue: Mutex<Queue>,
+    /// Held by whoever changes the lock.
+    table: Arc<tokio::sync::Mutex<Option<Table>>>,
+    /// Told of new operations.
+    more: Notify,
+}
+
+struct Queue {
+    jobs: VecDeque<Job>,
+    is_working: bool,
+    /// How many operations the next commit may have.
+    most: usize,
+    /// Whether the last commit was just now.
+    is_hot: bool,
+}
+
+/// Keeps everybody else from changing a lock.
+pub(crate) type Held = OwnedMutexGuard<Option<Table>>;
+
+/// The lanes of locks that something is done to.
+pub(crate) type Lanes = HashMap<LockName, Arc<Lane>>;
+
+impl Inner {
+    fn lane(&self, lock: &LockName) -> Arc<Lane> {
+        let mut lanes = self.locks.lanes.lock();
+        if let Some(lane) = lanes.get(lock) {
+            return lane.clone();
+        }
+        if lanes.len() >= MOST_LANES {
+            lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
+        }
+        let queue = Queue { jobs: VecDeque::new(), is_working: false, most: MOST, is_hot: false };
+        let lane = Lane { lock: lock.clone(), queue: Mutex::new(queue), table: Arc::default(), more: Notify::new() };
+        let lane = Arc::new(lane);
+        lanes.insert(lock.clone(), lane.clone());
+        lane
+    }
+
+    /// Has something done to a lock. It is done though nobody waits for the answer.
+    pub(crate) fn ask(
+        self: &Arc<Inner>,
+        lock: &LockName,
+        ask: Ask,
+        rider: Option<Box<dyn Rider>>,
+    ) -> impl Future<Output = Result<Answer>> + Send + use<> {
+        let (answer, answered) = oneshot::channel();
+        let lane = self.lane(lock);
+        let mut queue = lane.queue.lock();
+        queue.jobs.push_back(Job { ask, rider, answer });
+        if !std::mem::replace(&mut queue.is_working, true) {
+            tokio::spawn(Worker { engine: self.clone(), lane: lane.clone(), is_idle: false }.work());
+        }
+        drop(queue);
+        lane.more.notify_one();
+        async move { answered.await.unwrap_or(Err(LockError::Stopped)) }
+    }
+}
+
+struct Worker {
+    engine: Arc<Inner>,
+    lane: Arc<Lane>,
+    /// Whether it has found nothing more to do. What comes from then on is another one's.
+    is_idle: bool,
+}
+
+impl Drop for Worker {
+    /// A worker ends by itself when nothing is left. If it ends because the runtime does, those who wait are told by
+    /// the end of their jobs.
+    fn drop(&mut self) {
+        if self.is_idle {
+            return;
+        }
+        let left = {
+            let mut queue = self.lane.queue.lock();
+            queue.is_working = false;
+            std::mem::take(&mut queue.jobs)
+        };
+        drop(left);
+    }
+}
+
+impl Worker {
+    async fn work(mut self) {
+        let mut jobs = Vec::new();
+        let mut from_store = false;
+        loop {
+            if !self.take(&mut jobs) {
+                return;
+            }
+            let mut held = self.lane.table.clone().lock_owned().await;
+            if self.wants_company(&jobs, &held) {
+                drop(held);
+                self.company().await;
+                self.take(&mut jobs);
+                held = self.lane.table.clone().lock_owned().await;
+            }
+            let count = jobs.len();
+            jobs = self.round(&mut held, std::mem::take(&mut jobs), from_store).await;
+            from_store = !jobs.is_empty();
+            if held.is_none() && jobs.len() == count {
+                // Somebody else was faster, who may be in another process.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Takes what waits. When there is nothing, the lane is idle.
+    fn take(&mut self, jobs: &mut Vec<Job>) -> bool {
+        let mut queue = self.lane.queue.lock();
+        let free = queue.most.saturating_sub(jobs.len()).min(queue.jobs.len());
+        jobs.extend(queue.jobs.drain(..free));
+        if jobs.is_empty() {
+            (queue.is_working, queue.is_hot, self.is_idle) = (false, false, true);
+        }
+        !jobs.is_empty()
+    }
+
+    /// Whether all that is asked for is to wait, on a lock that others are at.
+    fn wants_company(&self, jobs: &[Job], table: &Option<Table>) -> bool {
+        let Some(table) = table else { return false };
+        let is_patient = |job: &Job| match &job.ask {
+            Ask::Acquire(want) => want.waits && table.is_busy(want.permits),
+            _ => false,
+        };
+        std::mem::take(&mut self.lane.queue.lock().is_hot) && jobs.len() < MOST && jobs.iter().all(is_patient)
+    }
+
+    async fn company(&self) {
+        let mut sleep = self.engine.store.env().sleep(COMPANY);
+        let mut more = std::pin::pin!(self.lane.more.notified());
+        std::future::poll_fn(|context| {
+            let is_there = sleep.as_mut().poll(context).is_ready() | more.as_mut().poll(context).is_ready();
+            if is_there { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+    }
+
+    /// Does what is asked in one commit. Gives back what is to be tried again.
+    async fn round(&self, held: &mut Option<Table>, jobs: Vec<Job>, from_store: bool) -> Vec<Job> {
+        if self.engine.is_stopped() {
+            jobs.into_iter().for_each(|job| job.settle(Err(LockError::Stopped)));
+            return Vec::new();
+        }
+        let mut jobs = jobs;
+        match self.planned(held, &mut jobs, from_store).await {
+            Ok(Some(batch)) => self.commit(held, batch).await,
+            // Somebody has ended meanwhile.
+            Ok(None) => {
+                *held = None;
+                jobs
+            }
+            Err(error) => {
+                *held = None;
+                for mut job in jobs {
+                    if let (Some(rider), LockError::Store(error)) = (&mut job.rider, &error) {
+                        rider.failed(error);
+                    }
+                    job.settle(Err(error.clone()));
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    async fn planned(&self, held: &mut Option<Table>, jobs: &mut Vec<Job>, from_store: bool) -> Result<Option<Batch>> {
+        let (engine, lock) = (&*self.engine, &self.lane.lock);
+        let table = match held {
+            Some(table) => table,
+            None => held.insert(Table::read(engine, lock).await?),
+        };
+        let mut mail = Mail::default();
+        let mut plan = Plan::new(engine, lock, table, from_store);
+        let mut answers = Vec::with_capacity(jobs.len());
+        let mut is_changed = false;
+        let asks: Vec<Ask> = jobs.iter().map(|job| job.ask.clone()).collect();
+        for ask in &asks {
+            plan.is_changed = false;
+            let answer = match plan.ask(ask, &mut mail).await {
+                Err(LockError::Store(error)) => return Err(error.into()),
+                answer => answer,
+            };
+            answers.push((answer, plan.is_changed));
+            is_changed |= plan.is_changed;
+        }
+        plan.is_changed = is_changed;
+        let (checks, writes, told, is_unfinished) = plan.close();
+        let posted = match mail.effects(engine, from_store).await {
+            Ok(posted) => posted,
+            Err(WorkflowError::Store(error)) => return Err(error.into()),
+            Err(_) => return Ok(None),
+        };
+        let jobs = std::mem::take(jobs).into_iter().zip(answers);
+        let jobs = jobs.map(|(job, (answer, changes))| Done { job, answer, changes }).collect();
+        Ok(Some(Batch { jobs, checks, writes, posted, told, is_unfinished }))
+    }
+
+    async fn commit(&self, held: &mut Option<Table>, mut batch: Batch) -> Vec<Job> {
+        let engine = &self.engine;
+        if batch.writes.is_empty() {
+            batch.jobs.into_iter().for_each(|done| self.answered(done));
+            return Vec::new();
+        }
+        let commit = batch.checks.drain(..).fold(Commit::new(), Commit::check);
+        let owner = commit.checks().len();
+        let commit = commit.check(engine.lock_check(&self.lane.lock));
+        let mut commit = batch.writes.drain(..).fold(commit, Commit::write);
+        let mut from = commit.writes().len();
+        for effect in &batch.posted {
+            commit = effect.checks.iter().cloned().fold(commit, Commit::check);
+            commit = effect.writes.iter().cloned().fold(commit, Commit::write);
+        }
+        for done in &mut batch.jobs {
+            if let (true, Ok(answer), Some(rider)) = (done.changes, &done.answer, &mut done.job.rider) {
+                commit = rider.board(commit, answer);
+            }
+        }
+        match engine.store.commit(commit).await {
+            Ok(Outcome::Applied(receipt)) => {
+                held.iter_mut().for_each(Table::landed);
+                batch.posted.into_iter().for_each(|effect| effect.tell(engine, &mut from, &receipt));
+                // Who has come and been granted it in one commit has to be listened to first.
+                self.settled(batch.jobs, &receipt);
+                engine.tell_requests(&self.lane.lock, batch.told);
+                if batch.is_unfinished {
+                    drop(engine.ask(&self.lane.lock, Ask::Grant, None));
+                }
+                Vec::new()
+            }
+            Ok(Outcome::Refused(refusal)) => {
+                *held = None;
+                self.refused(batch.jobs, &refusal, owner)
+            }
+            Err(error) => {
+                *held = None;
+                self.failed(batch.jobs, error)
+            }
+        }
+    }
+
+    fn settled(&self, jobs: Vec<Done>, receipt: &Receipt) {
+        {
+            let mut queue = self.lane.queue.lock();
+            (queue.most, queue.is_hot) = (MOST, true);
+        }
+        for mut done in jobs {
+            if let Some(mut rider) = done.job.rider.take_if(|_| done.changes) {
+                rider.landed(receipt);
+            }
+            self.answered(done);
+        }
+    }
+
+    /// Answers an operation that has come to something. Who waits is listened to from here on, before anything else can
+    /// be granted.
+    fn answered(&self, done: Done) {
+        let Done { mut job, answer, .. } = done;
+        if let Ask::Acquire(want) = &job.ask {
+            match &answer {
+                Ok(Answer::Granted(ticket)) => self.engine.hears(&self.lane.lock, *ticket, want, true),
+                Ok(Answer::Queued(ticket)) => self.engine.hears(&self.lane.lock, *ticket, want, false),
+                _ => {}
+            }
+        }
+        if let Some(rider) = &mut job.rider {
+            rider.rests(&answer);
+        }
+        job.settle(answer);
+    }
+
+    fn refused(&self, jobs: Vec<Done>, refusal: &Refusal, owner: usize) -> Vec<Job> {
+        let is_fenced = refusal.failed.iter().any(|failed| failed.index == owner);
+        let lost = |want: &Want| match &want.owner {
+            Owner::Session(session) => {
+                let key = self.engine.locks.spaces.session(*session);
+                let is_lost = refusal.failed.iter().any(|failed| failed.check == Check::Present(key.clone()));
+                is_lost.then(|| LockError::SessionLost { session: session.to_string() })
+            }
+            Owner::Execution(_) => None,
+        };
+        let mut again = Vec::new();
+        for mut done in jobs {
+            if let (true, Some(rider)) = (done.changes, &mut done.job.rider)
+                && rider.refused(refusal)
+            {
+                continue;
+            }
+            match &done.job.ask {
+                _ if is_fenced => done.job.settle(Err(LockError::Stopped)),
+                Ask::Acquire(want) => match lost(want) {
+                    Some(error) => done.job.settle(Err(error)),
+                    None => again.push(done.job),
+                },
+                _ => again.push(done.job),
+            }
+        }
+        again
+    }
+
+    fn failed(&self, jobs: Vec<Done>, error: StoreError) -> Vec<Job> {
+        // More than a commit can hold, of which nothing was written: half of it may fit.
+        if error.kind() == ErrorKind::Invalid && jobs.len() > 1 {
+            self.lane.queue.lock().most = jobs.len() / 2;
+            let mut jobs: VecDeque<Job> = jobs.into_iter().map(|done| done.job).collect();
+            let rest = jobs.split_off(jobs.len() / 2);
+            let mut queue = self.lane.queue.lock();
+            rest.into_iter().rev().for_each(|job| queue.jobs.push_front(job));
+            return jobs.into();
+        }
+        self.engine.doubt();
+        for mut done in jobs {
+            if let Some(rider) = &mut done.job.rider {
+                rider.failed(&error);
+            }
+            done.job.settle(Err(error.clone().into()));
+        }
+        Vec::new()
+    }
+}
+
+/// Operations that are to be one commit.
+struct Batch {
+    jobs: Vec<Done>,
+    checks: Vec<Check>,
+    writes: Vec<Write>,
+    posted: Vec<Effect>,
+    told: Vec<Told>,
+    is_unfinished: bool,
+}
+
+/// An operation and what it came to.
+struct Done {
+    job: Job,
+    answer: Result<Answer>,
+    /// Whether it changes anything.
+    changes: bool,
+}
+
+impl Effect {
+    /// Tells whoever is to be told that it has landed. The writes of it begin at `from`, which is moved behind them.
+    pub(crate) fn tell(self, engine: &Arc<Inner>, from: &mut usize, receipt: &Receipt) {
+        let writes = *from..*from + self.writes.len();
+        *from = writes.end;
+        if let Some(landed) = self.landed {
+            landed(engine, receipt.generation, &receipt.revs[writes]);
+        }
+    }
+}
+
+/// What an execution that ends gives back, and the locks that nobody else may change until it has.
+#[derive(Default)]
+pub(crate) struct Freed {
+    pub(crate) effects: Vec<Effect>,
+    pub(crate) lanes: Vec<Held>,
+}
+
+impl Inner {
+    /// The release of everything that an execution holds or waits for, as a part of a commit.
+    pub(crate) async fn freed(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        has_locks: bool,
+        mail: &mut Mail,
+        from_store: bool,
+    ) -> Result<Freed, WorkflowError> {
+        let owner = Owner::Execution(id.clone());
+        let mut locks = match has_locks {
+            true => self.requests_of(&owner).await?,
+            false => return Ok(Freed::default()),
+        };
+        loop {
+            let mut lanes = Vec::new();
+            for lock in locks.keys() {
+                lanes.push(self.lane(lock).table.clone().lock_owned().await);
+            }
+            // Something may have been granted or let go of until then.
+            let now = self.requests_of(&owner).await?;
+            if !now.keys().eq(locks.keys()) {
+                locks = now;
+                continue;
+            }
+            let mut effects = Vec::new();
+            for ((lock, requests), held) in now.iter().zip(&mut lanes) {
+                // It is read again by whoever is next.
+                **held = None;
+                let mut table = Table::read(self, lock).await?;
+                let mut plan = Plan::new(self, lock, &mut table, from_store);
+                let tickets: Vec<u64> = requests.iter().map(|(ticket, _)| *ticket).collect();
+                plan.release_all(&tickets, mail).await?;
+                effects.push(freeing(lock.clone(), plan));
+            }
+            return Ok(Freed { effects, lanes });
+        }
+    }
+
+    /// Everything that somebody holds or waits for: tickets, and the owner's own names for them.
+    pub(crate) async fn requests_of(&self, owner: &Owner) -> Result<Owned, StoreError> {
+        let range = self.locks.spaces.owned_by(owner);
+        let found = self.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
+        let mut owned = Owned::new();
+        for (key, item) in found {
+            let ticket = item.value.as_ref().try_into().map(u64::from_be_bytes);
+            if let (Some((lock, id)), Ok(ticket)) = (crate::lock::name::Spaces::read_owned(owner, &key), ticket) {
+                owned.entry(lock).or_default().push((ticket, id));
+            }
+        }
+        Ok(owned)
+    }
+}
+
+/// The tickets of somebody by lock, with the names of the requests.
+pub(crate) type Owned = std::collections::BTreeMap<LockName, Vec<(u64, Vec<u8>)>>;
+
+fn freeing(lock: LockName, plan: Plan<'_>) -> Effect {
+    let (checks, writes, told, is_unfinished) = plan.close();
+    let landed = move |engine: &Arc<Inner>, _, _: &[Option<crate::store::Rev>]| {
+        engine.tell_requests(&lock, told);
+        if is_unfinished {
+            drop(engine.ask(&lock, Ask::Grant, None));
+        }
+    };
+    Effect { checks, writes, landed: Some(Box::new(landed)), ..Effect::default() }
+}

@@ -1,0 +1,409 @@
+//! Locks for code outside of workflows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::lock::error::{LockError, LockKind, Result};
+use crate::lock::lane::{Answer, Ask, Ear, Gone, Heard, Want};
+use crate::lock::service::AGAIN;
+use crate::lock::session::Session;
+use crate::lock::{LockName, Token};
+use crate::store::{ErrorKind, StoreError};
+use crate::workflow::Engine;
+use crate::workflow::engine::Inner;
+
+/// The locks of an engine: for operators, and for sessions of one's own.
+#[derive(Clone)]
+pub struct Locks {
+    pub(crate) engine: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Locks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Locks").finish_non_exhaustive()
+    }
+}
+
+/// A lock by its name. Nothing is stored until it is acquired.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct Lock {
+    engine: Arc<Inner>,
+    name: LockName,
+    kind: LockKind,
+    session: Option<Session>,
+    request: Option<String>,
+}
+
+/// A lock that is waited for so long at the most.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct LockWithin {
+    lock: Lock,
+    limit: Duration,
+}
+
+/// A read-write lock by its name. Nothing is stored until it is acquired.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct ReadWriteLock(Lock);
+
+/// A read-write lock that is waited for so long at the most.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct ReadWriteLockWithin(LockWithin);
+
+impl Engine {
+    /// The locks of this engine: for operators, and for sessions of one's own.
+    pub fn locks(&self) -> Locks {
+        Locks { engine: self.inner.clone() }
+    }
+
+    /// A mutex, for code outside of workflows. It is held by this process, whose lease is renewed by itself.
+    pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
+        self.locks().mutex(name)
+    }
+
+    /// A semaphore of so many permits, for code outside of workflows.
+    pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> Lock {
+        self.locks().semaphore(name, permits)
+    }
+
+    /// A read-write lock, for code outside of workflows.
+    pub fn rw_lock(&self, name: impl Into<LockName>) -> ReadWriteLock {
+        self.locks().rw_lock(name)
+    }
+}
+
+impl Locks {
+    fn lock(&self, name: LockName, kind: LockKind) -> Lock {
+        Lock { engine: self.engine.clone(), name, kind, session: None, request: None }
+    }
+
+    /// A mutex.
+    pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
+        self.lock(name.into(), LockKind::Semaphore { permits: 1 })
+    }
+
+    /// A semaphore of so many permits.
+    pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> Lock {
+        self.lock(name.into(), LockKind::Semaphore { permits })
+    }
+
+    /// A read-write lock: any number of readers or one writer, in the order in which they came.
+    pub fn rw_lock(&self, name: impl Into<LockName>) -> ReadWriteLock {
+        ReadWriteLock(self.lock(name.into(), LockKind::ReadWrite))
+    }
+}
+
+impl Lock {
+    /// Held by this session.
+    pub fn by(mut self, session: &Session) -> Lock {
+        self.session = Some(session.clone());
+        self
+    }
+
+    /// Under this id: however often the session asks for it, it counts once.
+    pub fn request(mut self, id: impl Into<String>) -> Lock {
+        self.request = Some(id.into());
+        self
+    }
+
+    /// Waits for it so long at the most.
+    pub fn wait_at_most(self, limit: Duration) -> LockWithin {
+        LockWithin { lock: self, limit }
+    }
+
+    /// Acquires the lock, or one permit, and waits for it as long as it takes. Who came first is given it first.
+    pub async fn acquire(&self) -> Result<LockGuard> {
+        self.acquire_many(1).await
+    }
+
+    /// Acquires so many permits at once.
+    pub async fn acquire_many(&self, permits: u32) -> Result<LockGuard> {
+        self.take(permits, true, None).await?.ok_or(LockError::Stopped)
+    }
+
+    /// Acquires the lock, or one permit, if that is possible at once.
+    pub async fn try_acquire(&self) -> Result<Option<LockGuard>> {
+        self.try_acquire_many(1).await
+    }
+
+    /// Acquires so many permits, if that is possible at once.
+    pub async fn try_acquire_many(&self, permits: u32) -> Result<Option<LockGuard>> {
+        self.take(permits, false, None).await
+    }
+
+    async fn take(&self, permits: u32, waits: bool, limit: Option<Duration>) -> Result<Option<LockGuard>> {
+        self.name.check()?;
+        let env = self.engine.store.env();
+        let id = match &self.request {
+            Some(request) => [&[1], request.as_bytes()].concat(),
+            None => [&[0], &env.uuid().as_bytes()[..]].concat(),
+        };
+        if id.len() > 257 {
+            return Err(LockError::Name { name: self.name.to_string(), reason: "a request's id is at most 256 bytes" });
+        }
+        let until = limit.map(|limit| env.monotonic() + limit);
+        let mut is_known = self.request.is_some();
+        loop {
+            let session = match &self.session {
+                Some(session) => session.clone(),
+                None => self.engine.own_session().await?,
+            };
+            let ear: Ear = Arc::new(watch::Sender::new(Heard::Waits));
+            let mut asked = Asked { lock: self, session, id: id.clone(), is_over: false };
+            let want = Want {
+                owner: asked.session.shared.owner(),
+                kind: self.kind,
+                permits,
+                id: id.clone(),
+                is_known,
+                waits,
+                is_reentrant: false,
+                ear: Some(ear.clone()),
+            };
+            let answer = self.engine.ask(&self.name, Ask::Acquire(want), None).await;
+            match answer {
+                Ok(Answer::Granted(ticket)) => return Ok(Some(asked.granted(ticket, ear))),
+                Ok(Answer::Queued(ticket)) => return asked.wait(ticket, ear, until).await,
+                Ok(_) => {
+                    asked.is_over = true;
+                    return Ok(None);
+                }
+                Err(LockError::SessionLost { .. }) if self.session.is_none() => {
+                    asked.is_over = true;
+                    is_known = self.request.is_some();
+                    let mut own = self.engine.locks.own.lock().await;
+                    own.take_if(|own| own.id() == asked.session.id());
+                }
+                Err(LockError::Store(error)) if is_passing(&error) => {
+                    // It may have landed.
+                    asked.is_over = true;
+                    is_known = true;
+                    if until.is_some_and(|until| until <= env.monotonic()) {
+                        asked.is_over = false;
+                        return Err(error.into());
+                    }
+                    env.sleep(AGAIN).await;
+                }
+                Err(error) => {
+                    asked.is_over = !matches!(error, LockError::Store(_));
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+fn is_passing(error: &StoreError) -> bool {
+    error.kind() == ErrorKind::Unavailable && !matches!(error, StoreError::Closed | StoreError::Stopped { .. })
+}
+
+/// A request that was made. If nobody waits for it any more, it is taken away.
+struct Asked<'a> {
+    lock: &'a Lock,
+    session: Session,
+    id: Vec<u8>,
+    is_over: bool,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let (name, owner) = (self.lock.name.clone(), self.session.shared.owner());
+            self.lock.engine.abandon(name, owner, std::mem::take(&mut self.id));
+        }
+    }
+}
+
+impl Asked<'_> {
+    fn granted(mut self, ticket: u64, ear: Ear) -> LockGuard {
+        self.is_over = true;
+        let Lock { engine, name, .. } = self.lock;
+        let token = Token { number: ticket, key: engine.locks.spaces.request(name, ticket) };
+        let (engine, lock) = (engine.clone(), name.clone());
+        LockGuard { engine, lock, session: self.session.clone(), token, ear, is_released: false }
+    }
+
+    async fn wait(mut self, ticket: u64, ear: Ear, until: Option<Duration>) -> Result<Option<LockGuard>> {
+        let engine = &self.lock.engine;
+        let env = engine.store.env();
+        let mut heard = ear.subscribe();
+        let mut sleep = until.map(|until| env.sleep(until.saturating_sub(env.monotonic())));
+        let is_in_time = {
+            let mut told = std::pin::pin!(heard.wait_for(|heard| !matches!(heard, Heard::Waits)));
+            std::future::poll_fn(|context| {
+                if told.as_mut().poll(context).is_ready() {
+                    return std::task::Poll::Ready(true);
+                }
+                match sleep.as_mut().is_some_and(|sleep| sleep.as_mut().poll(context).is_ready()) {
+                    true => std::task::Poll::Ready(false),
+                    false => std::task::Poll::Pending,
+                }
+            })
+            .await
+        };
+        if !is_in_time {
+            match engine.ask(&self.lock.name, Ask::Withdraw { ticket }, None).await? {
+                Answer::Granted(_) => return Ok(Some(self.granted(ticket, ear))),
+                Answer::Withdrawn => {
+                    self.is_over = true;
+                    engine.locks.forget(&self.lock.name, ticket);
+                    return Ok(None);
+                }
+                _ => {}
+            }
+        }
+        let heard = ear.borrow().clone();
+        if let Heard::Granted = heard {
+            return Ok(Some(self.granted(ticket, ear)));
+        }
+        self.is_over = true;
+        match heard {
+            Heard::Gone(Gone::Refused(why)) => Err(why.into()),
+            _ if engine.is_stopped() => Err(LockError::Stopped),
+            _ => Err(LockError::SessionLost { session: self.session.id().to_string() }),
+        }
+    }
+}
+
+impl LockWithin {
+    /// Acquires the lock, or one permit; none if that took too long.
+    pub async fn acquire(&self) -> Result<Option<LockGuard>> {
+        self.acquire_many(1).await
+    }
+
+    /// Acquires so many permits at once; none if that took too long.
+    pub async fn acquire_many(&self, permits: u32) -> Result<Option<LockGuard>> {
+        self.lock.take(permits, true, Some(self.limit)).await
+    }
+}
+
+impl ReadWriteLock {
+    /// Held by this session.
+    pub fn by(self, session: &Session) -> ReadWriteLock {
+        ReadWriteLock(self.0.by(session))
+    }
+
+    /// Under this id: however often the session asks for it, it counts once.
+    pub fn request(self, id: impl Into<String>) -> ReadWriteLock {
+        ReadWriteLock(self.0.request(id))
+    }
+
+    /// Waits for it so long at the most.
+    pub fn wait_at_most(self, limit: Duration) -> ReadWriteLockWithin {
+        ReadWriteLockWithin(self.0.wait_at_most(limit))
+    }
+
+    /// Acquires it beside other readers.
+    pub async fn read(&self) -> Result<LockGuard> {
+        self.0.acquire_many(1).await
+    }
+
+    /// Acquires it alone.
+    pub async fn write(&self) -> Result<LockGuard> {
+        self.0.acquire_many(self.0.kind.capacity()).await
+    }
+
+    /// Acquires it beside other readers, if that is possible at once.
+    pub async fn try_read(&self) -> Result<Option<LockGuard>> {
+        self.0.try_acquire_many(1).await
+    }
+
+    /// Acquires it alone, if that is possible at once.
+    pub async fn try_write(&self) -> Result<Option<LockGuard>> {
+        self.0.try_acquire_many(self.0.kind.capacity()).await
+    }
+}
+
+impl ReadWriteLockWithin {
+    /// Acquires it beside other readers; none if that took too long.
+    pub async fn read(&self) -> Result<Option<LockGuard>> {
+        self.0.acquire_many(1).await
+    }
+
+    /// Acquires it alone; none if that took too long.
+    pub async fn write(&self) -> Result<Option<LockGuard>> {
+        self.0.acquire_many(self.0.lock.kind.capacity()).await
+    }
+}
+
+/// A lock that is held. Dropping it releases it soon; [`LockGuard::release`] returns when it is released.
+#[must_use = "a lock is released when its guard is dropped"]
+pub struct LockGuard {
+    engine: Arc<Inner>,
+    lock: LockName,
+    session: Session,
+    token: Token,
+    ear: Ear,
+    is_released: bool,
+}
+
+impl std::fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LockGuard").field("lock", &self.lock).field("token", &self.token.number).finish_non_exhaustive()
+    }
+}
+
+impl LockGuard {
+    /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.
+    pub fn token(&self) -> &Token {
+        &self.token
+    }
+
+    /// The lock's name.
+    pub fn name(&self) -> &LockName {
+        &self.lock
+    }
+
+    /// The session that holds it.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Whether it is known to be lost.
+    pub fn is_lost(&self) -> bool {
+        matches!(*self.ear.borrow(), Heard::Gone(_))
+    }
+
+    /// Returns when the lock is lost: the lease was not renewed in time, an operator has forced its release, or the
+    /// engine has stopped.
+    pub async fn lost(&self) {
+        let mut heard = self.ear.subscribe();
+        let _ = heard.wait_for(|heard| matches!(heard, Heard::Gone(_))).await;
+    }
+
+    /// Releases the lock: whoever is next has it when this returns. Gives whether it was still held.
+    pub async fn release(mut self) -> Result<bool> {
+        let ask = Ask::Release { ticket: self.token.number };
+        let answer = self.engine.ask(&self.lock, ask, None).await?;
+        self.is_released = true;
+        self.engine.locks.forget(&self.lock, self.token.number);
+        Ok(matches!(answer, Answer::Released(true)))
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if self.is_released || self.engine.is_stopped() {
+            return;
+        }
+        self.engine.locks.forget(&self.lock, self.token.number);
+        let (engine, lock, ticket) = (self.engine.clone(), self.lock.clone(), self.token.number);
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        // The session is not to end before.
+        let session = self.session.clone();
+        runtime.spawn(async move {
+            while let Err(LockError::Store(_)) = engine.ask(&lock, Ask::Release { ticket }, None).await {
+                if engine.is_stopped() {
+                    break;
+                }
+                engine.store.env().sleep(AGAIN).await;
+            }
+            drop(session);
+        });
+    }
+}

@@ -1,0 +1,195 @@
+//! What operators see of locks and do to them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::lock::error::{LockError, LockKind, Result};
+use crate::lock::lane::Ask;
+use crate::lock::name::read_ticket;
+use crate::lock::stored::{Forced, Head, Lease, Request};
+use crate::lock::{LockName, Locks, Owner};
+use crate::store::{Order, Timestamp, View};
+
+/// A lock, in a list.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LockSummary {
+    /// Its name.
+    pub name: LockName,
+    /// What it is.
+    pub kind: LockKind,
+    /// How many permits are taken. A writer of a read-write lock takes all of them.
+    pub used: u32,
+    /// How many wait.
+    pub waiting: u64,
+}
+
+/// Locks in the order of their names, and where the next page begins.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LockPage {
+    /// The locks.
+    pub locks: Vec<LockSummary>,
+    /// After which the next page begins, if there is one.
+    pub next: Option<LockName>,
+}
+
+/// Everything about a lock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LockState {
+    /// Its name.
+    pub name: LockName,
+    /// What it is.
+    pub kind: LockKind,
+    /// How many permits are taken.
+    pub used: u32,
+    /// How many wait. Not all of them need be told of here.
+    pub waiting: u64,
+    /// Who holds it, the oldest grant first.
+    pub holders: Vec<Requested>,
+    /// Who waits, in the order in which they will be given it.
+    pub waiters: Vec<Requested>,
+    /// Who was made to let go, the last one first.
+    pub forced: Vec<ForcedRelease>,
+}
+
+/// Somebody who holds a lock or waits for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Requested {
+    /// Who.
+    pub owner: Owner,
+    /// What the session is called, if it is one.
+    pub label: Option<String>,
+    /// The token: of a waiter, the one it will be granted.
+    pub token: u64,
+    /// How many permits.
+    pub permits: u32,
+    /// Since when it waits or has waited, in microseconds since 1970.
+    pub since_us: u64,
+    /// Since when it holds it, in microseconds since 1970.
+    pub granted_us: Option<u64>,
+    /// How many are before it in the queue.
+    pub position: Option<u64>,
+    /// When the session's lease was last renewed, in microseconds since 1970, and how long it is.
+    pub lease: Option<(u64, u64)>,
+}
+
+impl Requested {
+    /// Since when it waits or has waited.
+    pub fn since(&self) -> Timestamp {
+        Timestamp(self.since_us)
+    }
+}
+
+/// A release that an operator has forced.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ForcedRelease {
+    /// Who had it, or waited for it.
+    pub owner: Owner,
+    /// The token.
+    pub token: u64,
+    /// Whether it was held, and not only waited for.
+    pub was_held: bool,
+    /// When, in microseconds since 1970.
+    pub at_us: u64,
+    /// What the operator has said.
+    pub reason: String,
+}
+
+/// How many waiters are told of.
+const MOST_WAITERS: usize = 1000;
+
+/// How many forced releases are told of.
+const MOST_FORCED: usize = 100;
+
+impl Locks {
+    /// Locks that somebody has used, after this one if one is said, so many at the most.
+    pub async fn list(&self, after: Option<&LockName>, limit: usize) -> Result<LockPage> {
+        let (view, space) = (self.engine.store.view().await?, &self.engine.locks.spaces.heads);
+        let mut page = LockPage { locks: Vec::new(), next: None };
+        let mut from = after.map_or_else(Vec::new, |after| [after.bytes(), vec![0]].concat());
+        loop {
+            let range = space.range(from.clone()..);
+            let found = view.scan(&range, Order::Ascending, limit.saturating_add(1).min(1000)).await?;
+            let Some((last, _)) = found.last() else { return Ok(page) };
+            from = [last.bytes(), &[0]].concat();
+            for (key, item) in found {
+                let (Some((name, _)), Some(head)) = (LockName::read(key.bytes()), Head::decode(&item.value)) else {
+                    return Err(LockError::Corrupt { place: format!("{key}") });
+                };
+                let Some(kind) = head.kind else { continue };
+                if page.locks.len() == limit {
+                    page.next = page.locks.last().map(|last| last.name.clone());
+                    return Ok(page);
+                }
+                page.locks.push(LockSummary { name, kind, used: head.used, waiting: head.waiting });
+            }
+        }
+    }
+
+    /// Everything about a lock, of the waiters the first thousand.
+    pub async fn inspect(&self, name: impl Into<LockName>) -> Result<LockState> {
+        let name = name.into();
+        name.check()?;
+        let (view, spaces) = (self.engine.store.view().await?, &self.engine.locks.spaces);
+        let head = view.get(&spaces.head(&name)).await?.and_then(|item| Head::decode(&item.value));
+        let missing = || LockError::NotFound { lock: name.to_string() };
+        let head = head.ok_or_else(missing)?;
+        let kind = head.kind.ok_or_else(missing)?;
+        let (mut holders, mut waiters, mut forced) = (Vec::new(), Vec::new(), Vec::new());
+        let limit = usize::try_from(head.used).unwrap_or(usize::MAX).saturating_add(MOST_WAITERS);
+        for (key, item) in view.scan(&spaces.requests_from(&name, 0), Order::Ascending, limit).await? {
+            let (Some((_, token)), Some(request)) = (read_ticket(&key), Request::decode(&item.value)) else {
+                return Err(LockError::Corrupt { place: format!("{key}") });
+            };
+            let position = request.granted_us.is_none().then_some(waiters.len() as u64);
+            let requested = self.requested(&view, token, request, position).await?;
+            if requested.granted_us.is_some() { holders.push(requested) } else { waiters.push(requested) }
+        }
+        let range = spaces.forced.prefix(name.bytes());
+        for (key, item) in view.scan(&range, Order::Descending, MOST_FORCED).await? {
+            if let (Some((_, token)), Some(Forced { request, at_us, reason })) =
+                (read_ticket(&key), Forced::decode(&item.value))
+            {
+                let was_held = request.granted_us.is_some();
+                forced.push(ForcedRelease { owner: request.owner, token, was_held, at_us, reason });
+            }
+        }
+        let (used, waiting) = (head.used, head.waiting);
+        Ok(LockState { name, kind, used, waiting, holders, waiters, forced })
+    }
+
+    async fn requested(&self, view: &View, token: u64, request: Request, position: Option<u64>) -> Result<Requested> {
+        let Request { owner, permits, since_us, granted_us, .. } = request;
+        let lease = match &owner {
+            Owner::Session(id) => view.get(&self.engine.locks.spaces.session(*id)).await?,
+            Owner::Execution(_) => None,
+        };
+        let lease = lease.and_then(|item| Lease::decode(&item.value));
+        let label = lease.as_ref().map(|lease| lease.label.clone());
+        let lease = lease.map(|lease| (lease.renewed_us, lease.lease_us));
+        Ok(Requested { owner, label, token, permits, since_us, granted_us, position, lease })
+    }
+
+    /// Has whoever holds a lock under this token, or waits for it, let go of it. The reason stays in the lock's history.
+    /// Who held it learns of it by [`LockGuard::lost`](crate::lock::LockGuard::lost), or when its token is refused.
+    pub async fn force_release(&self, name: impl Into<LockName>, token: u64, reason: &str) -> Result<()> {
+        let name = name.into();
+        name.check()?;
+        if reason.len() > 4096 {
+            return Err(LockError::Name { name: reason.into(), reason: "a reason is at most 4096 bytes" });
+        }
+        let ask = Ask::Force { ticket: token, reason: reason.into() };
+        self.engine.ask(&name, ask, None).await.map(drop)
+    }
+
+    /// Removes a lock that nobody holds or waits for: the next to use the name may say anew what it is. Tokens go on
+    /// above those before.
+    pub async fn remove(&self, name: impl Into<LockName>) -> Result<()> {
+        let name = name.into();
+        name.check()?;
+        self.engine.ask(&name, Ask::Remove, None).await.map(drop)
+    }
+}

@@ -1,0 +1,155 @@
+//! What an engine knows of locks in memory: lanes, sessions, and who in this process waits for what.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+
+use crate::lock::lane::{Ask, Ear, Gone, Heard, Lanes, Want};
+use crate::lock::name::Spaces;
+use crate::lock::session::{Session, Watched};
+use crate::lock::stored::Request;
+use crate::lock::table::Told;
+use crate::lock::{LockName, Owner};
+use crate::store::{Check, Store, StoreError, Uuid};
+use crate::workflow::ExecutionId;
+use crate::workflow::engine::Inner;
+
+pub(crate) struct Service {
+    pub(crate) spaces: Spaces,
+    pub(crate) lanes: Mutex<Lanes>,
+    /// The requests of sessions in this process, held and waiting.
+    ears: Mutex<HashMap<(LockName, u64), (Uuid, Ear)>>,
+    /// The session of those who have none of their own.
+    pub(crate) own: tokio::sync::Mutex<Option<Session>>,
+    /// Sessions that end if they are not renewed, and nobody in this process does that by itself.
+    pub(crate) watched: Mutex<HashMap<Uuid, Watched>>,
+    pub(crate) watches: Notify,
+    /// Executions that have begun to wait for a lock.
+    pub(crate) suspects: mpsc::UnboundedSender<ExecutionId>,
+    suspected: Mutex<Option<mpsc::UnboundedReceiver<ExecutionId>>>,
+}
+
+impl Service {
+    pub(crate) async fn on(store: &Store) -> Result<Service, StoreError> {
+        let (suspects, suspected) = mpsc::unbounded_channel();
+        Ok(Service {
+            spaces: Spaces::declare(store).await?,
+            lanes: Mutex::default(),
+            ears: Mutex::default(),
+            own: tokio::sync::Mutex::default(),
+            watched: Mutex::default(),
+            watches: Notify::new(),
+            suspects,
+            suspected: Mutex::new(Some(suspected)),
+        })
+    }
+
+    /// Those who may be in a deadlock, for the one who looks.
+    pub(crate) fn suspected(&self) -> Option<mpsc::UnboundedReceiver<ExecutionId>> {
+        self.suspected.lock().take()
+    }
+
+    /// Whether a session holds anything, or waits for it.
+    pub(crate) fn is_used(&self, session: Uuid) -> bool {
+        self.ears.lock().values().any(|(owner, _)| *owner == session)
+    }
+
+    /// A request of a session is over.
+    pub(crate) fn forget(&self, lock: &LockName, ticket: u64) {
+        self.ears.lock().remove(&(lock.clone(), ticket));
+    }
+
+    /// A session is lost, and with it everything it had.
+    pub(crate) fn lose(&self, session: Uuid) {
+        let mut ears = self.ears.lock();
+        let lost = ears.extract_if(|_, (owner, _)| *owner == session);
+        lost.for_each(|(_, (_, ear))| drop(ear.send_replace(Heard::Gone(Gone::SessionLost))));
+    }
+
+    /// Nothing is served any more.
+    pub(crate) fn stop(&self) {
+        if let Ok(mut own) = self.own.try_lock() {
+            *own = None;
+        }
+        let ears = std::mem::take(&mut *self.ears.lock());
+        ears.into_values().for_each(|(_, ear)| drop(ear.send_replace(Heard::Gone(Gone::SessionLost))));
+    }
+}
+
+impl Inner {
+    /// That this engine is the one that serves a lock.
+    pub(crate) fn lock_check(&self, lock: &LockName) -> Check {
+        self.shard_of(&lock.bytes())
+    }
+
+    /// Has somebody hear what becomes of a request.
+    pub(crate) fn hears(&self, lock: &LockName, ticket: u64, want: &Want, is_granted: bool) {
+        if let (Owner::Session(session), Some(ear)) = (&want.owner, &want.ear) {
+            self.locks.ears.lock().insert((lock.clone(), ticket), (*session, ear.clone()));
+            if is_granted {
+                ear.send_replace(Heard::Granted);
+            }
+        }
+    }
+
+    /// Tells those in this process what became of their requests.
+    pub(crate) fn tell_requests(&self, lock: &LockName, told: Vec<Told>) {
+        if told.is_empty() {
+            return;
+        }
+        let mut ears = self.locks.ears.lock();
+        for told in told {
+            match told {
+                Told::Granted(ticket) => {
+                    if let Some((_, ear)) = ears.get(&(lock.clone(), ticket)) {
+                        ear.send_replace(Heard::Granted);
+                    }
+                }
+                Told::Gone(ticket, gone) => {
+                    if let Some((_, ear)) = ears.remove(&(lock.clone(), ticket)) {
+                        ear.send_replace(Heard::Gone(gone));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A commit had no answer: those whom it may have granted something look.
+    pub(crate) async fn listen_again(self: &Arc<Inner>) -> Result<(), StoreError> {
+        let ears: Vec<_> = self.locks.ears.lock().keys().cloned().collect();
+        if ears.is_empty() {
+            return Ok(());
+        }
+        let view = self.store.view().await?;
+        for (lock, ticket) in ears {
+            let item = view.get(&self.locks.spaces.request(&lock, ticket)).await?;
+            let told = match item.map(|item| Request::decode(&item.value)) {
+                Some(Some(request)) if request.granted_us.is_some() => Told::Granted(ticket),
+                Some(_) => continue,
+                None => Told::Gone(ticket, Gone::SessionLost),
+            };
+            self.tell_requests(&lock, vec![told]);
+        }
+        Ok(())
+    }
+
+    /// Lets go of something that nobody wants any more, however long the store does not serve.
+    pub(crate) fn abandon(self: &Arc<Inner>, lock: LockName, owner: Owner, id: Vec<u8>) {
+        let engine = self.clone();
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            while engine.ask(&lock, Ask::Abandon { owner: owner.clone(), id: id.clone() }, None).await.is_err() {
+                if engine.is_stopped() {
+                    return;
+                }
+                engine.store.env().sleep(AGAIN).await;
+            }
+        });
+    }
+}
+
+/// How long to wait after the store did not serve.
+pub(crate) const AGAIN: Duration = Duration::from_millis(200);

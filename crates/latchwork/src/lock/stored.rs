@@ -1,0 +1,55 @@
+//! What is stored of locks.
+
+use serde::{Deserialize, Serialize};
+
+use crate::lock::{LockKind, Owner};
+use crate::workflow::record::stored;
+
+/// A lock as a whole. It is written with every change of anything of the lock, so its rev tells whether what is known of
+/// the lock is up to date, and new tickets are made of it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct Head {
+    /// `None` if the lock was removed.
+    pub(crate) kind: Option<LockKind>,
+    /// How many permits are taken.
+    pub(crate) used: u32,
+    /// The last ticket that was granted. All that wait have larger ones.
+    pub(crate) granted: u64,
+    /// How many wait.
+    pub(crate) waiting: u64,
+    /// When it was created, or last removed; microseconds.
+    pub(crate) since_us: u64,
+}
+
+/// Somebody who holds a lock or waits for it. It is there exactly as long as that is so.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) owner: Owner,
+    pub(crate) permits: u32,
+    /// The owner's own name for it.
+    pub(crate) id: Vec<u8>,
+    /// When it was made; microseconds.
+    pub(crate) since_us: u64,
+    /// When it was granted, if it was; microseconds.
+    pub(crate) granted_us: Option<u64>,
+}
+
+/// A session.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Lease {
+    /// What it is, for people.
+    pub(crate) label: String,
+    pub(crate) lease_us: u64,
+    pub(crate) since_us: u64,
+    pub(crate) renewed_us: u64,
+}
+
+/// Somebody who was made to let go of a lock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Forced {
+    pub(crate) request: Request,
+    pub(crate) at_us: u64,
+    pub(crate) reason: String,
+}
+
+stored!(Head, Request, Lease, Forced);

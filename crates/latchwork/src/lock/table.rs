@@ -1,0 +1,428 @@
+//! A lock in memory while something is done to it: its head, the first of those who wait, and what each operation
+//! changes. What the head's rev does not confirm is read again.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::lock::error::{LockError, LockRefused, Result};
+use crate::lock::lane::{Answer, Ask, Gone, Want};
+use crate::lock::name::read_ticket;
+use crate::lock::stored::{Forced, Head, Request};
+use crate::lock::{LockName, Owner};
+use crate::store::{Check, Key, Order, Rev, View, Write};
+use crate::workflow::WorkflowError;
+use crate::workflow::engine::Inner;
+use crate::workflow::kept::{Letter, grant_id};
+use crate::workflow::post::Mail;
+
+/// How many of those who wait are read at once, and are kept in memory at the most.
+const PAGE: usize = 64;
+const MOST_KEPT: usize = 1024;
+
+/// How many requests are granted in one commit.
+const MOST_GRANTS: usize = 256;
+
+/// How many tickets a rev of the head makes.
+pub(crate) const TICKETS: u64 = 256;
+
+/// What is known of a lock.
+pub(crate) struct Table {
+    pub(crate) head: Head,
+    /// The rev of the head, if there is one.
+    rev: Option<Rev>,
+    /// The rev that the head has after the next write.
+    next: u64,
+    /// The first of those who wait; all of them if `whole`.
+    page: VecDeque<(u64, Request)>,
+    whole: bool,
+}
+
+/// Operations on a lock that are to be one commit.
+pub(crate) struct Plan<'a> {
+    engine: &'a Inner,
+    lock: &'a LockName,
+    table: &'a mut Table,
+    /// Opened when something is read.
+    view: Option<View>,
+    /// Requests as these operations leave them.
+    touched: BTreeMap<u64, Option<Request>>,
+    issued: u64,
+    grants: usize,
+    pub(crate) is_changed: bool,
+    /// Whether there is more to grant than one commit takes, and whether this goes on with that.
+    is_unfinished: bool,
+    is_resumed: bool,
+    /// Records that say otherwise of executions than what is in memory.
+    from_store: bool,
+    pub(crate) checks: Vec<Check>,
+    pub(crate) writes: Vec<Write>,
+    pub(crate) told: Vec<Told>,
+}
+
+/// What somebody in this process is to be told when it has landed.
+#[derive(Debug, Clone)]
+pub(crate) enum Told {
+    /// A session's request was granted.
+    Granted(u64),
+    /// A session's request is no more.
+    Gone(u64, Gone),
+}
+
+impl Table {
+    pub(crate) async fn read(engine: &Inner, lock: &LockName) -> Result<Table> {
+        let key = engine.locks.spaces.head(lock);
+        // Also of a head that was deleted, the rev counts.
+        let newest = engine.store.view().await?.history(&key, 1).await?.into_iter().next();
+        let next = newest.as_ref().map_or(0, |newest| newest.rev.0) + 1;
+        let rev = newest.as_ref().filter(|newest| newest.value.is_some()).map(|newest| newest.rev);
+        let head = match newest.and_then(|newest| newest.value) {
+            Some(value) => {
+                let damaged = || LockError::Corrupt { place: format!("lock {:?}", lock.to_string()) };
+                Head::decode(&value).ok_or_else(damaged)?
+            }
+            None => Head::default(),
+        };
+        let whole = head.waiting == 0;
+        Ok(Table { head, rev, next, page: VecDeque::new(), whole })
+    }
+
+    /// That the lock is as it is known.
+    pub(crate) fn check(&self, key: Key) -> Check {
+        self.rev.map_or_else(|| Check::Absent(key.clone()), |rev| Check::AtRev(key.clone(), rev))
+    }
+
+    /// What was planned has landed.
+    pub(crate) fn landed(&mut self) {
+        (self.rev, self.next) = (Some(Rev(self.next)), self.next + 1);
+    }
+
+    /// Whether a request would have to wait.
+    pub(crate) fn is_busy(&self, permits: u32) -> bool {
+        let Some(kind) = self.head.kind else { return false };
+        self.head.waiting > 0 || self.head.used.checked_add(permits).is_none_or(|used| used > kind.capacity())
+    }
+}
+
+impl<'a> Plan<'a> {
+    pub(crate) fn new(engine: &'a Inner, lock: &'a LockName, table: &'a mut Table, from_store: bool) -> Plan<'a> {
+        Plan {
+            engine,
+            lock,
+            table,
+            view: None,
+            touched: BTreeMap::new(),
+            issued: 0,
+            grants: 0,
+            is_changed: false,
+            is_unfinished: false,
+            is_resumed: false,
+            from_store,
+            checks: Vec::new(),
+            writes: Vec::new(),
+            told: Vec::new(),
+        }
+    }
+
+    /// Does what is asked. What it answers holds once everything planned has landed.
+    pub(crate) async fn ask(&mut self, ask: &Ask, mail: &mut Mail) -> Result<Answer> {
+        let answer = match ask {
+            Ask::Acquire(want) => return self.acquire(want).await,
+            Ask::Release { ticket } => self.release(*ticket, false).await?,
+            Ask::Abandon { owner, id } => match self.owned(owner, id).await? {
+                Some((ticket, _)) => self.release(ticket, true).await?,
+                None => return Ok(Answer::Gone),
+            },
+            Ask::Withdraw { ticket } => match self.request(*ticket).await? {
+                Some(request) if request.granted_us.is_some() => return Ok(Answer::Granted(*ticket)),
+                Some(request) => {
+                    self.drop_request(*ticket, &request);
+                    Answer::Withdrawn
+                }
+                None => return Ok(Answer::Gone),
+            },
+            Ask::Force { ticket, reason } => self.force(*ticket, reason, mail).await?,
+            Ask::Refuse { ticket, why } => match self.request(*ticket).await? {
+                Some(request) if request.granted_us.is_none() => {
+                    self.drop_request(*ticket, &request);
+                    self.tell_gone(*ticket, &request, Gone::Refused(why.clone()), mail);
+                    Answer::Withdrawn
+                }
+                _ => return Ok(Answer::Gone),
+            },
+            Ask::Remove => self.remove()?,
+            Ask::Grant => {
+                self.is_resumed = true;
+                Answer::Gone
+            }
+        };
+        self.grant(mail).await?;
+        Ok(answer)
+    }
+
+    async fn acquire(&mut self, want: &Want) -> Result<Answer> {
+        let lock = self.lock.to_string();
+        let kind = *self.table.head.kind.get_or_insert(want.kind);
+        if kind != want.kind {
+            return Err(LockRefused::Capacity { lock, stored: kind, asked: want.kind }.into());
+        }
+        let (capacity, permits) = (kind.capacity(), want.permits);
+        if permits == 0 || permits > capacity {
+            return Err(LockRefused::TooMany { lock, asked: permits, capacity }.into());
+        }
+        if want.is_known
+            && let Some((ticket, request)) = self.owned(&want.owner, &want.id).await?
+        {
+            let is_granted = request.granted_us.is_some();
+            return Ok(if is_granted { Answer::Granted(ticket) } else { Answer::Queued(ticket) });
+        }
+        let head = &self.table.head;
+        // Somebody has all of it, and it was the last to be granted anything.
+        if head.used == capacity
+            && (capacity == 1 || kind.capacity() == u32::MAX)
+            && matches!(want.owner, Owner::Execution(_))
+        {
+            let token = head.granted;
+            let held = self.request(token).await?;
+            let is_own = held.is_some_and(|held| held.permits == capacity && held.owner == want.owner);
+            if is_own && want.is_reentrant {
+                return Ok(Answer::Granted(token));
+            }
+            if is_own {
+                return Err(LockRefused::AlreadyHeld { lock, token }.into());
+            }
+        }
+        let is_busy = self.table.is_busy(permits);
+        if is_busy && !want.waits {
+            return Ok(Answer::Busy);
+        }
+        let ticket = self.table.next * TICKETS + self.issued;
+        self.issued += 1;
+        let now = self.engine.store.env().now().0;
+        let granted_us = (!is_busy).then_some(now);
+        let Want { owner, id, .. } = want.clone();
+        let request = Request { owner, permits, id, since_us: now, granted_us };
+        let owned = self.engine.locks.spaces.owned(&request.owner, self.lock, &request.id);
+        self.writes.push(Write::Put(owned, ticket.to_be_bytes().to_vec().into()));
+        if let Owner::Session(session) = &request.owner {
+            self.checks.push(Check::Present(self.engine.locks.spaces.session(*session)));
+        }
+        self.is_changed = true;
+        self.touched.insert(ticket, Some(request.clone()));
+        let head = &mut self.table.head;
+        if is_busy {
+            head.waiting += 1;
+            if self.table.whole && self.table.page.len() < MOST_KEPT {
+                self.table.page.push_back((ticket, request));
+            } else {
+                self.table.whole = false;
+            }
+            return Ok(Answer::Queued(ticket));
+        }
+        (head.used, head.granted) = (head.used + permits, ticket);
+        Ok(Answer::Granted(ticket))
+    }
+
+    /// A request that was made under this id.
+    async fn owned(&mut self, owner: &Owner, id: &[u8]) -> Result<Option<(u64, Request)>> {
+        let is_it = |request: &Request| request.owner == *owner && request.id == id;
+        let made = self.touched.iter().filter_map(|(ticket, request)| Some((*ticket, request.as_ref()?)));
+        if let Some((ticket, request)) = made.into_iter().find(|(_, request)| is_it(request)) {
+            return Ok(Some((ticket, request.clone())));
+        }
+        let key = self.engine.locks.spaces.owned(owner, self.lock, id);
+        let Some(item) = self.view().await?.get(&key).await? else { return Ok(None) };
+        let Ok(ticket) = item.value.as_ref().try_into().map(u64::from_be_bytes) else { return Ok(None) };
+        Ok(self.request(ticket).await?.map(|request| (ticket, request)))
+    }
+
+    /// Releases everything of somebody's, and lets others have it.
+    pub(crate) async fn release_all(&mut self, tickets: &[u64], mail: &mut Mail) -> Result<()> {
+        for ticket in tickets {
+            self.release(*ticket, true).await?;
+        }
+        self.grant(mail).await
+    }
+
+    /// Releases a lock, or takes the place in its queue away; also the message that tells of it, if that is to be
+    /// forgotten.
+    async fn release(&mut self, ticket: u64, forget: bool) -> Result<Answer> {
+        let Some(request) = self.request(ticket).await? else { return Ok(Answer::Released(false)) };
+        self.drop_request(ticket, &request);
+        if let (true, Owner::Execution(id)) = (forget, &request.owner) {
+            let message = self.engine.kept(id).message(grant_id(self.lock, ticket));
+            self.writes.push(Write::Delete(message));
+        }
+        Ok(Answer::Released(true))
+    }
+
+    async fn force(&mut self, ticket: u64, reason: &str, mail: &mut Mail) -> Result<Answer> {
+        let Some(request) = self.request(ticket).await? else {
+            return Err(LockError::NoSuchToken { lock: self.lock.to_string(), token: ticket });
+        };
+        self.drop_request(ticket, &request);
+        let at_us = self.engine.store.env().now().0;
+        let forced = Forced { request: request.clone(), at_us, reason: reason.into() };
+        self.writes.push(Write::Put(self.engine.locks.spaces.forced(self.lock, ticket), forced.encode()));
+        let why = LockRefused::Forced { lock: self.lock.to_string(), reason: reason.into() };
+        self.tell_gone(ticket, &request, Gone::Refused(why), mail);
+        Ok(Answer::Released(true))
+    }
+
+    fn remove(&mut self) -> Result<Answer> {
+        let (lock, head) = (self.lock.to_string(), &mut self.table.head);
+        if head.kind.is_none() {
+            return Err(LockError::NotFound { lock });
+        }
+        if head.used > 0 || head.waiting > 0 {
+            return Err(LockError::InUse { lock, owners: u64::from(head.used).saturating_add(head.waiting) });
+        }
+        (head.kind, head.since_us) = (None, self.engine.store.env().now().0);
+        self.is_changed = true;
+        Ok(Answer::Released(true))
+    }
+
+    /// Tells an owner whose request is no more. Who held the lock learns of it by the token.
+    fn tell_gone(&mut self, ticket: u64, request: &Request, gone: Gone, mail: &mut Mail) {
+        match (&request.owner, &gone) {
+            (Owner::Session(_), _) => self.told.push(Told::Gone(ticket, gone)),
+            (Owner::Execution(id), Gone::Refused(why)) if request.granted_us.is_none() => {
+                mail.letter(id, Letter::Lock { lock: self.lock.clone(), ticket, refused: Some(why.clone()) });
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes a request away, held or waiting.
+    fn drop_request(&mut self, ticket: u64, request: &Request) {
+        let (head, spaces) = (&mut self.table.head, &self.engine.locks.spaces);
+        if request.granted_us.is_some() {
+            head.used -= request.permits.min(head.used);
+        } else {
+            head.waiting -= 1.min(head.waiting);
+            self.table.page.retain(|(waits, _)| *waits != ticket);
+        }
+        self.writes.push(Write::Delete(spaces.owned(&request.owner, self.lock, &request.id)));
+        self.touched.insert(ticket, None);
+        self.is_changed = true;
+    }
+
+    /// Gives what is free to those who wait, in their order. Who is dead is passed over.
+    async fn grant(&mut self, mail: &mut Mail) -> Result<()> {
+        let capacity = self.table.head.kind.map_or(0, |kind| kind.capacity());
+        while self.table.head.waiting > 0 {
+            let Some((ticket, request)) = self.first().await? else { break };
+            let used = self.table.head.used.checked_add(request.permits).filter(|used| *used <= capacity);
+            let Some(used) = used else { break };
+            if self.grants == MOST_GRANTS {
+                self.is_unfinished = true;
+                break;
+            }
+            if !self.is_alive(&request.owner).await? {
+                self.drop_request(ticket, &request);
+                continue;
+            }
+            self.grants += 1;
+            self.is_changed = true;
+            self.table.page.pop_front();
+            let head = &mut self.table.head;
+            (head.used, head.granted, head.waiting) = (used, ticket, head.waiting - 1);
+            let granted_us = Some(self.engine.store.env().now().0);
+            match &request.owner {
+                Owner::Execution(id) => {
+                    mail.letter(id, Letter::Lock { lock: self.lock.clone(), ticket, refused: None })
+                }
+                Owner::Session(session) => {
+                    self.checks.push(Check::Present(self.engine.locks.spaces.session(*session)));
+                    self.told.push(Told::Granted(ticket));
+                }
+            }
+            self.touched.insert(ticket, Some(Request { granted_us, ..request }));
+        }
+        Ok(())
+    }
+
+    /// Whether somebody can still be given anything.
+    async fn is_alive(&mut self, owner: &Owner) -> Result<bool> {
+        match owner {
+            Owner::Session(session) => {
+                let key = self.engine.locks.spaces.session(*session);
+                Ok(self.view().await?.get(&key).await?.is_some())
+            }
+            Owner::Execution(id) => match self.engine.target(id, self.from_store).await {
+                Ok(_) => Ok(true),
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Ok(false),
+                Err(WorkflowError::Store(error)) => Err(error.into()),
+                Err(error) => Err(LockError::Corrupt { place: error.to_string() }),
+            },
+        }
+    }
+
+    /// The first of those who wait.
+    async fn first(&mut self) -> Result<Option<(u64, Request)>> {
+        if self.table.page.is_empty() && !self.table.whole {
+            let range = self.engine.locks.spaces.requests_from(self.lock, self.table.head.granted + 1);
+            // Some that are found may be gone with this very commit.
+            let limit = PAGE + self.touched.len();
+            let found = self.view().await?.scan(&range, Order::Ascending, limit).await?;
+            self.table.whole = found.len() < limit;
+            let mut page = BTreeMap::new();
+            for (key, item) in found {
+                if let (Some((_, ticket)), Some(request)) = (read_ticket(&key), Request::decode(&item.value)) {
+                    page.insert(ticket, request);
+                }
+            }
+            let last = page.last_key_value().map_or(0, |(ticket, _)| *ticket);
+            for (ticket, request) in &self.touched {
+                match request {
+                    Some(request) if request.granted_us.is_none() && (self.table.whole || *ticket < last) => {
+                        page.insert(*ticket, request.clone());
+                    }
+                    _ => drop(page.remove(ticket)),
+                }
+            }
+            self.table.page = page.into_iter().collect();
+        }
+        Ok(self.table.page.front().cloned())
+    }
+
+    async fn request(&mut self, ticket: u64) -> Result<Option<Request>> {
+        if let Some(request) = self.touched.get(&ticket) {
+            return Ok(request.clone());
+        }
+        let key = self.engine.locks.spaces.request(self.lock, ticket);
+        let item = self.view().await?.get(&key).await?;
+        let damaged = || LockError::Corrupt { place: format!("request {ticket} for lock {:?}", self.lock.to_string()) };
+        item.map(|item| Request::decode(&item.value).ok_or_else(damaged)).transpose()
+    }
+
+    async fn view(&mut self) -> Result<&View> {
+        if self.view.is_none() {
+            self.view = Some(self.engine.store.view().await?);
+        }
+        Ok(self.view.as_ref().expect("it was opened just now"))
+    }
+
+    /// Closes the plan: everything that is to be checked and written for it, the check of the head first.
+    pub(crate) fn close(mut self) -> (Vec<Check>, Vec<Write>, Vec<Told>, bool) {
+        let spaces = &self.engine.locks.spaces;
+        let key = spaces.head(self.lock);
+        let mut checks = vec![self.table.check(key.clone())];
+        checks.append(&mut self.checks);
+        if self.is_changed {
+            self.writes.insert(0, Write::Put(key, self.table.head.encode()));
+        }
+        let unfinished = spaces.unfinished.key(self.lock.bytes());
+        match (self.is_unfinished, self.is_resumed) {
+            (true, _) => self.writes.push(Write::Put(unfinished, Vec::new().into())),
+            (false, true) => self.writes.push(Write::Delete(unfinished)),
+            (false, false) => {}
+        }
+        for (ticket, request) in std::mem::take(&mut self.touched) {
+            let key = spaces.request(self.lock, ticket);
+            self.writes.push(match request {
+                Some(request) => Write::Put(key, request.encode()),
+                None => Write::Delete(key),
+            });
+        }
+        (checks, self.writes, self.told, self.is_unfinished)
+    }
+}

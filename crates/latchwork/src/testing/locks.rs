@@ -1,0 +1,105 @@
+//! That what is stored of locks agrees: heads, requests and their owners. All of it follows from the requests, so it can
+//! be computed again and compared.
+
+use std::collections::BTreeMap;
+
+use crate::lock::LockName;
+use crate::lock::Owner;
+use crate::lock::name::{HEADS, OWNED, REQUESTS, SESSIONS, Spaces, read_ticket};
+use crate::lock::stored::{Head, Request};
+use crate::store::{Order, Space, Store, StoreError, View};
+use crate::workflow::engine::EXECUTIONS;
+use crate::workflow::record::Execution;
+
+/// Everything in which records of locks contradict each other or a promise.
+pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError> {
+    let spaces = store.spaces().await?;
+    let space = |name: &str| spaces.iter().find(|space| space.name() == name).cloned();
+    let (Some(heads), Some(requests), Some(owned), Some(sessions), Some(executions)) =
+        (space(HEADS), space(REQUESTS), space(OWNED), space(SESSIONS), space(EXECUTIONS))
+    else {
+        return Ok(Vec::new());
+    };
+    let view = store.view().await?;
+    let mut wrong = Vec::new();
+    let mut by_lock: BTreeMap<LockName, Vec<(u64, Request)>> = BTreeMap::new();
+    for (key, item) in view.scan(&requests.all(), Order::Ascending, usize::MAX).await? {
+        match (read_ticket(&key), Request::decode(&item.value)) {
+            (Some((lock, ticket)), Some(request)) => by_lock.entry(lock).or_default().push((ticket, request)),
+            _ => wrong.push(format!("request {key} cannot be read")),
+        }
+    }
+    let mut count = 0;
+    for (lock, requests) in &by_lock {
+        for (ticket, request) in requests {
+            count += 1;
+            let key = Spaces::owned_key(&owned, &request.owner, lock, &request.id);
+            let found = view.get(&key).await?.map(|item| item.value.to_vec());
+            if found.as_deref() != Some(&ticket.to_be_bytes()) {
+                wrong.push(format!("{} does not know of its request {ticket} for {lock}", request.owner));
+            }
+            wrong.extend(dead(&view, &sessions, &executions, lock, *ticket, request).await?);
+        }
+    }
+    let owns = view.scan(&owned.all(), Order::Ascending, usize::MAX).await?.len();
+    if owns != count {
+        wrong.push(format!("{owns} requests are known to their owners, and there are {count}"));
+    }
+    for (key, item) in view.scan(&heads.all(), Order::Ascending, usize::MAX).await? {
+        match (LockName::read(key.bytes()), Head::decode(&item.value)) {
+            (Some((lock, _)), Some(head)) => wrong.extend(contradictions(&lock, &head, by_lock.remove(&lock))),
+            _ => wrong.push(format!("lock {key} cannot be read")),
+        }
+    }
+    wrong.extend(by_lock.into_keys().map(|lock| format!("there are requests for {lock}, and it is not there")));
+    Ok(wrong)
+}
+
+/// An execution that has ended holds nothing.
+async fn dead(
+    view: &View,
+    sessions: &Space,
+    executions: &Space,
+    lock: &LockName,
+    ticket: u64,
+    request: &Request,
+) -> Result<Option<String>, StoreError> {
+    let is_alive = match &request.owner {
+        Owner::Session(id) => {
+            // It is found to be over first, and frees what it has then.
+            let _ = view.get(&sessions.key(id.as_bytes())).await?;
+            true
+        }
+        Owner::Execution(id) => {
+            let item = view.get(&executions.key(id.as_bytes())).await?;
+            let execution = item.and_then(|item| Execution::decode(&item.value));
+            execution.is_some_and(|execution| !execution.status.is_terminal() && execution.has_locks)
+        }
+    };
+    Ok((!is_alive).then(|| format!("{} is no more, and has request {ticket} for {lock}", request.owner)))
+}
+
+fn contradictions(lock: &LockName, head: &Head, requests: Option<Vec<(u64, Request)>>) -> Vec<String> {
+    let requests = requests.unwrap_or_default();
+    let mut wrong = Vec::new();
+    let granted: Vec<_> = requests.iter().filter(|(_, request)| request.granted_us.is_some()).collect();
+    let used: u64 = granted.iter().map(|(_, request)| u64::from(request.permits)).sum();
+    let capacity = head.kind.map_or(0, |kind| kind.capacity());
+    if used != u64::from(head.used) || used > u64::from(capacity) {
+        wrong.push(format!("{lock}: {used} permits are held, {} are noted, there are {capacity}", head.used));
+    }
+    let waiting = requests.len() - granted.len();
+    if waiting as u64 != head.waiting {
+        wrong.push(format!("{lock}: {waiting} wait, {} are noted", head.waiting));
+    }
+    let is_inverted =
+        requests.iter().any(|(ticket, request)| request.granted_us.is_some() != (*ticket <= head.granted));
+    if is_inverted {
+        wrong.push(format!("{lock}: somebody has been overtaken, {requests:?} at {}", head.granted));
+    }
+    let first = requests.iter().find(|(_, request)| request.granted_us.is_none());
+    if let Some((ticket, request)) = first.filter(|(_, request)| used + u64::from(request.permits) <= capacity.into()) {
+        wrong.push(format!("{lock}: {} could be granted {ticket}, and is not", request.owner));
+    }
+    wrong
+}

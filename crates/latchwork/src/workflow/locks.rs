@@ -1,0 +1,623 @@
+//! Locks from within a workflow. The request for a lock and the record of it are one commit; so are the release, the
+//! record of that, and the grant to whoever is next. An execution that waits leaves memory, and is set running by the
+//! commit that grants it the lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::lock::lane::{Answer, Ask, Rider, Want};
+use crate::lock::{LockError, LockKind, LockName, LockRefused, LockScope, Owner, Token};
+use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
+use crate::workflow::Failure;
+use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::workflow::kept::{Letter, Message};
+use crate::workflow::place::{Path, Place};
+use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
+use crate::workflow::run::{Boarded, Doing, Effect, Listed, Next, Received, Run, State, Stop, Verdict, Waited};
+use crate::workflow::step::read_failure;
+
+type Outcome<T> = std::result::Result<T, Failure>;
+
+/// A mutex or a semaphore, from within a workflow.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct CtxLock<'a> {
+    ctx: &'a Ctx,
+    name: LockName,
+    kind: LockKind,
+    is_reentrant: bool,
+}
+
+/// The same, waited for so long at the most.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct CtxLockWithin<'a> {
+    lock: CtxLock<'a>,
+    limit: Duration,
+}
+
+/// A read-write lock, from within a workflow.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct CtxReadWriteLock<'a>(CtxLock<'a>);
+
+/// The same, waited for so long at the most.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct CtxReadWriteLockWithin<'a>(CtxLockWithin<'a>);
+
+impl Ctx {
+    fn lock(&self, name: impl Into<LockName>, kind: LockKind) -> CtxLock<'_> {
+        CtxLock { ctx: self, name: name.into(), kind, is_reentrant: false }
+    }
+
+    /// A mutex. It is held until it is released or the execution ends, through crashes, restarts and long waits.
+    pub fn mutex(&self, name: impl Into<LockName>) -> CtxLock<'_> {
+        self.lock(name, LockKind::Semaphore { permits: 1 })
+    }
+
+    /// A semaphore of so many permits.
+    pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> CtxLock<'_> {
+        self.lock(name, LockKind::Semaphore { permits })
+    }
+
+    /// A read-write lock: any number of readers or one writer, in the order in which they came.
+    pub fn rw_lock(&self, name: impl Into<LockName>) -> CtxReadWriteLock<'_> {
+        CtxReadWriteLock(self.lock(name, LockKind::ReadWrite))
+    }
+}
+
+impl<'a> CtxLock<'a> {
+    /// Shared with executions of this workflow only.
+    pub fn of_workflow(mut self) -> CtxLock<'a> {
+        self.name.scope = LockScope::Workflow(self.ctx.run.definition.name.to_string());
+        self
+    }
+
+    /// Shared within this execution's family only: the one that nobody has started as a child, its children and theirs.
+    pub fn of_tree(mut self) -> CtxLock<'a> {
+        self.name.scope = LockScope::Tree(self.ctx.run.root());
+        self
+    }
+
+    /// An execution that holds the mutex may acquire it again: it then has it until the last guard is gone.
+    pub fn reentrant(mut self) -> CtxLock<'a> {
+        self.is_reentrant = true;
+        self
+    }
+
+    /// Waits for it so long at the most.
+    pub fn wait_at_most(self, limit: Duration) -> CtxLockWithin<'a> {
+        CtxLockWithin { lock: self, limit }
+    }
+
+    /// Acquires the lock, or one permit, and waits for it as long as it takes. Who came first is given it first.
+    pub async fn acquire(&self) -> Outcome<CtxGuard> {
+        self.acquire_many(1).await
+    }
+
+    /// Acquires so many permits at once.
+    pub async fn acquire_many(&self, permits: u32) -> Outcome<CtxGuard> {
+        self.take(permits, true, None).await?.ok_or_else(Failure::time)
+    }
+
+    /// Acquires the lock, or one permit, if that is possible at once.
+    pub async fn try_acquire(&self) -> Outcome<Option<CtxGuard>> {
+        self.try_acquire_many(1).await
+    }
+
+    /// Acquires so many permits, if that is possible at once.
+    pub async fn try_acquire_many(&self, permits: u32) -> Outcome<Option<CtxGuard>> {
+        self.take(permits, false, None).await
+    }
+
+    async fn take(&self, permits: u32, waits: bool, limit: Option<Duration>) -> Outcome<Option<CtxGuard>> {
+        self.name.check().map_err(refused)?;
+        let (ctx, label) = (self.ctx, self.name.to_string());
+        let limit_us = limit.map(|limit| limit.as_micros() as u64);
+        let argument = hash(&(self.kind, permits, waits, limit_us, self.is_reentrant));
+        let call = Call { kind: Kind::Lock, name: &label, argument };
+        let taken = ctx.operation(WaitsFor::Store, |doing| async move {
+            let run = &ctx.run;
+            let (place, found) = ctx.take(&call).await;
+            let now = run.env().now();
+            let entry = found.unwrap_or_else(|| call.entry(now, EntryState::Begun));
+            let id = request_id(run, &place);
+            let mut asking = Asking { run: run.clone(), lock: self.name.clone(), id: id.clone(), is_over: true };
+            let (ticket, until) = match entry.state.clone() {
+                EntryState::Done(text) => return (asking, recorded(ctx, &call, &place, &text).await),
+                EntryState::Gave(text) => return (asking, gave(&text)),
+                EntryState::Queued { ticket, until_us } => (ticket, until_us.map(Timestamp)),
+                _ => {
+                    if doing.is_cancelled() {
+                        return (asking, Err(ctx.cancelled(&place, entry)));
+                    }
+                    run.effect().await;
+                    run.ensure_inbox().await;
+                    run.with(|state| state.has_locks = true);
+                    let until = limit.map(|limit| now.plus(limit));
+                    let owner = Owner::Execution(run.id.clone());
+                    let (kind, is_reentrant) = (self.kind, self.is_reentrant);
+                    let want = Want { owner, kind, permits, id, is_known: false, waits, is_reentrant, ear: None };
+                    let passenger = Passenger::new(run, Some((place.clone(), entry.clone(), until)), None);
+                    asking.is_over = false;
+                    match passenger.ask(&self.name, Ask::Acquire(want)).await {
+                        Ok(Answer::Granted(ticket)) => return (asking, Ok(Some(ticket))),
+                        Ok(Answer::Queued(ticket)) => (ticket, until),
+                        Ok(_) => return (asking, Ok(None)),
+                        Err(why) => return (asking, Err(refused(why.into()))),
+                    }
+                }
+            };
+            run.effect().await;
+            run.ensure_inbox().await;
+            asking.is_over = false;
+            let waits = Waits { ctx, lock: self, doing: &doing, place, entry, ticket, until };
+            (asking, waits.wait().await)
+        });
+        let (mut asking, taken) = taken.await;
+        asking.is_over = true;
+        Ok(taken?.map(|ticket| CtxGuard::new(ctx, &self.name, ticket)))
+    }
+}
+
+/// What was recorded of an acquisition that has come to something.
+async fn recorded(ctx: &Ctx, call: &Call<'_>, place: &Place, text: &str) -> Outcome<Option<u64>> {
+    Ok(ctx.recorded(call, place, text).await)
+}
+
+fn gave(text: &str) -> Outcome<Option<u64>> {
+    let failure = read_failure(text);
+    if failure.is_time() { Ok(None) } else { Err(failure) }
+}
+
+/// Why a lock is not given, as a failure.
+fn refused(error: LockError) -> Failure {
+    match error {
+        LockError::Refused(why) => Failure::typed(why).not_retryable(),
+        error => Failure::new(error.to_string()).not_retryable(),
+    }
+}
+
+/// The execution's own name for a request: the run and the place of the operation.
+fn request_id(run: &Run, place: &Place) -> Vec<u8> {
+    let mut id = run.number().1.to_be_bytes().to_vec();
+    place.branch.write(&mut id);
+    id.extend_from_slice(&place.number.to_be_bytes());
+    id
+}
+
+/// The place that a request's name tells, if it is of this run.
+fn read_request_id(run: &Run, id: &[u8]) -> Option<Place> {
+    let (number, place) = id.split_first_chunk::<4>()?;
+    (u32::from_be_bytes(*number) == run.number().1).then(|| Place::read(place)).flatten()
+}
+
+/// A request on its way, or one that waits. If the branch is given up before it has come to something, it is taken back.
+struct Asking {
+    run: Arc<Run>,
+    lock: LockName,
+    id: Vec<u8>,
+    is_over: bool,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.run.let_go(&self.lock, std::mem::take(&mut self.id));
+        }
+    }
+}
+
+/// A wait for a lock.
+struct Waits<'a> {
+    ctx: &'a Ctx,
+    lock: &'a CtxLock<'a>,
+    doing: &'a Doing,
+    place: Place,
+    entry: Entry,
+    ticket: u64,
+    until: Option<Timestamp>,
+}
+
+impl Waits<'_> {
+    fn is_it(&self) -> impl Fn(&Message) -> bool + use<'_> {
+        |message| {
+            matches!(&message.body, Letter::Lock { lock, ticket, .. }
+                if *ticket == self.ticket && *lock == self.lock.name)
+        }
+    }
+
+    fn what(&self) -> WaitsFor {
+        WaitsFor::Lock(self.lock.name.to_string())
+    }
+
+    async fn wait(&self) -> Outcome<Option<u64>> {
+        let run = &self.ctx.run;
+        let mut is_told = run.with(|state| state.holds.is_empty());
+        let is_it = self.is_it();
+        let look = |state: &mut State| {
+            // Others are to see that it waits before it is looked whether that will end.
+            if !std::mem::replace(&mut is_told, true) {
+                let _ = run.engine.locks.suspects.send(run.id.clone());
+            }
+            state.inbox().take(&is_it)
+        };
+        let waited = self.doing.wait(self.what(), Timestamp(self.entry.since_us), self.until, look).await;
+        let failure = match waited {
+            Waited::Got(received) => return self.received(received, None),
+            Waited::TimedOut => Failure::time(),
+            Waited::Cancelled => Failure::from_cancel(run.with(|state| state.cancel.clone()).unwrap_or_default()),
+        };
+        let entry = Entry { state: EntryState::Gave(failure_text(&failure)), ..self.entry.clone() };
+        let passenger = Passenger::new(run, Some((self.place.clone(), entry, None)), None);
+        let answer = passenger.ask(&self.lock.name, Ask::Withdraw { ticket: self.ticket }).await;
+        if let Ok(Answer::Withdrawn) = answer {
+            return if failure.is_time() { Ok(None) } else { Err(failure) };
+        }
+        // It was granted, or taken away, at the same time: there is a message that says so.
+        let doing = Doing::begin(run, self.what(), true);
+        let _listed = Listed(&doing);
+        let found = doing.wait(self.what(), run.env().now(), None, |state| state.inbox().take(&is_it)).await;
+        let Waited::Got(received) = found else { return std::future::pending().await };
+        let cancel = Some(failure).filter(|failure| !failure.is_time());
+        let is_cancelled = cancel.is_some();
+        let result = self.received(received, cancel);
+        if is_cancelled {
+            let _ = Passenger::new(run, None, None).ask(&self.lock.name, Ask::Release { ticket: self.ticket }).await;
+        }
+        result
+    }
+
+    /// Records the receipt of the message that tells what became of the request; as a failure if it is cancelled.
+    fn received(&self, received: Received, cancel: Option<Failure>) -> Outcome<Option<u64>> {
+        let Received { address, message } = received;
+        let result = match (message.body, cancel) {
+            (Letter::Lock { refused: Some(why), .. }, _) => Err(refused(why.into())),
+            (_, Some(failure)) => Err(failure),
+            _ => Ok(Some(self.ticket)),
+        };
+        let state = match &result {
+            Ok(_) => EntryState::Done(self.ticket.to_string()),
+            Err(failure) => EntryState::Gave(failure_text(failure)),
+        };
+        let entry = Entry { state, ..self.entry.clone() };
+        self.ctx.run.put_with(&self.place, entry, Some(Effect::receipt(address)));
+        result
+    }
+}
+
+impl<'a> CtxLockWithin<'a> {
+    /// Acquires the lock, or one permit; none if that took too long.
+    pub async fn acquire(&self) -> Outcome<Option<CtxGuard>> {
+        self.acquire_many(1).await
+    }
+
+    /// Acquires so many permits at once; none if that took too long.
+    pub async fn acquire_many(&self, permits: u32) -> Outcome<Option<CtxGuard>> {
+        self.lock.take(permits, true, Some(self.limit)).await
+    }
+}
+
+impl<'a> CtxReadWriteLock<'a> {
+    /// Shared with executions of this workflow only.
+    pub fn of_workflow(self) -> CtxReadWriteLock<'a> {
+        CtxReadWriteLock(self.0.of_workflow())
+    }
+
+    /// Shared within this execution's family only.
+    pub fn of_tree(self) -> CtxReadWriteLock<'a> {
+        CtxReadWriteLock(self.0.of_tree())
+    }
+
+    /// Waits for it so long at the most.
+    pub fn wait_at_most(self, limit: Duration) -> CtxReadWriteLockWithin<'a> {
+        CtxReadWriteLockWithin(self.0.wait_at_most(limit))
+    }
+
+    /// Acquires it beside other readers.
+    pub async fn read(&self) -> Outcome<CtxGuard> {
+        self.0.acquire_many(1).await
+    }
+
+    /// Acquires it alone.
+    pub async fn write(&self) -> Outcome<CtxGuard> {
+        self.0.acquire_many(self.0.kind.capacity()).await
+    }
+
+    /// Acquires it beside other readers, if that is possible at once.
+    pub async fn try_read(&self) -> Outcome<Option<CtxGuard>> {
+        self.0.try_acquire_many(1).await
+    }
+
+    /// Acquires it alone, if that is possible at once.
+    pub async fn try_write(&self) -> Outcome<Option<CtxGuard>> {
+        self.0.try_acquire_many(self.0.kind.capacity()).await
+    }
+}
+
+impl<'a> CtxReadWriteLockWithin<'a> {
+    /// Acquires it beside other readers; none if that took too long.
+    pub async fn read(&self) -> Outcome<Option<CtxGuard>> {
+        self.0.acquire_many(1).await
+    }
+
+    /// Acquires it alone; none if that took too long.
+    pub async fn write(&self) -> Outcome<Option<CtxGuard>> {
+        self.0.acquire_many(self.0.lock.kind.capacity()).await
+    }
+}
+
+/// A lock that an execution holds. Dropping it has it released with one of the next commits; [`CtxGuard::release`] returns
+/// when it is released. What is held when the execution ends is released by the commit that ends it.
+#[must_use = "a lock is released when its guard is dropped"]
+pub struct CtxGuard {
+    ctx: Ctx,
+    lock: LockName,
+    token: Token,
+    is_released: bool,
+}
+
+impl std::fmt::Debug for CtxGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CtxGuard").field("lock", &self.lock).field("token", &self.token.number).finish_non_exhaustive()
+    }
+}
+
+impl CtxGuard {
+    fn new(ctx: &Ctx, lock: &LockName, ticket: u64) -> CtxGuard {
+        ctx.run.with(|state| *state.holds.entry((lock.clone(), ticket)).or_default() += 1);
+        let key = ctx.run.engine.locks.spaces.request(lock, ticket);
+        CtxGuard { ctx: ctx.clone(), lock: lock.clone(), token: Token { number: ticket, key }, is_released: false }
+    }
+
+    /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.
+    pub fn token(&self) -> &Token {
+        &self.token
+    }
+
+    /// The lock's name.
+    pub fn name(&self) -> &LockName {
+        &self.lock
+    }
+
+    /// One guard less; whether it was the last.
+    fn is_last(&self) -> bool {
+        self.ctx.run.with(|state| {
+            let key = (self.lock.clone(), self.token.number);
+            let Some(count) = state.holds.get_mut(&key) else { return true };
+            *count -= 1;
+            let is_last = *count == 0;
+            if is_last {
+                state.holds.remove(&key);
+            }
+            is_last
+        })
+    }
+
+    /// Releases the lock: whoever is next has it when this returns. Gives whether it was still held. It works also for an
+    /// execution that is cancelled.
+    pub async fn release(mut self) -> Outcome<bool> {
+        let (ctx, ticket) = (self.ctx.clone(), self.token.number);
+        let label = self.lock.to_string();
+        let (ctx, lock, is_last) = (&ctx, &self.lock, self.is_last());
+        self.is_released = true;
+        if !is_last {
+            return Ok(true);
+        }
+        ctx.operation(WaitsFor::Store, |_| async move {
+            let run = &ctx.run;
+            let call = Call { kind: Kind::Unlock, name: &label, argument: 0 };
+            let (place, found) = ctx.take(&call).await;
+            if let Some(EntryState::Done(text)) = found.map(|found| found.state) {
+                let (_, was_held): (u64, bool) = ctx.recorded(&call, &place, &text).await;
+                return Ok(was_held);
+            }
+            run.effect().await;
+            let entry = call.entry(run.env().now(), EntryState::Begun);
+            let passenger = Passenger::new(run, Some((place, entry, None)), Some(ticket));
+            match passenger.ask(lock, Ask::Release { ticket }).await {
+                Ok(answer) => Ok(matches!(answer, Answer::Released(true))),
+                Err(why) => Err(refused(why.into())),
+            }
+        })
+        .await
+    }
+}
+
+impl Drop for CtxGuard {
+    fn drop(&mut self) {
+        if !self.is_released && self.is_last() {
+            self.ctx.run.release_soon(&self.lock, self.token.number);
+        }
+    }
+}
+
+/// Something that was let go of without waiting for it.
+pub(crate) enum Dropped {
+    Guard(LockName, u64),
+    Request(LockName, Vec<u8>),
+}
+
+impl Run {
+    /// A request that nobody waits for any more is taken back, unless it is to be there when the execution goes on.
+    fn let_go(&self, lock: &LockName, id: Vec<u8>) {
+        self.drop_lock(Dropped::Request(lock.clone(), id));
+    }
+
+    fn release_soon(&self, lock: &LockName, ticket: u64) {
+        self.drop_lock(Dropped::Guard(lock.clone(), ticket));
+    }
+
+    fn drop_lock(&self, dropped: Dropped) {
+        let is_noted = self.with(|state| {
+            // What it holds it holds on, wherever it goes on.
+            let is_noted = !state.is_over() && !state.has_left();
+            if is_noted {
+                state.dropped.push(dropped);
+            }
+            is_noted
+        });
+        if is_noted {
+            self.nudge();
+        }
+    }
+
+    /// Releases what was dropped, with everything that came before.
+    pub(crate) fn release_dropped(self: &Arc<Run>) {
+        for dropped in self.with(|state| std::mem::take(&mut state.dropped)) {
+            let passenger = Passenger::new(self, None, None);
+            let (lock, ask) = match dropped {
+                Dropped::Guard(lock, ticket) => (lock, Ask::Release { ticket }),
+                Dropped::Request(lock, id) => (lock, Ask::Abandon { owner: Owner::Execution(self.id.clone()), id }),
+            };
+            tokio::spawn(async move { passenger.ask(&lock, ask).await.map(drop) });
+        }
+    }
+
+    /// Takes back what branches have asked for that were given up. They may have been so just before a crash.
+    pub(crate) async fn release_lost(self: &Arc<Run>, path: &Path, fork: u32, first: usize) {
+        if self.engine.replays || !self.with(|state| state.has_locks) {
+            return;
+        }
+        let owned = match self.engine.requests_of(&Owner::Execution(self.id.clone())).await {
+            Ok(owned) => owned,
+            Err(error) => return self.stop_for(self.failed(error)).await,
+        };
+        let winner = path.fork(fork, first as u32);
+        for (lock, requests) in owned {
+            for (_, id) in requests {
+                let place = read_request_id(self, &id);
+                let is_lost = place.is_some_and(|place| {
+                    let steps = place.branch.steps();
+                    let is_of_it = steps.starts_with(path.steps())
+                        && steps.get(path.steps().len()).is_some_and(|(number, _)| *number == fork);
+                    is_of_it && !place.branch.is_within(&winner)
+                });
+                if is_lost {
+                    self.let_go(&lock, id);
+                }
+            }
+        }
+    }
+}
+
+/// An execution that has the record of what it does to a lock go with it.
+struct Passenger {
+    run: Arc<Run>,
+    doing: Doing,
+    /// What is recorded, and until when it waits at the most. Nothing if that is not for the code to know.
+    entry: Option<(Place, Entry, Option<Timestamp>)>,
+    /// What is released.
+    ticket: Option<u64>,
+    boarded: Option<Boarded>,
+}
+
+impl Drop for Passenger {
+    fn drop(&mut self) {
+        self.doing.ends();
+    }
+}
+
+impl Passenger {
+    fn new(run: &Arc<Run>, entry: Option<(Place, Entry, Option<Timestamp>)>, ticket: Option<u64>) -> Passenger {
+        let doing = Doing::begin(run, WaitsFor::Store, true);
+        Passenger { run: run.clone(), doing, entry, ticket, boarded: None }
+    }
+
+    /// Has something done to a lock, in a commit with the execution. What the lock refuses is given back.
+    async fn ask(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockRefused> {
+        let run = self.run.clone();
+        self.doing.carry().await;
+        match run.engine.ask(lock, ask, Some(Box::new(self))).await {
+            Ok(answer) => Ok(answer),
+            Err(LockError::Refused(why)) => Err(why),
+            Err(LockError::Store(error)) => run.stop_for(run.failed(error)).await,
+            Err(LockError::Stopped) => run.stop_for(Stop::Fenced).await,
+            Err(error) => run.park(error.to_string()).await,
+        }
+    }
+
+    fn record(&mut self, state: EntryState) {
+        if let Some((place, entry, _)) = &self.entry {
+            self.run.put(place, Entry { state, ..entry.clone() });
+        }
+    }
+
+    fn answered(&mut self, answer: &Answer) {
+        let until_us = self.entry.as_ref().and_then(|(_, _, until)| until.map(|until| until.0));
+        match answer {
+            Answer::Granted(ticket) => self.record(EntryState::Done(ticket.to_string())),
+            Answer::Queued(ticket) => self.record(EntryState::Queued { ticket: *ticket, until_us }),
+            Answer::Busy => self.record(EntryState::Done("null".into())),
+            Answer::Released(was_held) => {
+                let ticket = self.ticket.unwrap_or_default();
+                self.record(EntryState::Done(format!("[{ticket},{was_held}]")));
+            }
+            Answer::Withdrawn => {
+                if let Some((place, entry, _)) = self.entry.clone() {
+                    self.run.put(&place, entry);
+                }
+            }
+            Answer::Gone => {}
+        }
+    }
+}
+
+impl Rider for Passenger {
+    fn board(&mut self, commit: Commit, answer: &Answer) -> Commit {
+        // The last commit was more than the store takes at once, and nobody was told.
+        if let Some(boarded) = self.boarded.take() {
+            self.run.put_back(boarded);
+        }
+        self.answered(answer);
+        let (commit, boarded) = self.run.board(commit, Next::Runs);
+        self.boarded = Some(boarded);
+        commit
+    }
+
+    fn landed(&mut self, receipt: &Receipt) {
+        if let Some(boarded) = self.boarded.take() {
+            self.run.landed(boarded, receipt);
+        }
+    }
+
+    fn refused(&mut self, refusal: &Refusal) -> bool {
+        match self.boarded.take().map(|boarded| self.run.refused(boarded, refusal)) {
+            Some(Verdict::Stop(stop)) => {
+                self.run.set_stop(stop);
+                true
+            }
+            _ => {
+                // The next time it may come to something else.
+                self.entry.iter().for_each(|(place, ..)| self.run.take_back(place));
+                false
+            }
+        }
+    }
+
+    fn failed(&mut self, error: &StoreError) {
+        if let Some(boarded) = self.boarded.take() {
+            self.run.put_back(boarded);
+        }
+        self.run.engine.doubt();
+        // The branch that it is of may have been given up meanwhile, and nobody there be told.
+        self.run.set_stop(self.run.failed(error.clone()));
+    }
+
+    fn rests(&mut self, answer: &std::result::Result<Answer, LockError>) {
+        match answer {
+            // Of a withdrawal that came too late, there is a message.
+            Ok(Answer::Granted(_)) if self.entry.as_ref().is_some_and(|(_, entry, _)| is_given(entry)) => {}
+            Ok(answer) => self.answered(answer),
+            Err(LockError::Refused(why)) => {
+                self.record(EntryState::Gave(failure_text(&refused(why.clone().into()))));
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn is_given(entry: &Entry) -> bool {
+    matches!(entry.state, EntryState::Gave(_))
+}

@@ -1,0 +1,5 @@
+//! Locks.
+
+mod outside;
+mod promises;
+mod within;

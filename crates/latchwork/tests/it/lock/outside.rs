@@ -1,0 +1,302 @@
+//! Locks of plain code: sessions, leases, tokens, and what operators see and do.
+
+use std::time::Duration;
+
+use latchwork::lock::{LockError, LockKind, LockName, LockRefused, Owner};
+use latchwork::store::{Commit, Outcome, SpaceSpec, Store};
+use latchwork::testing::TestEngine;
+use latchwork::workflow::Engine;
+
+async fn engine() -> Engine {
+    Engine::on(&Store::memory().await.unwrap()).start().await.unwrap()
+}
+
+#[tokio::test]
+async fn a_mutex_has_one_holder_and_goes_to_the_next_in_line() {
+    let engine = engine().await;
+    let mutex = engine.mutex("account-42");
+    let first = mutex.acquire().await.unwrap();
+    assert!(mutex.try_acquire().await.unwrap().is_none());
+    let waits = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.acquire().await.unwrap() }
+    });
+    while engine.locks().inspect("account-42").await.unwrap().waiters.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let number = first.token().number();
+    assert!(first.release().await.unwrap());
+    let second = waits.await.unwrap();
+    assert!(second.token().number() > number);
+    // Dropping is releasing.
+    drop(second);
+    let third = mutex.acquire().await.unwrap();
+    third.release().await.unwrap();
+    let state = engine.locks().inspect("account-42").await.unwrap();
+    assert!(state.holders.is_empty() && state.waiters.is_empty());
+}
+
+#[tokio::test]
+async fn permits_are_counted_and_nobody_is_overtaken() {
+    let engine = engine().await;
+    let semaphore = engine.semaphore("vendor", 3);
+    let two = semaphore.acquire_many(2).await.unwrap();
+    let one = semaphore.acquire().await.unwrap();
+    let many = tokio::spawn({
+        let semaphore = semaphore.clone();
+        async move { semaphore.acquire_many(3).await.unwrap() }
+    });
+    while engine.locks().inspect("vendor").await.unwrap().waiters.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    // One permit is free, and somebody who wants three is before all others.
+    one.release().await.unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    let late = semaphore.clone().wait_at_most(Duration::from_millis(20)).acquire().await.unwrap();
+    assert!(late.is_none());
+    two.release().await.unwrap();
+    let many = many.await.unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    many.release().await.unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_and_says_why() {
+    let engine = engine().await;
+    let guard = engine.semaphore("vendor", 3).acquire().await.unwrap();
+    let other = engine.semaphore("vendor", 4).acquire().await.unwrap_err();
+    assert!(matches!(
+        other,
+        LockError::Refused(LockRefused::Capacity {
+            stored: LockKind::Semaphore { permits: 3 },
+            asked: LockKind::Semaphore { permits: 4 },
+            ..
+        })
+    ));
+    assert!(engine.rw_lock("vendor").read().await.is_err());
+    for permits in [0, 4] {
+        let many = engine.semaphore("vendor", 3).acquire_many(permits).await.unwrap_err();
+        assert!(matches!(many, LockError::Refused(LockRefused::TooMany { .. })), "{many}");
+    }
+    assert!(engine.semaphore("none", 0).acquire().await.is_err());
+    for name in ["".to_string(), "x".repeat(257)] {
+        assert!(matches!(engine.mutex(name).acquire().await, Err(LockError::Name { .. })));
+    }
+    for lease in [Duration::ZERO, Duration::MAX] {
+        let session = engine.locks().session().lease(lease).begin().await;
+        assert!(matches!(session, Err(LockError::Lease { .. })));
+    }
+    let used = engine.locks().remove("vendor").await.unwrap_err();
+    assert!(matches!(used, LockError::InUse { owners: 1, .. }), "{used}");
+    assert!(matches!(engine.locks().remove("nobody's").await, Err(LockError::NotFound { .. })));
+    assert!(matches!(engine.locks().inspect("nobody's").await, Err(LockError::NotFound { .. })));
+    guard.release().await.unwrap();
+    engine.locks().remove("vendor").await.unwrap();
+    engine.semaphore("vendor", 4).acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn readers_share_and_writers_do_not_and_neither_starves() {
+    let engine = engine().await;
+    let lock = engine.rw_lock("config");
+    let (a, b) = (lock.read().await.unwrap(), lock.read().await.unwrap());
+    assert!(lock.try_write().await.unwrap().is_none());
+    let writer = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.write().await.unwrap() }
+    });
+    while engine.locks().inspect("config").await.unwrap().waiters.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    // Readers who come later do not keep the writer from its turn.
+    assert!(lock.try_read().await.unwrap().is_none());
+    let readers: Vec<_> = (0..3)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move { lock.read().await.unwrap() })
+        })
+        .collect();
+    while engine.locks().inspect("config").await.unwrap().waiters.len() < 4 {
+        tokio::task::yield_now().await;
+    }
+    a.release().await.unwrap();
+    b.release().await.unwrap();
+    let writer = writer.await.unwrap();
+    assert!(lock.clone().wait_at_most(Duration::from_millis(5)).read().await.unwrap().is_none());
+    writer.release().await.unwrap();
+    let mut held = Vec::new();
+    for reader in readers {
+        held.push(reader.await.unwrap());
+    }
+    assert_eq!(engine.locks().inspect("config").await.unwrap().holders.len(), 3);
+    assert!(lock.try_write().await.unwrap().is_none());
+    drop(held);
+    lock.write().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_that_nobody_waits_for_leaves_the_queue() {
+    let engine = engine().await;
+    let mutex = engine.mutex("m");
+    let held = mutex.acquire().await.unwrap();
+    for _ in 0..3 {
+        let waits = tokio::time::timeout(Duration::from_millis(5), mutex.acquire()).await;
+        assert!(waits.is_err());
+    }
+    while !engine.locks().inspect("m").await.unwrap().waiters.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    held.release().await.unwrap();
+    mutex.acquire().await.unwrap().release().await.unwrap();
+}
+
+/// A stale holder is refused by the store, whatever it believes.
+#[tokio::test]
+async fn a_session_that_is_not_renewed_loses_its_locks_and_its_token_is_refused() {
+    let test = TestEngine::build(1).start().await.unwrap();
+    let engine = test.engine();
+    let space = engine.store().space(SpaceSpec::new("accounts")).await.unwrap();
+    let lease = Duration::from_secs(10);
+    let paused = engine.locks().session().lease(lease).renewed_by_hand().begin().await.unwrap();
+    let stale = engine.mutex("m").by(&paused).acquire().await.unwrap();
+    let write = |guard: &latchwork::lock::LockGuard, value: &str| {
+        let commit = Commit::new().guard(guard.token()).put(&space.key("balance"), value.to_string());
+        engine.store().commit(commit)
+    };
+    assert!(write(&stale, "1").await.unwrap().is_applied());
+    test.run(test.env().sleep(Duration::from_secs(7))).await;
+    assert!(paused.renew().await.unwrap());
+    let next = tokio::spawn({
+        let mutex = engine.mutex("m");
+        async move { mutex.acquire().await.unwrap() }
+    });
+    test.run(test.env().sleep(Duration::from_secs(9))).await;
+    assert!(!next.is_finished() && !stale.is_lost());
+    let next = test.run(next).await.unwrap();
+    test.run(stale.lost()).await;
+    assert!(stale.is_lost() && !paused.renew().await.unwrap());
+    assert!(next.token().number() > stale.token().number());
+    assert!(matches!(write(&stale, "2").await.unwrap(), Outcome::Refused(_)));
+    assert!(write(&next, "3").await.unwrap().is_applied());
+    // Its late release frees nobody's grant.
+    assert!(!stale.release().await.unwrap());
+    assert!(write(&next, "4").await.unwrap().is_applied());
+    let late = engine.mutex("other").by(&paused).acquire().await.unwrap_err();
+    assert!(matches!(late, LockError::SessionLost { .. }), "{late}");
+}
+
+#[tokio::test]
+async fn what_renews_itself_is_held_for_as_long_as_it_takes() {
+    let test = TestEngine::build(2).start().await.unwrap();
+    let engine = test.engine();
+    let guard = engine.mutex("m").acquire().await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(24 * 3600))).await;
+    assert!(!guard.is_lost());
+    assert!(engine.mutex("m").try_acquire().await.unwrap().is_none());
+    assert!(guard.release().await.unwrap());
+    // Without anything held there is nothing to renew.
+    test.run(test.env().sleep(Duration::from_secs(3600))).await;
+    let generation = engine.store().generation().await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(3600))).await;
+    assert_eq!(engine.store().generation().await.unwrap(), generation);
+    engine.mutex("m").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_id_counts_once() {
+    let engine = engine().await;
+    let session = engine.locks().session().begin().await.unwrap();
+    let semaphore = engine.semaphore("s", 2).by(&session).request("r1");
+    let first = semaphore.acquire().await.unwrap();
+    let again = semaphore.acquire().await.unwrap();
+    assert_eq!(first.token(), again.token());
+    let other = engine.semaphore("s", 2).by(&session).acquire().await.unwrap();
+    assert!(first.release().await.unwrap());
+    assert!(!again.release().await.unwrap());
+    assert_eq!(engine.locks().inspect("s").await.unwrap().used, 1);
+    drop(other);
+    session.end().await.unwrap();
+    assert_eq!(engine.locks().inspect("s").await.unwrap().used, 0);
+}
+
+#[tokio::test]
+async fn operators_see_who_holds_and_waits_and_can_force_a_release() {
+    let engine = engine().await;
+    let session = engine.locks().session().label("importer").begin().await.unwrap();
+    let held = engine.mutex("m").by(&session).acquire().await.unwrap();
+    let waits = tokio::spawn({
+        let mutex = engine.mutex("m");
+        async move { mutex.acquire().await }
+    });
+    while engine.locks().inspect("m").await.unwrap().waiters.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let state = engine.locks().inspect("m").await.unwrap();
+    let holder = &state.holders[0];
+    assert_eq!((holder.owner.clone(), holder.label.as_deref()), (Owner::Session(session.id()), Some("importer")));
+    assert_eq!(holder.token, held.token().number());
+    assert!(holder.granted_us >= Some(holder.since_us) && holder.lease.is_some());
+    assert_eq!((state.waiters[0].position, state.waiting), (Some(0), 1));
+    engine.locks().force_release("m", holder.token, "the importer hangs").await.unwrap();
+    held.lost().await;
+    let next = waits.await.unwrap().unwrap();
+    let state = engine.locks().inspect("m").await.unwrap();
+    assert_eq!(state.holders[0].token, next.token().number());
+    assert_eq!((state.forced[0].reason.as_str(), state.forced[0].was_held), ("the importer hangs", true));
+    let nobody = engine.locks().force_release("m", holder.token, "again").await.unwrap_err();
+    assert!(matches!(nobody, LockError::NoSuchToken { .. }), "{nobody}");
+    // One that waits is told.
+    let waits = tokio::spawn({
+        let mutex = engine.mutex("m");
+        async move { mutex.acquire().await }
+    });
+    while engine.locks().inspect("m").await.unwrap().waiters.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let waiter = engine.locks().inspect("m").await.unwrap().waiters[0].token;
+    engine.locks().force_release("m", waiter, "not now").await.unwrap();
+    let refused = waits.await.unwrap().unwrap_err();
+    assert!(matches!(&refused, LockError::Refused(LockRefused::Forced { reason, .. }) if reason == "not now"));
+}
+
+#[tokio::test]
+async fn locks_are_listed_in_pages() {
+    let engine = engine().await;
+    for name in ["a", "b", "c", "d", "e"] {
+        engine.mutex(name).acquire().await.unwrap().release().await.unwrap();
+    }
+    engine.mutex(LockName::of_workflow("w", "a")).acquire().await.unwrap().release().await.unwrap();
+    let (mut names, mut after) = (Vec::new(), None);
+    loop {
+        let page = engine.locks().list(after.as_ref(), 2).await.unwrap();
+        assert!(page.locks.len() <= 2);
+        names.extend(page.locks.into_iter().map(|lock| lock.name.to_string()));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(names, ["a", "b", "c", "d", "e", "a of workflow w"]);
+}
+
+#[tokio::test]
+async fn a_restart_gives_everybody_a_full_lease_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let lease = Duration::from_millis(500);
+    let engine = Engine::open(directory.path()).start().await.unwrap();
+    let session = engine.locks().session().lease(lease).begin().await.unwrap();
+    let held = engine.mutex("m").by(&session).acquire().await.unwrap();
+    let number = held.token().number();
+    // The process ends without releasing anything.
+    engine.stop();
+    assert!(held.is_lost());
+    drop((held, session));
+    let store = engine.store().clone();
+    drop(engine);
+    store.close().await.unwrap();
+    let engine = Engine::open(directory.path()).start().await.unwrap();
+    assert_eq!(engine.locks().inspect("m").await.unwrap().holders[0].token, number);
+    let next = engine.mutex("m").acquire().await.unwrap();
+    assert!(next.token().number() > number);
+}
