@@ -26,6 +26,9 @@ pub enum End {
     TimedOut,
 }
 
+/// A sleep: whose it is, its place, and the time of day that was asked for just before it.
+type Sleep = (ExecutionId, usize, Timestamp);
+
 #[derive(Default)]
 pub struct Oracle {
     env: OnceLock<Env>,
@@ -39,10 +42,10 @@ struct Seen {
     bodies: BTreeMap<(ExecutionId, usize), u32>,
     /// What a body has seen of an earlier place: what was used once is never anything else.
     values: BTreeMap<(ExecutionId, usize), Value>,
-    /// When an execution first slept so.
-    asleep: BTreeMap<(ExecutionId, usize, Timestamp), Duration>,
-    /// Who woke when, and until what time they were to sleep.
-    awake: Vec<(ExecutionId, Duration, Timestamp)>,
+    /// When an execution came to a sleep: the first time, and whenever its code ran again.
+    asleep: BTreeMap<Sleep, Vec<Duration>>,
+    /// Who woke when, and how long they were to sleep.
+    awake: Vec<(Sleep, Duration, Duration)>,
     /// Starts that were not answered yet, and since when.
     asked: BTreeMap<(u32, usize), Duration>,
     /// When each caller asked first.
@@ -76,15 +79,15 @@ impl Oracle {
 
     pub fn asleep(&self, id: &ExecutionId, place: usize, began: Timestamp) {
         let now = self.env().monotonic();
-        self.seen.lock().asleep.entry((id.clone(), place, began)).or_insert(now);
+        self.seen.lock().asleep.entry((id.clone(), place, began)).or_default().push(now);
     }
 
     pub fn awake(&self, id: &ExecutionId, place: usize, began: Timestamp, length: Duration) {
         let now = self.env().monotonic();
-        let mut seen = self.seen.lock();
+        let (mut seen, sleep) = (self.seen.lock(), (id.clone(), place, began));
         // By the process's own time it may have slept long enough though the time of day went back.
-        if seen.asleep.get(&(id.clone(), place, began)).is_none_or(|since| now < *since + length) {
-            seen.awake.push((id.clone(), now, began.plus(length)));
+        if seen.asleep.get(&sleep).is_none_or(|came| now < came[0] + length) {
+            seen.awake.push((sleep, now, length));
         }
     }
 
@@ -284,9 +287,19 @@ impl Seen {
             (offsets.clone().min().unwrap_or(0).min(0), offsets.max().unwrap_or(0).max(0))
         };
         let latest = |at: Duration| start.plus(at).0.saturating_add_signed(offsets(at).1);
-        for (id, at, until) in std::mem::take(&mut self.awake) {
-            if latest(at) < until.0 {
-                self.complaints.push(format!("{id} woke at {at:?}, {} µs early", until.0 - latest(at)));
+        // The least time of day within an instant. A sleep goes by the time at which it begins, and between that and
+        // the time that was asked for before it others have their turn: the clock may be set back by then. The two
+        // clocks need not tick together: it may be a microsecond less.
+        let least = |at: Duration| {
+            let before = jumps.iter().rfind(|(jump, _)| *jump < at).map_or(0, |(_, by)| *by);
+            let within = jumps.iter().filter(|(jump, _)| *jump == at).map(|(_, by)| *by);
+            start.plus(at).0.saturating_add_signed(within.fold(before, i64::min) - 1)
+        };
+        for (sleep, at, length) in std::mem::take(&mut self.awake) {
+            let began = self.asleep.get(&sleep).into_iter().flatten().map(|came| least(*came)).min();
+            let until = began.map_or(sleep.2, Timestamp).plus(length).0;
+            if latest(at) < until {
+                self.complaints.push(format!("{} woke at {at:?}, {} µs early", sleep.0, until - latest(at)));
             }
         }
         for (id, result) in &report.results {
