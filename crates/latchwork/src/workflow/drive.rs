@@ -247,7 +247,9 @@ impl Driver<'_> {
     fn poll_code(&mut self) {
         let Some(running) = &mut self.running else { return };
         let mut context = Context::from_waker(&self.waker);
+        self.run.begin_poll();
         let polled = std::panic::catch_unwind(AssertUnwindSafe(|| running.get().as_mut().poll(&mut context)));
+        self.run.end_poll();
         self.ended = match polled {
             Ok(Poll::Pending) => return,
             Ok(Poll::Ready(ended)) => Some(Ended::Finished(ended)),

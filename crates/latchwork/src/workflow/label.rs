@@ -56,7 +56,7 @@ impl Ctx {
                     _ => Ok(()),
                 };
             }
-            let mut labels = run.with(|state| state.labels.clone());
+            let mut labels = run.with(|state| state.labels().clone());
             change(&mut labels);
             let checked = labels.check();
             let state = match &checked {
@@ -65,7 +65,7 @@ impl Ctx {
             };
             run.put(&place, call.entry(run.env().now(), state));
             if checked.is_ok() {
-                run.with(|state| state.labels = labels);
+                run.with(|state| state.label(labels));
             }
             checked
         })

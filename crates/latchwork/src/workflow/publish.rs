@@ -27,28 +27,16 @@ impl Ctx {
                 return if let EntryState::Gave(text) = found.state { Err(read_failure(&text)) } else { Ok(()) };
             }
             self.run.ensure_published().await;
-            let length = self.run.with(|state| {
-                let published = state.published.get_or_insert_default();
-                let before = published.values.0.insert(name.to_string(), text);
-                let length: usize = published.values.0.iter().map(|(name, text)| name.len() + text.len() + 8).sum();
-                (length, before)
-            });
             // They are one record.
-            if let Err(failure) = self.run.fits("all values together", length.0) {
-                self.run.with(|state| {
-                    let values = &mut state.published.get_or_insert_default().values.0;
-                    match length.1 {
-                        Some(before) => values.insert(name.to_string(), before),
-                        None => values.remove(name),
-                    }
-                });
+            let length = self.run.with(|state| state.published_bytes(name, &text));
+            if let Err(failure) = self.run.fits("all values together", length) {
                 let state = EntryState::Gave(crate::workflow::record::failure_text(&failure));
                 self.run.put(&place, call.entry(self.run.env().now(), state));
                 return Err(failure);
             }
             self.run.put(&place, call.entry(self.run.env().now(), EntryState::Done("null".into())));
             self.run.with(|state| {
-                state.published.get_or_insert_default().is_new = true;
+                state.publish(name, text);
                 state.wake_waiting(&WaitsFor::Published(name.into()));
             });
             Ok(())
@@ -80,7 +68,7 @@ impl Ctx {
             run.ensure_published().await;
             let since = crate::store::Timestamp(entry.since_us);
             let waited = doing.wait(what, since, None, |state| {
-                let text = state.published.as_ref()?.values.0.get(name)?;
+                let text = state.published(name)?;
                 let value: T = serde_json::from_str(text).ok()?;
                 is_it(&value).then(|| (text.clone(), value))
             });

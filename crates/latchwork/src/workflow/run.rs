@@ -5,6 +5,7 @@ mod board;
 mod branch;
 mod inbox;
 mod op;
+mod pending;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,16 +29,13 @@ pub(crate) use branch::Branch;
 pub(crate) use inbox::{Inbox, Received};
 use op::Op;
 pub(crate) use op::{Doing, Listed, Todo, Waited};
+use pending::{Draft, Pending};
 
 /// An execution that waits longer than this leaves memory.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
 
 /// How much of a value is left to everything but what the caller has put there.
 const ROOM: usize = 256 << 10;
-
-/// How many operations, and how many bytes of them, are left to the next commit before one is made for them.
-const MOST_PENDING: usize = 256;
-const MOST_PENDING_BYTES: usize = 1 << 20;
 
 pub(crate) struct Run {
     pub(crate) engine: Arc<Inner>,
@@ -59,10 +57,13 @@ pub(crate) struct State {
     pub(crate) has_children: bool,
     pub(crate) has_locks: bool,
     /// How it is to be found from the next commit on, and whether it is to be cancelled.
-    pub(crate) labels: Labels,
+    labels: Labels,
     pub(crate) cancel: Option<String>,
     /// What no commit holds yet. A handful at most.
     pending: BTreeMap<Place, Pending>,
+    /// What code that is being polled has come to since. No commit may hold it yet.
+    draft: Draft,
+    is_polled: bool,
     pending_bytes: usize,
     /// No stamp of what is pending is before this.
     first_pending: u64,
@@ -116,14 +117,6 @@ pub(crate) struct Publishes {
     pub(crate) values: Published,
     /// Whether no commit holds it as it is.
     pub(crate) is_new: bool,
-}
-
-/// An operation that no commit holds yet.
-struct Pending {
-    place: Place,
-    entry: Entry,
-    stamp: u64,
-    effect: Option<Effect>,
 }
 
 /// A commit of an operation's own, and who waits for what becomes of it.
@@ -212,6 +205,8 @@ impl Run {
             labels,
             cancel,
             pending: BTreeMap::new(),
+            draft: Draft::default(),
+            is_polled: false,
             pending_bytes: 0,
             first_pending: u64::MAX,
             stamps: 0,
@@ -357,39 +352,6 @@ impl Run {
         }
     }
 
-    /// Keeps an entry for the next commit.
-    pub(crate) fn put(&self, place: &Place, entry: Entry) {
-        self.put_with(place, entry, None);
-    }
-
-    /// Keeps an entry for the next commit, with what is to be done in it.
-    pub(crate) fn put_with(&self, place: &Place, entry: Entry, effect: Option<Effect>) {
-        self.state.lock().put(place, entry, effect);
-    }
-
-    /// Keeps an entry no longer.
-    pub(crate) fn take_back(&self, place: &Place) {
-        self.state.lock().pending.remove(place);
-    }
-
-    /// A branch was given up: what it has not committed is not to be.
-    pub(crate) fn give_up(&self, branch: &Path) {
-        let mut state = self.state.lock();
-        let lost = state.pending.extract_if(.., |place, _| place.branch.is_within(branch));
-        let lost: Vec<Pending> = lost.map(|(_, pending)| pending).collect();
-        lost.into_iter().for_each(|pending| state.give_back(pending));
-        // What is on its way is done, unless it is refused.
-        if !state.flying.is_empty() {
-            state.lost.push(branch.clone());
-        }
-    }
-
-    /// Whether so much is pending that it is time for a commit.
-    pub(crate) fn is_full(&self) -> bool {
-        let state = self.state.lock();
-        state.pending.len() >= MOST_PENDING || state.pending_bytes >= MOST_PENDING_BYTES
-    }
-
     /// Has the driver send a commit of an operation's own. It goes though the operation be dropped.
     pub(crate) async fn submit(&self, commit: Commit, boarded: Boarded) -> Sent {
         let (answer, answered) = oneshot::channel();
@@ -521,11 +483,6 @@ impl Run {
         Err(Failure::new(message).not_retryable())
     }
 
-    /// What no commit holds is not to be.
-    pub(crate) fn forget_pending(&self) {
-        self.state.lock().pending.clear();
-    }
-
     /// A commit has landed that others go by: they are told.
     fn told(&self, effects: Vec<(Effect, std::ops::Range<usize>)>, receipt: &Receipt) {
         for (effect, writes) in effects {
@@ -537,24 +494,6 @@ impl Run {
 }
 
 impl State {
-    fn put(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
-        self.stamps += 1;
-        self.pending_bytes += entry.bytes() + effect.as_ref().map_or(0, Effect::bytes);
-        self.first_pending = self.first_pending.min(self.stamps);
-        let before = self.pending.remove(place);
-        // What was to be done with it still is.
-        let effect = effect.or(before.and_then(|before| before.effect));
-        let pending = Pending { place: place.clone(), entry, stamp: self.stamps, effect };
-        self.pending.insert(place.clone(), pending);
-    }
-
-    /// What was received with an operation that is not to be was not.
-    fn give_back(&mut self, pending: Pending) {
-        if let (Some(received), Some(inbox)) = (pending.effect.and_then(|effect| effect.receives), &mut self.inbox) {
-            inbox.give_back(received);
-        }
-    }
-
     /// Notes how far an attempt is, unless it is over.
     pub(crate) fn beat(&mut self, place: &Place, begun: &Entry, progress: String) -> bool {
         match self.beats.get_mut(place) {

@@ -170,7 +170,7 @@ impl Drop for Passenger {
 
 impl Passenger {
     fn record(&mut self, state: EntryState) {
-        self.run.put(&self.spot, Entry { state, ..self.entry.clone() });
+        self.run.put_for_carrier(&self.spot, Entry { state, ..self.entry.clone() });
     }
 
     fn answered(&mut self, changed: &Changed) {

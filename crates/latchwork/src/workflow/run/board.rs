@@ -1,6 +1,5 @@
 //! Commits: what they hold of an execution, and what becomes of it.
 
-use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -340,25 +339,6 @@ impl State {
             self.lost.clear();
         }
         self.wake(|_, waits| !waits);
-    }
-
-    /// Takes what is pending, except for what would write something that is written already.
-    fn take_pending(&mut self, commit: &Commit) -> Vec<Pending> {
-        (self.pending_bytes, self.first_pending) = (0, u64::MAX);
-        let all = std::mem::take(&mut self.pending).into_values();
-        let mut written: HashSet<Key> = commit.writes().iter().map(|write| write.key().clone()).collect();
-        let mut taken = Vec::with_capacity(all.len());
-        for pending in all {
-            let keys = || pending.effect.iter().flat_map(|effect| &effect.writes).map(Write::key);
-            if keys().any(|key| written.contains(key)) {
-                self.first_pending = self.first_pending.min(pending.stamp);
-                self.pending.insert(pending.place.clone(), pending);
-            } else {
-                written.extend(keys().cloned());
-                taken.push(pending);
-            }
-        }
-        taken
     }
 }
 

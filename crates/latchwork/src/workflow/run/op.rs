@@ -191,7 +191,10 @@ impl Doing {
         self.until(|state| {
             let is_free = state.rev.is_some() && state.flying.is_empty() && state.carrier.is_none();
             state.wants_record |= state.rev.is_none();
-            is_free.then(|| state.carrier = Some(self.op))
+            is_free.then(|| {
+                state.carrier = Some(self.op);
+                state.release();
+            })
         })
         .await
     }
@@ -245,7 +248,8 @@ impl State {
 
     /// Whether everything up to a stamp is durable.
     fn is_durable(&self, stamp: u64) -> bool {
-        (self.pending.is_empty() || self.first_pending > stamp) && self.flying.values().all(|first| *first > stamp)
+        let is_empty = self.pending.is_empty() && self.draft.is_empty();
+        (is_empty || self.first_pending > stamp) && self.flying.values().all(|first| *first > stamp)
     }
 
     /// Whether its record does not say that it runs, and how.

@@ -3,6 +3,7 @@
 mod crash;
 mod everything;
 mod forking;
+mod halves;
 mod kill;
 mod kit;
 mod listing;
