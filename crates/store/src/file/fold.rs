@@ -82,6 +82,16 @@ impl Folder {
         })
     }
 
+    /// The same for whoever asks. More is left, too, if an overlay was on its way already: it is that which is taken,
+    /// and not what was committed since.
+    pub(super) fn maintain(&self) -> Result<bool> {
+        let is_behind = {
+            let layers = self.writer.layers.load();
+            layers.frozen.is_some() && !layers.active.is_empty()
+        };
+        Ok(self.fold()? || is_behind)
+    }
+
     fn fold_once(&self) -> Result<bool> {
         let writer = &self.writer;
         let index = self.index.lock();
@@ -220,7 +230,7 @@ impl Folder {
     /// Takes everything into the index and lets go of the files. A store that has stopped only lets go.
     pub(super) fn close(&self) -> Result<()> {
         let folded = loop {
-            match self.fold() {
+            match self.maintain() {
                 Ok(true) => {}
                 Ok(false) => break Ok(()),
                 Err(error) => break Err(error),

@@ -407,7 +407,7 @@ impl Backend for FileBackend {
     }
 
     fn maintain(&self) -> Answer<'_, bool> {
-        self.aside(|folder| folder.fold())
+        self.aside(|folder| folder.maintain())
     }
 
     fn replace(&self, contents: Contents) -> Answer<'_, Generation> {
