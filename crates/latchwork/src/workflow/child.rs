@@ -282,6 +282,12 @@ impl Run {
     pub(crate) async fn close(self: &Arc<Run>, next: Next) -> std::result::Result<(), Stop> {
         let status = match &next {
             Next::Rests(status) if status.is_terminal() => Some(status.clone()),
+            Next::Rests(status) => {
+                let status = status.clone();
+                self.commit(next).await?;
+                self.engine.metrics.ended(&self.definition.name, &status);
+                return Ok(());
+            }
             Next::Continues(_) => None,
             _ => return self.commit(next).await,
         };
@@ -309,7 +315,7 @@ impl Run {
                 let commit = effect.checks.iter().cloned().fold(commit, Commit::check);
                 effect.writes.iter().cloned().fold(commit, Commit::write)
             });
-            match self.engine.store.commit(commit).await {
+            match self.measured(commit).await {
                 Ok(Outcome::Applied(receipt)) => {
                     self.landed(boarded, &receipt);
                     status.iter().for_each(|status| self.engine.metrics.ended(&self.definition.name, status));

@@ -368,13 +368,12 @@ async fn settle(ctx: &Ctx, ended: Ended) {
     };
     if let Status::Parked(reason) = &status {
         tracing::warn!(reason, "parked");
-        run.engine.metrics.ended(&run.definition.name, &status);
     }
     let ended = match run.close(Next::Rests(status)).await {
         Err(Stop::Parked(reason)) => {
             // What cannot be stored is left out, so that the reason can be.
             run.forget_pending();
-            run.commit(Next::Rests(Status::Parked(reason))).await
+            run.close(Next::Rests(Status::Parked(reason))).await
         }
         ended => ended,
     };

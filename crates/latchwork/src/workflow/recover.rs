@@ -318,12 +318,13 @@ impl Inner {
         probation: Option<Probation>,
     ) {
         let run = Run::stored(self.clone(), definition, id.clone(), execution, rev).taken_up(count, probation);
+        let run = Arc::new(run);
         if count > self.most_crashes {
             let times = count - 1;
             let reason =
                 format!("it was taken up {times} times, and each time the process ended before it came to anything");
-            let _ = run.commit(Next::Rests(Status::Parked(reason))).await;
-        } else if !self.spawn(Arc::new(run)) {
+            let _ = run.close(Next::Rests(Status::Parked(reason))).await;
+        } else if !self.spawn(run) {
             self.is_missed(id);
         }
     }

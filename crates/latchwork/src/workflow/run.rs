@@ -384,12 +384,17 @@ impl Run {
         }
     }
 
-    /// Sends a commit, and has everybody know what became of it.
-    pub(crate) async fn send(&self, commit: Commit, boarded: Boarded) -> Sent {
+    /// Sends a commit, and measures how long that takes.
+    pub(crate) async fn measured(&self, commit: Commit) -> std::result::Result<Outcome, StoreError> {
         let began = self.env().monotonic();
         let outcome = self.engine.store.commit(commit).await;
         self.engine.metrics.committed(self.env().monotonic().saturating_sub(began));
-        match outcome {
+        outcome
+    }
+
+    /// Sends a commit, and has everybody know what became of it.
+    pub(crate) async fn send(&self, commit: Commit, boarded: Boarded) -> Sent {
+        match self.measured(commit).await {
             Ok(Outcome::Applied(receipt)) => {
                 self.landed(boarded, &receipt);
                 Sent::Landed

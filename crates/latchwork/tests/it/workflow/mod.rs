@@ -7,6 +7,7 @@ mod halves;
 mod kill;
 mod kit;
 mod listing;
+mod measured;
 mod once_wrong;
 mod recovery;
 mod replay;
