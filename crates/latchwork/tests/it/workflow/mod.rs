@@ -8,6 +8,7 @@ mod kill;
 mod kit;
 mod listing;
 mod measured;
+mod meddling;
 mod once_wrong;
 mod recovery;
 mod replay;

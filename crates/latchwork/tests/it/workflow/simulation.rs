@@ -5,10 +5,12 @@ mod jobs;
 mod oracle;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use latchwork::testing::{Faults, Report, Simulation, What};
-use latchwork::workflow::{Ctx, Failure, workflow};
+use latchwork::store::Env;
+use latchwork::testing::{Caller, Faults, Report, Simulation, What};
+use latchwork::workflow::{Ctx, Failure, Retry, workflow};
 use parking_lot::Mutex;
 
 use jobs::Workload;
@@ -140,6 +142,62 @@ fn a_timer_that_fires_during_a_start_that_comes_too_late_is_not_lost() {
         let simulation = Simulation::new(seed).faults(faults.clone()).register(&nap);
         let simulation = (0..4).fold(simulation, |simulation, _| simulation.start(&nap, "nap", ()));
         simulation.run().assert_settled();
+    }
+}
+
+/// A signal has landed and its answer is lost. Sent again, it is there already, and the one it is for was not told.
+/// That is in memory because it is busy: it finds out soon, and not when it has nothing else to do.
+#[test]
+fn a_signal_whose_answer_was_lost_is_received_by_one_that_is_busy() {
+    const LONG: Duration = Duration::from_secs(6 * 3600);
+    let mut faults = Faults::none();
+    (faults.lives, faults.lost_answers) = (1, true);
+    for seed in 1..=300 {
+        // The clock, and when the signal was sent first and seen first.
+        let (env, times) = (Arc::new(OnceLock::<Env>::new()), Arc::new(Mutex::new((None, None))));
+        let (in_step, in_client, seen, asked) = (env.clone(), env, times.clone(), times.clone());
+        let busy = workflow("busy").run(move |ctx: Ctx, ()| {
+            let (env, seen) = (in_step.clone(), seen.clone());
+            async move {
+                let env = env.get().expect("whoever has started it has set the clock");
+                let works = async |ctx: Ctx| {
+                    let step = ctx.run("long", async || {
+                        env.sleep(LONG).await;
+                        Ok::<_, Failure>(())
+                    });
+                    step.retry(Retry::exponential().max_attempts(10_000)).await
+                };
+                let receives = async |ctx: Ctx| {
+                    ctx.receive::<()>("go").await?;
+                    seen.lock().1.get_or_insert(env.monotonic());
+                    Ok::<_, Failure>(())
+                };
+                let (worked, received) = ctx.join((works, receives)).await;
+                worked.and(received)
+            }
+        });
+        let simulation = Simulation::new(seed).faults(faults.clone()).register(&busy);
+        let simulation = simulation.client(move |caller: Caller| {
+            let (env, busy, asked) = (in_client.clone(), busy.clone(), asked.clone());
+            async move {
+                let env = env.get_or_init(|| caller.env().clone());
+                while caller.engine().start(&busy, ()).id("b").or_join().await.is_err() {
+                    env.sleep(Duration::from_millis(100)).await;
+                }
+                caller.started(&"b".into());
+                env.sleep(Duration::from_secs(100)).await;
+                asked.lock().0.get_or_insert(env.monotonic());
+                while caller.engine().signal("b", "go", &()).id("s").await.is_err() {
+                    env.sleep(Duration::from_millis(100)).await;
+                }
+                Ok(())
+            }
+        });
+        let report = simulation.run();
+        report.assert_settled();
+        let (sent, seen): (Option<Duration>, Option<Duration>) = *times.lock();
+        let took = seen.zip(sent).map(|(seen, sent)| seen.saturating_sub(sent));
+        assert!(took.is_some_and(|took| took < Duration::from_secs(60)), "{report}seed {seed}: {took:?}");
     }
 }
 
