@@ -4,8 +4,40 @@
 //! to use. [`Engine::mutex`] and its neighbours are for plain code, [`Ctx::mutex`] and its neighbours for workflows. Whoever
 //! waits is woken by the very commit that releases the lock.
 //!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use latchwork::store::Store;
+//! use latchwork::workflow::Engine;
+//!
+//! let engine = Engine::on(&Store::memory().await?).start().await?;
+//! let guard = engine.mutex("account-42").acquire().await?;
+//! assert!(engine.mutex("account-42").try_acquire().await?.is_none());
+//! println!("token {}", guard.token());
+//! guard.release().await?;
+//! # Ok(()) }
+//! ```
+//!
 //! And [`DurableMutex`] and [`DurableSemaphore`] on any slot, with the caller's own names, leases and time: one record, and
 //! callers who try again.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use latchwork::lock::{DurableMutex, initial_lock_record};
+//! use latchwork::state::States;
+//! use latchwork::store::Store;
+//!
+//! let states = States::on(&Store::memory().await?).await?;
+//! let slot = states.global().slot("account-42").initial(initial_lock_record());
+//! let (mutex, now) = (DurableMutex::default(), states.store().env().now());
+//!
+//! assert!(mutex.try_acquire(&slot, "a", now, None).await?.acquired);
+//! assert_eq!(mutex.try_acquire(&slot, "b", now, None).await?.position, Some(0)); // next in line, and keeps its place
+//! mutex.release(&slot, "a", now).await?;
+//! assert!(mutex.try_acquire(&slot, "b", now, None).await?.acquired);
+//! # Ok(()) }
+//! ```
 //!
 //! [`Engine::mutex`]: crate::workflow::Engine::mutex
 //! [`Ctx::mutex`]: crate::workflow::Ctx::mutex

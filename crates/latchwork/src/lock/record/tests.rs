@@ -226,6 +226,13 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
+/// Whether it holds, and until when that or its place lasts.
+fn lease_of(record: &LockRecord, who: &str) -> Option<(bool, Timestamp)> {
+    let holders = record.holders.iter().map(|held| (&*held.holder_id, (true, held.lease_expires_at)));
+    let waiters = record.waiters.iter().map(|waiter| (&*waiter.holder_id, (false, waiter.lease_expires_at)));
+    holders.chain(waiters).find(|(name, _)| *name == who).map(|(_, lease)| lease)
+}
+
 /// An attempt, and what must be true of it by the record before.
 fn check_acquire(before: &LockRecord, after: &LockRecord, permits: u32, who: &str, now: Timestamp, attempt: Attempt) {
     let is_live = |until: &Timestamp| *until > now;
@@ -264,6 +271,12 @@ proptest! {
                     let lease = Duration::from_micros(lease);
                     let attempt = record.try_acquire(permits, NAMES[who], time, lease).unwrap();
                     check_acquire(&before, &record, permits, NAMES[who], time, attempt);
+                    // A lease is extended, never shortened; a new one is as long as it was asked for.
+                    let until = match lease_of(&before, NAMES[who]) {
+                        Some((held, until)) if held == attempt.acquired && until > time => until.max(time.plus(lease)),
+                        _ => time.plus(lease),
+                    };
+                    prop_assert_eq!(lease_of(&record, NAMES[who]), Some((attempt.acquired, until)));
                 }
                 Call::Release(who) => {
                     let was_there = record.release(NAMES[who], time);
