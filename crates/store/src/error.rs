@@ -68,6 +68,9 @@ pub enum StoreError {
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
+    /// A commit to a store that was opened to be read.
+    #[error("the store was opened to be read, and takes no commits")]
+    ReadOnly,
     /// A write or sync failed, and the store ended its service.
     #[error("the store has stopped: {cause}; open it again to go on from what was acknowledged")]
     Stopped { cause: Arc<str> },
@@ -133,6 +136,7 @@ impl StoreError {
             | FutureGeneration { .. }
             | CommitIdReused { .. }
             | Stamp { .. }
+            | ReadOnly
             | Option { .. }
             | NewerFormat { .. }
             | NotAStore { .. }

@@ -54,6 +54,12 @@ impl Store {
         FileOptions::default().open(directory).await
     }
 
+    /// Opens a data directory to look at what it holds, and changes nothing there; see
+    /// [`FileOptions::open_read_only`].
+    pub async fn open_read_only(directory: impl AsRef<Path>) -> Result<Store> {
+        FileOptions::default().open_read_only(directory).await
+    }
+
     /// A store in memory, gone with its last handle.
     pub async fn memory() -> Result<Store> {
         Store::memory_with(Env::system(), Limits::default()).await

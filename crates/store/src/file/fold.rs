@@ -236,10 +236,15 @@ impl Folder {
                 Err(error) => break Err(error),
             }
         };
+        self.let_go();
+        folded
+    }
+
+    /// Ends the service, and lets go of the directory.
+    pub(super) fn let_go(&self) {
         self.writer.set_closed();
         self.index.lock().take();
         self.lock.lock().take();
-        folded
     }
 
     /// Figures. Nobody is waited for: the index may be busy for long.

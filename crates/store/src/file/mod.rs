@@ -9,6 +9,7 @@ mod index;
 mod layers;
 mod log;
 mod overlay;
+mod read_only;
 mod writer;
 
 use std::future::ready;
@@ -27,6 +28,7 @@ use self::index::Index;
 use self::layers::Layers;
 use self::log::Log;
 use self::overlay::Overlay;
+use self::read_only::ReadOnly;
 use self::writer::{Parts, Writer};
 use crate::backend::{Answer, Backend, Changes, Contents, Damage, Retention, Scan, Stats};
 use crate::disk::{DirectoryLock, Disk, Open, RealDisk, ShadowDisk};
@@ -159,6 +161,23 @@ impl FileOptions {
         let (env, limits, disk) = (self.env.clone(), self.limits, self.disk.clone());
         let backend = Arc::new(self.open_backend(directory.as_ref())?);
         Store::with_backend(backend, env, limits, disk).await
+    }
+
+    /// Opens the directory to look at what it holds, and changes nothing there: neither files nor names. It must be a
+    /// store that no process has open; others may look at it at the same time. Commits fail with
+    /// [`StoreError::ReadOnly`].
+    pub async fn open_read_only(self, directory: impl AsRef<Path>) -> Result<Store> {
+        use std::io::ErrorKind::{NotADirectory, NotFound};
+        let (env, limits, disk) = (self.env.clone(), self.limits, self.disk.clone());
+        let path = directory.as_ref();
+        let is_none = |cause: &std::io::Error| matches!(cause.kind(), NotFound | NotADirectory);
+        let backend = self.open_snapshot(path).map_err(|error| match error {
+            StoreError::Io { action: "read" | "list", cause, .. } if is_none(&cause) => {
+                StoreError::NotAStore { path: path.into(), reason: "there is no such directory" }
+            }
+            error => error,
+        })?;
+        Store::with_backend(Arc::new(ReadOnly(backend)), env, limits, disk).await
     }
 
     /// Opens the directory without a [`Store`] in front.

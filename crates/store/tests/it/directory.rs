@@ -127,3 +127,47 @@ async fn a_restore_changes_nothing_in_the_snapshot() {
     let error = store.restore(&data, Confirm::ReplaceEverything).await.unwrap_err();
     assert!(matches!(error, StoreError::Locked { .. }), "its own directory is in use: {error}");
 }
+
+#[tokio::test]
+async fn looking_at_a_directory_changes_nothing_in_it() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("data");
+    let store = Store::open(&data).await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    let put = |value: &str| Commit::new().put(&space.key("k"), value.to_owned());
+    assert!(store.commit(put("1")).await.unwrap().is_applied());
+    check_locked(Store::open_read_only(&data).await, &data, std::process::id());
+    drop(store);
+    let before = (contents(&data), std::fs::read(data.join("LOCK")).unwrap());
+    let (one, other) = (Store::open_read_only(&data).await.unwrap(), Store::open_read_only(&data).await.unwrap());
+    for store in [&one, &other] {
+        assert_eq!(store.view().await.unwrap().get(&space.key("k")).await.unwrap().unwrap().value, "1");
+        assert!(matches!(store.commit(put("2")).await, Err(StoreError::ReadOnly)));
+        assert!(matches!(store.space(SpaceSpec::new("b")).await, Err(StoreError::ReadOnly)));
+        assert!(!store.maintain().await.unwrap());
+        assert_eq!(store.verify().await.unwrap(), []);
+    }
+    assert!(matches!(Store::open(&data).await, Err(StoreError::Locked { .. })), "it would change what is looked at");
+    one.close().await.unwrap();
+    assert!(matches!(one.view().await, Err(StoreError::Closed)));
+    drop(other);
+    assert!((contents(&data), std::fs::read(data.join("LOCK")).unwrap()) == before, "the directory was changed");
+    Store::open(&data).await.unwrap();
+}
+
+#[tokio::test]
+async fn looking_at_what_is_no_store_creates_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let (empty, foreign, file) = (home.path().join("empty"), home.path().join("foreign"), home.path().join("file"));
+    std::fs::create_dir(&empty).unwrap();
+    std::fs::create_dir(&foreign).unwrap();
+    std::fs::write(foreign.join("thesis.tex"), "years of work").unwrap();
+    std::fs::write(&file, "not a directory").unwrap();
+    for path in [&home.path().join("missing"), &empty, &foreign, &file] {
+        let error = Store::open_read_only(path).await.err().unwrap();
+        assert!(matches!(&error, StoreError::NotAStore { path: named, .. } if named == path), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 3);
+    assert_eq!((contents(&empty).len(), contents(&foreign).len()), (0, 1));
+    assert!(!empty.join("LOCK").exists() && !foreign.join("LOCK").exists());
+}
