@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::store::{Order, Timestamp};
-use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::engine::Engine;
+use crate::workflow::executions::Executions;
 use crate::workflow::history::{Operation, read_entry};
 use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{Entry, Execution, journal_key, run_key};
+use crate::workflow::record::{Entry, journal_key, run_key};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// How many operations a page holds, unless it is said, and at the most.
@@ -22,7 +22,7 @@ const MOST: usize = 1000;
 #[derive(Clone)]
 #[must_use = "nothing is read until this is awaited"]
 pub struct Operations {
-    engine: Arc<Inner>,
+    stored: Executions,
     id: ExecutionId,
     after: Option<String>,
     limit: usize,
@@ -41,11 +41,15 @@ pub struct OperationsPage {
 impl Engine {
     /// What happened to an execution so far, page by page. Await it for a page.
     pub fn operations(&self, id: impl Into<ExecutionId>) -> Operations {
-        Operations { engine: self.inner.clone(), id: id.into(), after: None, limit: PAGE }
+        Operations::new(self.inner.stored(), id.into())
     }
 }
 
 impl Operations {
+    pub(crate) fn new(stored: Executions, id: ExecutionId) -> Operations {
+        Operations { stored, id, after: None, limit: PAGE }
+    }
+
     /// What comes after this place, as `7`, or `4.1/0` for the first operation in the second branch of the fork at
     /// place 4.
     pub fn after(mut self, place: impl Into<String>) -> Operations {
@@ -60,21 +64,18 @@ impl Operations {
     }
 
     async fn page(self) -> Result<OperationsPage> {
-        let Operations { engine, id, after, limit } = self;
+        let Operations { stored, id, after, limit } = self;
         let place = |text: String| match text.parse::<Place>() {
             Ok(place) => Ok(place),
             Err(()) => Err(WorkflowError::List { reason: format!("{text:?} is not the place of an operation") }),
         };
         let after = after.map(place).transpose()?;
-        let view = engine.store.view().await?;
-        let item = view.get(&engine.spaces.executions.key(id.as_bytes())).await?;
-        let item = item.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-        let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
-        let execution = Execution::decode(&item.value).ok_or_else(damaged)?;
-        let key = |place: &Place| engine.spaces.journal.key(journal_key(&id, execution.run, place));
+        let view = stored.store.view().await?;
+        let (spaces, execution, changed) = stored.read(&view, &id).await?;
+        let key = |place: &Place| spaces.journal.key(journal_key(&id, execution.run, place));
         let mut found: Found = BTreeMap::new();
         let mut intents: Vec<(Place, Entry, Timestamp)> = Vec::new();
-        let mut range = engine.spaces.journal.prefix(run_key(&id, execution.run));
+        let mut range = spaces.journal.prefix(run_key(&id, execution.run));
         if let Some(after) = &after {
             let key = key(after);
             // The record there may tell of the next operation, too.
@@ -84,7 +85,7 @@ impl Operations {
             }
             range = range.after(&key);
         } else if let Some(first) = execution.intent.clone() {
-            intents.push((Path::default().at(0), first.into_entry(), item.time));
+            intents.push((Path::default().at(0), first.into_entry(), changed));
         }
         for (key, item) in view.scan(&range, Order::Ascending, limit + 1).await? {
             let (place, entry, next) = read_entry(&id, &key, &item.value)?;
@@ -93,7 +94,7 @@ impl Operations {
         }
         for (place, entry) in &execution.tail {
             if range.contains(&key(place)) {
-                found.insert(key(place), (place.clone(), entry.clone(), item.time));
+                found.insert(key(place), (place.clone(), entry.clone(), changed));
             }
         }
         // What has a record of its own is told by that. The last of these may have one that was not read; but then it

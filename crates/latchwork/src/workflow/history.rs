@@ -151,7 +151,7 @@ fn is_none(attempts: &u32) -> bool {
     *attempts == 0
 }
 
-fn value(text: &str) -> Value {
+pub(crate) fn value(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.into()))
 }
 

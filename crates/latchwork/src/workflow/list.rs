@@ -6,13 +6,13 @@ use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::json;
 use crate::store::{Order, Timestamp, View};
-use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::engine::Engine;
+use crate::workflow::executions::Executions;
 use crate::workflow::filter::{Filter, Values};
 use crate::workflow::history::ExecutionState;
 use crate::workflow::listed::{by_attribute, by_value, read_end, write_end};
@@ -35,7 +35,7 @@ const SORTED: usize = 4 << 10;
 #[derive(Clone)]
 #[must_use = "nothing is read until this is awaited"]
 pub struct List {
-    engine: Arc<Inner>,
+    stored: Executions,
     filter: Filter,
     order: Option<Order>,
     limit: usize,
@@ -164,13 +164,13 @@ impl Engine {
     /// # Ok(()) }
     /// ```
     pub fn list(&self, filter: Filter) -> List {
-        List::new(self.inner.clone(), filter)
+        List::new(self.inner.stored(), filter)
     }
 }
 
 impl List {
-    pub(crate) fn new(engine: Arc<Inner>, filter: Filter) -> List {
-        List { engine, filter, order: None, limit: PAGE, after: None }
+    pub(crate) fn new(stored: Executions, filter: Filter) -> List {
+        List { stored, filter, order: None, limit: PAGE, after: None }
     }
 
     /// The oldest first. If the filter limits an attribute: the least first, which is so unless it is said otherwise.
@@ -205,8 +205,9 @@ impl List {
         let usual = if values.is_some() { Order::Ascending } else { Order::Descending };
         let order = self.order.unwrap_or(usual);
         let after = self.after.as_ref().map(|after| after.position(order, values.as_ref())).transpose()?;
-        let view = self.engine.store.view().await?;
-        let reader = Reader { view: &view, space: &self.engine.spaces.listed, order, looks: 0 };
+        let view = self.stored.store.view().await?;
+        let Some(spaces) = &self.stored.spaces else { return Ok((Page { executions: Vec::new(), next: None }, 0)) };
+        let reader = Reader { view: &view, space: &spaces.listed, order, looks: 0 };
         let unions = Join::new(self.filter.unions(&reader).await?);
         let mut looking = Looking { list: &self, reader, values, found: Vec::new() };
         let rest = match looking.values.as_ref().map(|values| values.stream(&looking.reader)) {
@@ -220,7 +221,8 @@ impl List {
 
     /// An execution as a view shows it, if it is meant.
     async fn execution(&self, view: &View, id: &ExecutionId) -> Result<Option<Execution>> {
-        let Some(item) = view.get(&self.engine.spaces.executions.key(id.as_bytes())).await? else { return Ok(None) };
+        let Some(spaces) = &self.stored.spaces else { return Ok(None) };
+        let Some(item) = view.get(&spaces.executions.key(id.as_bytes())).await? else { return Ok(None) };
         let found = Execution::decode(&item.value);
         if found.is_none() {
             // The others can still be listed.

@@ -88,18 +88,24 @@ impl Engine {
         let resident = self.inner.resident(&id);
         let doing = resident.as_ref().map(|run| run.with(|state| state.doing()));
         let (execution, _) = self.inner.known(&id).await?;
-        let waits = match (&execution.status, doing) {
-            (Status::Running | Status::Waiting, Some(doing)) => doing,
-            _ => execution.waits,
-        };
-        Ok(Why {
+        let doing = doing.filter(|_| matches!(execution.status, Status::Running | Status::Waiting));
+        let set_aside = self.inner.set_aside.lock().get(&id).cloned();
+        let why = Why { resident: resident.is_some(), set_aside, ..Why::stored(execution) };
+        Ok(Why { waits: doing.unwrap_or(why.waits), ..why })
+    }
+}
+
+impl Why {
+    /// As the store knows it.
+    pub(crate) fn stored(execution: Execution) -> Why {
+        Why {
             workflow: execution.workflow,
             state: ExecutionState::of(&execution.status),
-            resident: resident.is_some(),
+            resident: false,
             cancel: execution.cancel,
-            set_aside: self.inner.set_aside.lock().get(&id).cloned(),
-            waits,
-        })
+            set_aside: None,
+            waits: execution.waits,
+        }
     }
 }
 

@@ -1,0 +1,200 @@
+//! What a store holds of executions, for those who only look: needs no engine, runs nothing and writes nothing. An
+//! engine reads by the same code.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::store::{Order, Space, Store, Timestamp, View};
+use crate::workflow::engine::{EXECUTIONS, Engine, Inner, JOURNAL, KEPT};
+use crate::workflow::history::{ExecutionState, value};
+use crate::workflow::kept::{Kept, Published};
+use crate::workflow::listed::LISTED;
+use crate::workflow::record::{Attribute, Close, Execution, Wait};
+use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, WorkflowError};
+
+/// The executions in a store, without an engine that runs them: on [`Store::open_read_only`], for instance.
+///
+/// ```
+/// # use latchwork::store::Store;
+/// # use latchwork::workflow::{Executions, Filter, Is, Result};
+/// # async fn example() -> Result<()> {
+/// let executions = Executions::on(&Store::open_read_only("./data").await?).await?;
+/// for parked in executions.list(Filter::new().is(Is::Parked)).await?.executions {
+///     println!("{} {:?}", parked.id, executions.describe(&parked.id).await?.input);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Executions {
+    pub(crate) store: Store,
+    /// `None` if no engine was ever on the store.
+    pub(crate) spaces: Option<ReadSpaces>,
+}
+
+/// The spaces that executions are read from.
+#[derive(Clone)]
+pub(crate) struct ReadSpaces {
+    pub(crate) executions: Space,
+    pub(crate) journal: Space,
+    pub(crate) listed: Space,
+    kept: Space,
+}
+
+/// Everything that is known of an execution but for its operations.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Description {
+    /// Its id.
+    pub id: ExecutionId,
+    /// The workflow's name.
+    pub workflow: String,
+    /// How it is, with its output or failure if it has ended.
+    pub state: ExecutionState,
+    /// How often it was continued as new.
+    pub run: u32,
+    /// How often an operator has let it go on.
+    pub resumes: u32,
+    /// What it was started with, or continued with.
+    pub input: Value,
+    /// When it was started, in microseconds since 1970.
+    pub started_us: u64,
+    /// When it was last changed as a whole, in microseconds since 1970: for one that has ended, its end.
+    pub changed_us: u64,
+    /// When it begins, if it was started to do so later, in microseconds since 1970.
+    pub begins_us: Option<u64>,
+    /// When it is to be ended for having taken too long, in microseconds since 1970.
+    pub deadline_us: Option<u64>,
+    /// When it is removed, if it has ended, in microseconds since 1970.
+    pub removal_us: Option<u64>,
+    /// The idempotency key of its start.
+    pub idempotency_key: Option<String>,
+    /// What it waits for, if it is out of memory.
+    pub waits: Vec<Wait>,
+    /// Its tags.
+    pub tags: BTreeSet<String>,
+    /// Its search attributes.
+    pub attributes: BTreeMap<String, Attribute>,
+    /// The execution that has started it, if one has.
+    pub parent: Option<ExecutionId>,
+    /// What becomes of it when that ends before it.
+    pub close: Option<Close>,
+    /// The children that it has started and that have not ended.
+    pub children: Vec<ExecutionId>,
+    /// The execution whose results it has kept, if it is a fork.
+    pub forked: Option<ExecutionId>,
+    /// Why it is to be cancelled, if it is.
+    pub cancel: Option<String>,
+    /// What it has published, by name.
+    pub published: BTreeMap<String, Value>,
+}
+
+impl Executions {
+    /// The executions in a store.
+    pub async fn on(store: &Store) -> Result<Executions> {
+        let known = store.spaces().await?;
+        let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
+        let spaces = || {
+            let (executions, journal) = (space(EXECUTIONS)?, space(JOURNAL)?);
+            Some(ReadSpaces { executions, journal, listed: space(LISTED)?, kept: space(KEPT)? })
+        };
+        Ok(Executions { store: store.clone(), spaces: spaces() })
+    }
+
+    /// Executions, found by what they are, wait for or are labelled with, as [`Engine::list`] finds them.
+    pub fn list(&self, filter: Filter) -> List {
+        List::new(self.clone(), filter)
+    }
+
+    /// What happened to an execution so far, page by page. Await it for a page.
+    pub fn operations(&self, id: impl Into<ExecutionId>) -> Operations {
+        Operations::new(self.clone(), id.into())
+    }
+
+    /// Everything that is known of an execution but for its operations.
+    pub async fn describe(&self, id: impl Into<ExecutionId>) -> Result<Description> {
+        let id = id.into();
+        let view = self.store.view().await?;
+        let (spaces, execution, changed) = self.read(&view, &id).await?;
+        let kept = Kept::new(&spaces.kept, &id);
+        let published = match view.get(&kept.published()).await? {
+            None => Published::default(),
+            Some(item) => Published::decode(&item.value)
+                .ok_or_else(|| WorkflowError::corrupt(format!("what execution {id:?} has published")))?,
+        };
+        let children = match execution.has_children {
+            true => view.scan(&kept.children(), Order::Ascending, usize::MAX).await?,
+            false => Vec::new(),
+        };
+        let children = children.iter().filter_map(|(key, _)| kept.read_child(key)).collect();
+        let published = published.0.iter().map(|(name, text)| (name.clone(), value(text))).collect();
+        Ok(Description { children, published, ..Description::new(id, execution, changed) })
+    }
+
+    /// What an execution waits for, as far as the store knows: not what it does in the memory of a process.
+    pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
+        let (_, execution, _) = self.read(&self.store.view().await?, &id.into()).await?;
+        Ok(Why::stored(execution))
+    }
+
+    /// An execution that must be there, and when it was last changed.
+    pub(crate) async fn read(&self, view: &View, id: &ExecutionId) -> Result<(&ReadSpaces, Execution, Timestamp)> {
+        let missing = || WorkflowError::NotFound { id: id.clone() };
+        let spaces = self.spaces.as_ref().ok_or_else(missing)?;
+        let item = view.get(&spaces.executions.key(id.as_bytes())).await?.ok_or_else(missing)?;
+        let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
+        Ok((spaces, Execution::decode(&item.value).ok_or_else(damaged)?, item.time))
+    }
+}
+
+impl std::fmt::Debug for Executions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executions").finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// What this engine's store holds, to be read.
+    pub(crate) fn stored(&self) -> Executions {
+        let (executions, journal) = (self.spaces.executions.clone(), self.spaces.journal.clone());
+        let (listed, kept) = (self.spaces.listed.clone(), self.spaces.kept.clone());
+        Executions { store: self.store.clone(), spaces: Some(ReadSpaces { executions, journal, listed, kept }) }
+    }
+}
+
+impl Engine {
+    /// Everything that is known of an execution but for its operations.
+    pub async fn describe(&self, id: impl Into<ExecutionId>) -> Result<Description> {
+        self.inner.stored().describe(id).await
+    }
+}
+
+impl Description {
+    fn new(id: ExecutionId, execution: Execution, changed: Timestamp) -> Description {
+        let parent = execution.parent;
+        Description {
+            id,
+            workflow: execution.workflow,
+            state: ExecutionState::of(&execution.status),
+            run: execution.run,
+            resumes: execution.resumes,
+            input: value(&execution.input),
+            started_us: execution.started_us,
+            changed_us: changed.0,
+            begins_us: execution.begins_us,
+            deadline_us: execution.deadline_us,
+            removal_us: execution.removal_us,
+            idempotency_key: execution.key,
+            waits: execution.waits,
+            tags: execution.labels.tags,
+            attributes: execution.labels.attributes,
+            close: parent.as_ref().map(|parent| parent.close),
+            parent: parent.map(|parent| parent.id),
+            children: Vec::new(),
+            forked: execution.forked.map(Into::into),
+            cancel: execution.cancel,
+            published: BTreeMap::new(),
+        }
+    }
+}
