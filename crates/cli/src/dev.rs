@@ -6,12 +6,30 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use latchwork::store::{Commit, Generation, History, Key, Outcome, Receipt, Space, SpaceSpec, Store, View};
+use serde::Serialize;
+
+use crate::output::{Format, Output};
 
 const TELLERS: usize = 64;
 const DEPOSITS_EACH: usize = 25;
 const BRANCHES: usize = 16;
 
-pub(crate) async fn run(directory: &Path, out: &mut impl Write) -> Result<()> {
+/// What is left to tell programs.
+#[derive(Serialize)]
+struct Summary {
+    directory: String,
+    generation_before: u64,
+    generation: u64,
+}
+
+pub(crate) async fn run(directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    match output.format() {
+        Format::Table => show(directory, &mut std::io::stdout()).await.map(|_| ()),
+        Format::Json | Format::Jsonl => output.one(&show(directory, &mut std::io::sink()).await?, |_| {}),
+    }
+}
+
+async fn show(directory: &Path, out: &mut impl Write) -> Result<Summary> {
     let store = Store::open(directory).await?;
     let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
     let before = store.generation().await?;
@@ -24,10 +42,11 @@ pub(crate) async fn run(directory: &Path, out: &mut impl Write) -> Result<()> {
     deposits(&store, &accounts, out).await?;
     time_travel(&store, &accounts, opening, out).await?;
     watch(&store, &accounts, before, out).await?;
-    summary(&store, out).await?;
+    let after = summary(&store, out).await?;
     store.close().await?;
     writeln!(out, "\nRun it again, or end it with kill -9 while it runs: nothing that was acknowledged is lost.")?;
-    Ok(())
+    let directory = directory.display().to_string();
+    Ok(Summary { directory, generation_before: before.0, generation: after.0 })
 }
 
 async fn balance(view: &View, account: &Key) -> Result<u64> {
@@ -145,7 +164,7 @@ async fn watch(store: &Store, accounts: &Space, before: Generation, out: &mut im
     Ok(())
 }
 
-async fn summary(store: &Store, out: &mut impl Write) -> Result<()> {
+async fn summary(store: &Store, out: &mut impl Write) -> Result<Generation> {
     let damaged = store.verify().await?;
     if let Some(damage) = damaged.first() {
         bail!("{} is damaged: {}", damage.place, damage.detail);
@@ -156,5 +175,5 @@ async fn summary(store: &Store, out: &mut impl Write) -> Result<()> {
         "\nThe store is at generation {}; all of it was read back and nothing is damaged.",
         stats.generation
     )?;
-    Ok(())
+    Ok(stats.generation)
 }

@@ -1,35 +1,41 @@
-//! `latch`, the Latchwork command. One file a subcommand; this one only reads the command line and turns errors into
-//! exit codes.
+//! `latch`, the Latchwork command. One file a subcommand; this one only reads the command line. How answers, errors and
+//! exit codes look is in `output.rs`.
 
 mod dev;
+mod output;
+mod time;
 mod workflow;
 
+use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Result;
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use latchwork::store::{ErrorKind, StoreError};
-use latchwork::workflow::WorkflowError;
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 5 conflict, 75 busy (try again later)";
+use crate::output::{EXIT_CODES, Exit, Format, Output, Problem};
 
 /// Durable work that happens once.
 #[derive(Parser)]
 #[command(name = "latch", version, after_help = EXIT_CODES)]
 struct Latch {
+    /// The data directory.
+    #[arg(long, global = true, default_value = "./latchwork-data", value_name = "DIRECTORY")]
+    store: PathBuf,
+    /// What the answer looks like. Errors are JSON, too, where JSON is asked for.
+    #[arg(short, long, global = true, value_enum, default_value = "table", value_name = "FORMAT")]
+    output: Format,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Opens a store and shows what it does: commits, conflicts, time travel and watch.
-    Dev {
-        /// The data directory. It is created if it is missing.
-        #[arg(long, default_value = "./latchwork-data")]
-        store: PathBuf,
-    },
-    /// Looks at the workflows in a data directory that no process has open.
+    /// Opens a store, or creates it, and shows what it does: commits, conflicts, time travel and watch.
+    Dev,
+    /// Looks at the workflows in a data directory that no process has open. Runs and changes nothing.
+    #[command(after_help = EXIT_CODES)]
     Workflow {
         #[command(subcommand)]
         command: workflow::Workflow,
@@ -38,45 +44,50 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let latch = Latch::parse();
-    let done = match latch.command {
-        Command::Dev { store } => dev::run(&store, &mut std::io::stdout()).await,
-        Command::Workflow { command } => workflow::run(command, &mut std::io::stdout()).await,
+    let latch = match Latch::try_parse() {
+        Ok(latch) => latch,
+        Err(error) => return usage(&error),
     };
-    match done {
+    let format = latch.output;
+    match run(latch).await {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read the output has seen enough.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Files name themselves in their errors; what remains is the output.
-            let bare = error.is::<std::io::Error>() && error.chain().count() == 1;
-            let output = if bare { "cannot write the output: " } else { "" };
-            eprintln!("latch: {output}{error:#}");
-            ExitCode::from(code(&error))
-        }
-    }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let cause = error.downcast_ref::<std::io::Error>();
-    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
-}
-
-/// See [`EXIT_CODES`].
-fn code(error: &anyhow::Error) -> u8 {
-    let kind = match (error.downcast_ref::<StoreError>(), error.downcast_ref::<WorkflowError>()) {
-        (Some(StoreError::Locked { .. }), _) | (_, Some(WorkflowError::Store(StoreError::Locked { .. }))) => return 75,
-        (Some(error), _) => error.kind(),
-        (_, Some(error)) => error.kind(),
-        (None, None) => match error.downcast_ref::<std::io::Error>().map(std::io::Error::kind) {
-            Some(std::io::ErrorKind::NotFound) => ErrorKind::NotFound,
-            _ => return 1,
+        Err(error) => match Problem::of(error) {
+            // Whoever read the output has seen enough.
+            None => ExitCode::SUCCESS,
+            Some(problem) => {
+                problem.tell(format);
+                ExitCode::from(problem.exit as u8)
+            }
         },
-    };
-    match kind {
-        ErrorKind::Invalid => 2,
-        ErrorKind::NotFound => 3,
-        ErrorKind::Conflict => 5,
-        ErrorKind::Unavailable | ErrorKind::Corrupt => 1,
     }
+}
+
+async fn run(latch: Latch) -> Result<()> {
+    let Latch { store, output, command } = latch;
+    let mut out = BufWriter::new(std::io::stdout());
+    let done = match command {
+        Command::Dev => dev::run(&store, &mut Output::new(output, &mut out)).await,
+        Command::Workflow { command } => workflow::run(command, &store, &mut Output::new(output, &mut out)).await,
+    };
+    // What was found before an error is told as well.
+    let flushed = out.flush();
+    done?;
+    Ok(flushed?)
+}
+
+/// A command line that cannot be, or a call for help.
+fn usage(error: &clap::Error) -> ExitCode {
+    let arguments: Vec<String> = std::env::args_os().map(|text| text.to_string_lossy().into_owned()).collect();
+    let is_json = |two: &[String]| matches!(two[0].as_str(), "-o" | "--output") && two[1].starts_with("json");
+    let joined = ["-ojson", "-o=json", "--output=json"];
+    let asks = arguments.windows(2).any(is_json)
+        || arguments.iter().any(|argument| joined.iter().any(|start| argument.starts_with(start)));
+    let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if asks && !is_help {
+        let message = error.to_string();
+        Problem::new(Exit::Usage, message.trim().trim_start_matches("error: ")).tell(Format::Json);
+    } else {
+        let _ = error.print();
+    }
+    ExitCode::from(error.exit_code() as u8)
 }

@@ -3,6 +3,8 @@
 // A test ends where something unexpected happens.
 #![allow(clippy::unwrap_used)]
 
+mod workflow;
+
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -115,6 +117,6 @@ fn histories_are_written_to_files_and_to_the_output() {
     assert_eq!((missing.status.code(), missing.stdout.len()), (Some(3), 0), "not found");
     let nowhere = latch(&["workflow", "history"], &directory.path().join("nowhere")).output().unwrap();
     assert_eq!(nowhere.status.code(), Some(3));
-    assert!(text(&nowhere.stderr).contains("there is no data directory"), "{}", text(&nowhere.stderr));
+    assert!(text(&nowhere.stderr).contains("there is no such directory"), "{}", text(&nowhere.stderr));
     assert!(!directory.path().join("nowhere").exists(), "looking creates nothing");
 }

@@ -62,8 +62,6 @@ pub struct Description {
     pub started_us: u64,
     /// When it was last changed as a whole, in microseconds since 1970: for one that has ended, its end.
     pub changed_us: u64,
-    /// When it begins, if it was started to do so later, in microseconds since 1970.
-    pub begins_us: Option<u64>,
     /// When it is to be ended for having taken too long, in microseconds since 1970.
     pub deadline_us: Option<u64>,
     /// When it is removed, if it has ended, in microseconds since 1970.
@@ -182,7 +180,6 @@ impl Description {
             input: value(&execution.input),
             started_us: execution.started_us,
             changed_us: changed.0,
-            begins_us: execution.begins_us,
             deadline_us: execution.deadline_us,
             removal_us: execution.removal_us,
             idempotency_key: execution.key,

@@ -10,6 +10,7 @@ mod listing;
 mod measured;
 mod meddling;
 mod once_wrong;
+mod reading;
 mod recovery;
 mod replay;
 mod simulation;

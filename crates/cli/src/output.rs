@@ -1,0 +1,407 @@
+//! How every command answers: tables for people, JSON for programs, and exit codes. Commands say what there is to tell;
+//! this file decides how it looks and must not know what it is about.
+
+use std::fmt;
+use std::io::{IsTerminal, Write};
+
+use anyhow::Result;
+use clap::ValueEnum;
+use latchwork::store::{ErrorKind, StoreError};
+use latchwork::workflow::WorkflowError;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// What is said at the end of every help.
+pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 not allowed, \
+    5 conflict or precondition, 6 the workflow failed, 75 busy or timed out (try again later)";
+
+/// What answers look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Table,
+    /// One JSON value.
+    Json,
+    /// One JSON value a line, for each thing that is listed.
+    Jsonl,
+}
+
+/// Where answers go.
+pub(crate) struct Output<'w> {
+    format: Format,
+    out: &'w mut dyn Write,
+    /// Whether people read it at this moment.
+    terminal: bool,
+    color: bool,
+}
+
+impl<'w> Output<'w> {
+    /// To the standard output. There is colour on a terminal, unless `NO_COLOR` is set.
+    pub(crate) fn new(format: Format, out: &'w mut dyn Write) -> Output<'w> {
+        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let terminal = std::io::stdout().is_terminal();
+        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Output { format, out, terminal, color: terminal && !is_dumb && !is_set("NO_COLOR") }
+    }
+
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
+    /// One thing: what it is as JSON, or what people are told.
+    pub(crate) fn one<T: Serialize>(&mut self, thing: &T, text: impl FnOnce(&mut Text)) -> Result<()> {
+        match self.format {
+            Format::Json => writeln!(self.out, "{}", serde_json::to_string_pretty(thing)?)?,
+            Format::Jsonl => self.line(thing)?,
+            Format::Table => {
+                let mut written = Text { written: String::new(), terminal: self.terminal, color: self.color };
+                text(&mut written);
+                self.out.write_all(written.written.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One thing of many, as a line of JSON.
+    pub(crate) fn line<T: Serialize>(&mut self, thing: &T) -> Result<()> {
+        Ok(writeln!(self.out, "{}", serde_json::to_string(thing)?)?)
+    }
+
+    /// Several things: an object that has them under `name`, a line for each, or a table. `next` is where the rest
+    /// begins, if there is more: a part of the object, and otherwise told beside the output.
+    pub(crate) fn many<T: Serialize>(
+        &mut self,
+        name: &str,
+        things: &[T],
+        next: Option<&str>,
+        table: impl FnOnce(&[T]) -> Table,
+    ) -> Result<()> {
+        match self.format {
+            Format::Json => {
+                // Written so that the things keep the order of their fields.
+                let next = serde_json::to_string(&next)?;
+                let things = serde_json::to_string_pretty(things)?.replace('\n', "\n  ");
+                writeln!(self.out, "{{\n  \"{name}\": {things},\n  \"next\": {next}\n}}")?;
+            }
+            Format::Jsonl => {
+                things.iter().try_for_each(|thing| self.line(thing))?;
+                if let Some(next) = next {
+                    note(&format!("{{\"next\":{}}}", serde_json::to_string(next)?));
+                }
+            }
+            Format::Table if things.is_empty() && next.is_none() => note(&format!("no {name}")),
+            Format::Table => {
+                self.out.write_all(table(things).drawn(self.terminal, self.color).as_bytes())?;
+                if let Some(next) = next {
+                    self.out.flush()?;
+                    note(&format!("there are more: --after {next}, or --all"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is said to people beside the output. If nobody listens, that is no reason to fail.
+fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// What people are told of one thing.
+pub(crate) struct Text {
+    written: String,
+    terminal: bool,
+    color: bool,
+}
+
+impl Text {
+    pub(crate) fn line(&mut self, line: impl AsRef<str>) {
+        self.written.push_str(&plain(line.as_ref()));
+        self.written.push('\n');
+    }
+
+    pub(crate) fn table(&mut self, table: Table) {
+        self.written.push_str(&table.drawn(self.terminal, self.color));
+    }
+}
+
+/// How something is meant, which is its colour where there is colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tone {
+    Plain,
+    Good,
+    Bad,
+    Attention,
+    Dim,
+}
+
+/// A text in a table.
+pub(crate) struct Cell {
+    text: String,
+    tone: Tone,
+}
+
+impl Cell {
+    pub(crate) fn new(text: impl Into<String>, tone: Tone) -> Cell {
+        Cell { text: text.into(), tone }
+    }
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Cell {
+        Cell::new(text, Tone::Plain)
+    }
+}
+
+/// Rows below a header, without lines between them.
+pub(crate) struct Table {
+    header: Vec<&'static str>,
+    rows: Vec<Vec<Cell>>,
+}
+
+impl Table {
+    /// A table with these titles; without any, it has no header.
+    pub(crate) fn new(header: &[&'static str]) -> Table {
+        Table { header: header.to_vec(), rows: Vec::new() }
+    }
+
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    fn drawn(self, terminal: bool, color: bool) -> String {
+        use comfy_table::{Attribute, Color, ContentArrangement};
+        let mut table = comfy_table::Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        // Lines are broken to fit a screen. What is piped into something else stays a line a row.
+        let arrangement = if terminal { ContentArrangement::Dynamic } else { ContentArrangement::Disabled };
+        table.set_content_arrangement(arrangement);
+        if color {
+            table.enforce_styling()
+        } else {
+            table.force_no_tty()
+        };
+        if !self.header.is_empty() {
+            let bold = |title: &&str| comfy_table::Cell::new(title).add_attribute(Attribute::Bold);
+            table.set_header(self.header.iter().map(bold));
+        }
+        for row in self.rows {
+            table.add_row(row.into_iter().map(|cell| {
+                let drawn = comfy_table::Cell::new(plain(&cell.text));
+                match cell.tone {
+                    Tone::Plain => drawn,
+                    Tone::Good => drawn.fg(Color::Green),
+                    Tone::Bad => drawn.fg(Color::Red),
+                    Tone::Attention => drawn.fg(Color::Yellow),
+                    Tone::Dim => drawn.fg(Color::DarkGrey),
+                }
+            }));
+        }
+        table.column_iter_mut().for_each(|column| {
+            column.set_padding((0, 2));
+        });
+        table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+    }
+}
+
+/// A text as one line, without what terminals would obey.
+pub(crate) fn plain(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter.is_control() || ('\u{202a}'..='\u{202e}').contains(&letter) {
+            true => line.extend(letter.escape_default()),
+            false => line.push(letter),
+        }
+    }
+    line
+}
+
+/// The beginning of a text that is too long for a table.
+pub(crate) fn shortened(text: &str, letters: usize) -> String {
+    match text.char_indices().nth(letters) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.into(),
+    }
+}
+
+/// Why the command ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(dead_code)] // One list for all commands, those to come as well.
+pub(crate) enum Exit {
+    Done = 0,
+    Failed = 1,
+    Usage = 2,
+    NotFound = 3,
+    NotAllowed = 4,
+    Conflict = 5,
+    WorkflowFailed = 6,
+    Busy = 75,
+}
+
+impl Exit {
+    /// Its name in JSON.
+    fn name(self) -> &'static str {
+        match self {
+            Exit::Done => "done",
+            Exit::Failed => "failed",
+            Exit::Usage => "usage",
+            Exit::NotFound => "not_found",
+            Exit::NotAllowed => "not_allowed",
+            Exit::Conflict => "conflict",
+            Exit::WorkflowFailed => "workflow_failed",
+            Exit::Busy => "busy",
+        }
+    }
+
+    fn of(kind: ErrorKind) -> Exit {
+        match kind {
+            ErrorKind::Invalid => Exit::Usage,
+            ErrorKind::NotFound => Exit::NotFound,
+            ErrorKind::Conflict => Exit::Conflict,
+            ErrorKind::Unavailable | ErrorKind::Corrupt => Exit::Failed,
+        }
+    }
+}
+
+/// What went wrong, as it is told. Commands return it for what they find themselves; errors of the library become one.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    pub(crate) exit: Exit,
+    pub(crate) message: String,
+    /// What else programs are told.
+    pub(crate) fields: Map<String, Value>,
+}
+
+impl Problem {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Problem {
+        Problem { exit, message: message.into(), fields: Map::new() }
+    }
+
+    /// Something more for programs: who stands in the way, for instance.
+    pub(crate) fn with(mut self, name: &str, value: impl Into<Value>) -> Problem {
+        self.fields.insert(name.into(), value.into());
+        self
+    }
+
+    /// What an error means. `None` if it is that nobody reads the output any more, which is no problem.
+    pub(crate) fn of(error: anyhow::Error) -> Option<Problem> {
+        let error = match error.downcast::<Problem>() {
+            Ok(problem) => return Some(problem),
+            Err(error) => error,
+        };
+        let message = format!("{error:#}");
+        let store = match error.downcast_ref::<WorkflowError>() {
+            Some(WorkflowError::Store(error)) => Some(error),
+            Some(error) => return Some(Problem::new(Exit::of(error.kind()), message)),
+            None => error.downcast_ref::<StoreError>(),
+        };
+        if let Some(error) = store {
+            return Some(Problem::of_store(error, message));
+        }
+        match error.downcast_ref::<std::io::Error>() {
+            Some(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => None,
+            // Files name themselves in their errors; what remains is the output.
+            Some(_) if error.chain().count() == 1 => {
+                Some(Problem::new(Exit::Failed, format!("cannot write the output: {message}")))
+            }
+            _ => Some(Problem::new(Exit::Failed, message)),
+        }
+    }
+
+    fn of_store(error: &StoreError, message: String) -> Problem {
+        match error {
+            StoreError::Locked { path, owner } => {
+                let pid = owner.parse::<u32>().ok();
+                let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
+                let message = format!("{} is in use by {who}; try again when it has ended", path.display());
+                Problem::new(Exit::Busy, message).with("pid", pid).with("directory", path.display().to_string())
+            }
+            StoreError::NotAStore { path, .. } => {
+                Problem::new(Exit::NotFound, message).with("directory", path.display().to_string())
+            }
+            error => Problem::new(Exit::of(error.kind()), message),
+        }
+    }
+
+    /// Tells it on the standard error, in the format that was asked for.
+    pub(crate) fn tell(&self, format: Format) {
+        match format {
+            Format::Table => note(&format!("latch: {}", self.message)),
+            Format::Json | Format::Jsonl => {
+                let mut error = self.fields.clone();
+                error.insert("code".into(), self.exit.name().into());
+                error.insert("exit".into(), (self.exit as u8).into());
+                error.insert("message".into(), self.message.clone().into());
+                note(&serde_json::json!({ "error": error }).to_string());
+            }
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new(&["ID", "STATUS"]);
+        table.row(["a".into(), Cell::new("failed", Tone::Bad)]);
+        table.row(["an\u{1b}[31m id\n".into(), "completed".into()]);
+        table
+    }
+
+    #[test]
+    fn tables_obey_nobody_but_us() {
+        assert_eq!(
+            table().drawn(false, false),
+            "ID                 STATUS\na                  failed\nan\\u{1b}[31m id\\n  completed\n"
+        );
+        let colored = table().drawn(false, true);
+        assert!(colored.contains("\u{1b}[38;5;9mfailed") && !colored.contains("[31m id\n"), "{colored:?}");
+    }
+
+    #[test]
+    fn things_keep_the_order_of_their_fields() {
+        #[derive(Serialize)]
+        struct Thing {
+            name: &'static str,
+            id: u32,
+        }
+        let things = [Thing { name: "a\nb", id: 1 }];
+        let drawn = |format, next| {
+            let mut out = Vec::new();
+            let mut output = Output { format, out: &mut out, terminal: false, color: false };
+            output.many("things", &things, next, |_| table()).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let json = drawn(Format::Json, Some("cursor"));
+        assert!(json.find("name") < json.find("id"), "{json}");
+        let value: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value, serde_json::json!({"things": [{"name": "a\nb", "id": 1}], "next": "cursor"}));
+        assert_eq!(drawn(Format::Jsonl, None), "{\"name\":\"a\\nb\",\"id\":1}\n");
+    }
+
+    #[test]
+    fn problems_have_codes() {
+        let store = |error: StoreError| Problem::of(WorkflowError::from(error).into()).unwrap();
+        let locked = store(StoreError::Locked { path: "data".into(), owner: "7".into() });
+        assert_eq!((locked.exit, &locked.fields["pid"]), (Exit::Busy, &7.into()));
+        let locked = store(StoreError::Locked { path: "data".into(), owner: String::new() });
+        assert!(locked.message.contains("another process") && locked.fields["pid"].is_null());
+        assert_eq!(store(StoreError::Closed).exit, Exit::Failed);
+        let missing = WorkflowError::NotFound { id: "a".into() };
+        assert_eq!(Problem::of(missing.into()).unwrap().exit, Exit::NotFound);
+        let own = Problem::new(Exit::NotAllowed, "no").with("owner", "somebody");
+        assert_eq!(Problem::of(own.into()).unwrap().exit, Exit::NotAllowed);
+        let pipe = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert!(Problem::of(pipe.into()).is_none());
+    }
+}

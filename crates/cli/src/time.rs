@@ -1,0 +1,133 @@
+//! Times as people and programs read and write them. The time of day comes from whoever calls.
+
+use jiff::{SpanRelativeTo, Unit, civil};
+use latchwork::store::Timestamp;
+use serde::{Serialize, Serializer};
+
+/// A time that is written as RFC 3339, in UTC and to the microsecond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Time(pub(crate) Timestamp);
+
+impl Time {
+    pub(crate) fn from_us(us: u64) -> Time {
+        Time(Timestamp(us))
+    }
+
+    /// To the second, for people.
+    pub(crate) fn short(self) -> String {
+        match i64::try_from(self.0.0).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok()) {
+            Some(time) => time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string(),
+            None => "the end of time".into(),
+        }
+    }
+
+    /// As people say it: `3m 12s ago`, `in 2d 4h`.
+    pub(crate) fn relative_to(self, now: Timestamp) -> String {
+        match (self.0.0, now.0) {
+            (then, now) if then <= now && now - then < 1_000_000 => "just now".into(),
+            (then, now) if then <= now => format!("{} ago", length(now - then)),
+            (then, now) => format!("in {}", length(then - now)),
+        }
+    }
+}
+
+impl std::fmt::Display for Time {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // What is later than the calendar goes is told as its end.
+        let time = i64::try_from(self.0.0).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
+        write!(f, "{:.6}", time.unwrap_or(jiff::Timestamp::MAX))
+    }
+}
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// How long something takes, by its two largest units.
+fn length(us: u64) -> String {
+    let seconds = us / 1_000_000;
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes, seconds % 60) {
+        (0, 0, 0, 0) => "less than 1s".into(),
+        (0, 0, 0, seconds) => format!("{seconds}s"),
+        (0, 0, minutes, seconds) => format!("{minutes}m {seconds}s"),
+        (0, hours, minutes, _) => format!("{hours}h {minutes}m"),
+        (days, hours, ..) => format!("{days}d {hours}h"),
+    }
+}
+
+/// A time on a command line: RFC 3339, or a date, with or without a time of day, in UTC.
+pub(crate) fn absolute(text: &str) -> Result<Timestamp, String> {
+    let utc = |time: civil::DateTime| time.to_zoned(jiff::tz::TimeZone::UTC).map(|zoned| zoned.timestamp());
+    let time = text.parse::<jiff::Timestamp>().or_else(|_| text.parse::<civil::DateTime>().and_then(utc));
+    let time = time.map_err(|_| format!("{text:?} is no time: write 2026-11-30T12:00:00Z, or 2026-11-30"))?;
+    u64::try_from(time.as_microsecond()).map(Timestamp).map_err(|_| format!("{text:?} is before 1970"))
+}
+
+/// The same, or how long ago it was, as `2h 30m`.
+pub(crate) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
+    let ago = text.parse::<jiff::Span>().and_then(|span| {
+        // As long as days have 24 hours, nothing depends on where one is.
+        span.total((Unit::Microsecond, SpanRelativeTo::days_are_24_hours()))
+    });
+    match ago {
+        Ok(us) if us >= 0.0 => Ok(Timestamp(now.0.saturating_sub(us as u64))),
+        _ => absolute(text).map_err(|why| format!("{why}, or how long ago, as 90m or 2d")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_from_now() {
+        let now = Timestamp(1_000_000_000_000);
+        let told = |seconds: i64| Time(Timestamp(now.0.saturating_add_signed(seconds * 1_000_000))).relative_to(now);
+        for (seconds, text) in [
+            (0, "just now"),
+            (-1, "1s ago"),
+            (-192, "3m 12s ago"),
+            (-3600, "1h 0m ago"),
+            (-90_000, "1d 1h ago"),
+            (59, "in 59s"),
+            (187_200, "in 2d 4h"),
+        ] {
+            assert_eq!(told(seconds), text);
+        }
+        assert_eq!(Time(Timestamp(now.0 + 1)).relative_to(now), "in less than 1s");
+    }
+
+    #[test]
+    fn times_are_written_whole() {
+        assert_eq!(Time::from_us(1_700_000_000_000_001).to_string(), "2023-11-14T22:13:20.000001Z");
+        assert_eq!(Time::from_us(0).to_string(), "1970-01-01T00:00:00.000000Z");
+        assert!(Time::from_us(u64::MAX).to_string().starts_with("9999-12-"));
+        assert_eq!(Time::from_us(1_700_000_000_000_001).short(), "2023-11-14 22:13:20 UTC");
+    }
+
+    #[test]
+    fn times_are_read() {
+        let now = Timestamp(1_700_000_000_000_000);
+        for (text, us) in [
+            ("2023-11-14T22:13:20.5Z", 1_700_000_000_500_000),
+            ("2023-11-15T00:13:20+02:00", 1_700_000_000_000_000),
+            ("2023-11-14", 1_699_920_000_000_000),
+            ("2023-11-14 22:13:20", 1_700_000_000_000_000),
+            ("90m", 1_700_000_000_000_000 - 5_400_000_000),
+            ("2d", 1_700_000_000_000_000 - 172_800_000_000),
+            ("1h 30m", 1_700_000_000_000_000 - 5_400_000_000),
+        ] {
+            assert_eq!(parse(text, now), Ok(Timestamp(us)), "{text}");
+        }
+        for text in ["", "yesterday", "12", "-2h", "1969-12-31", "2023-13-01"] {
+            assert!(parse(text, now).is_err(), "{text}");
+        }
+        assert_eq!(absolute("2023-11-14"), Ok(Timestamp(1_699_920_000_000_000)));
+        for text in ["2d", "90m", ""] {
+            assert!(absolute(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! What is told of executions: the fields of their JSON, which stay what they are, and the words for people.
+//! docs/cli.md lists the fields.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use latchwork::store::Timestamp;
+use latchwork::workflow::{
+    Attribute, ExecutionId, ExecutionState, Failure, Listed, Operation, OperationState, Wait, WaitsFor,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::output::{Cell, Tone};
+use crate::time::Time;
+
+/// How an execution is. Those that wait for nothing but a time are asleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Status {
+    Running,
+    Waiting,
+    Asleep,
+    Parked,
+    Completed,
+    Failed,
+    TimedOut,
+    Cancelled,
+}
+
+impl Status {
+    pub(crate) fn of(state: &ExecutionState, waits: &[Wait]) -> Status {
+        let is_timed = |wait: &Wait| matches!(wait.what, WaitsFor::Timer | WaitsFor::Retry(_));
+        match state {
+            ExecutionState::Waiting if waits.iter().all(is_timed) => Status::Asleep,
+            ExecutionState::Waiting => Status::Waiting,
+            ExecutionState::Parked(_) => Status::Parked,
+            ExecutionState::Completed(_) => Status::Completed,
+            ExecutionState::Failed(_) => Status::Failed,
+            ExecutionState::TimedOut => Status::TimedOut,
+            ExecutionState::Cancelled(_) => Status::Cancelled,
+            _ => Status::Running,
+        }
+    }
+
+    pub(crate) fn is_end(self) -> bool {
+        matches!(self, Status::Completed | Status::Failed | Status::TimedOut | Status::Cancelled)
+    }
+
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Status::Running => "running",
+            Status::Waiting => "waiting",
+            Status::Asleep => "asleep",
+            Status::Parked => "parked",
+            Status::Completed => "completed",
+            Status::Failed => "failed",
+            Status::TimedOut => "timed out",
+            Status::Cancelled => "cancelled",
+        }
+    }
+
+    pub(crate) fn cell(self) -> Cell {
+        let tone = match self {
+            Status::Completed => Tone::Good,
+            Status::Failed | Status::TimedOut => Tone::Bad,
+            Status::Parked => Tone::Attention,
+            Status::Cancelled | Status::Asleep => Tone::Dim,
+            Status::Running | Status::Waiting => Tone::Plain,
+        };
+        Cell::new(self.words(), tone)
+    }
+}
+
+/// What an execution has come to.
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    /// Why it is parked, or was cancelled.
+    pub(crate) reason: Option<String>,
+    pub(crate) output: Option<Value>,
+    pub(crate) failure: Option<FailureFields>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct FailureFields {
+    pub(crate) message: String,
+    #[serde(rename = "type")]
+    kind: String,
+    retryable: bool,
+    details: Value,
+}
+
+impl FailureFields {
+    pub(crate) fn of(failure: &Failure) -> FailureFields {
+        // The value of an error is told by nothing but its JSON.
+        let mut written = serde_json::to_value(failure).unwrap_or_default();
+        FailureFields {
+            message: failure.message().into(),
+            kind: failure.kind().into(),
+            retryable: failure.is_retryable(),
+            details: written.get_mut("details").map(Value::take).unwrap_or_default(),
+        }
+    }
+}
+
+impl Outcome {
+    pub(crate) fn of(state: &ExecutionState) -> Outcome {
+        let mut outcome = Outcome { reason: None, output: None, failure: None };
+        match state {
+            ExecutionState::Parked(reason) | ExecutionState::Cancelled(reason) => outcome.reason = Some(reason.clone()),
+            ExecutionState::Completed(output) => outcome.output = Some(output.clone()),
+            ExecutionState::Failed(failure) => outcome.failure = Some(FailureFields::of(failure)),
+            _ => {}
+        }
+        outcome
+    }
+}
+
+/// Something that is waited for.
+#[derive(Debug, Serialize)]
+pub(crate) struct WaitFields {
+    #[serde(rename = "for")]
+    pub(crate) what: &'static str,
+    pub(crate) name: Option<String>,
+    pub(crate) since: Time,
+    pub(crate) until: Option<Time>,
+}
+
+/// The word for what is waited for, and its name.
+pub(crate) fn waited(what: &WaitsFor) -> (&'static str, Option<&str>) {
+    match what {
+        WaitsFor::Timer => ("timer", None),
+        WaitsFor::Retry(name) => ("retry", Some(name)),
+        WaitsFor::Signal(name) => ("signal", Some(name)),
+        WaitsFor::Update(name) => ("update", Some(name)),
+        WaitsFor::Child(name) => ("child", Some(name)),
+        WaitsFor::Completion(name) => ("completion", Some(name)),
+        WaitsFor::Published(name) => ("published", Some(name)),
+        WaitsFor::Step(name) => ("step", Some(name)),
+        _ => ("store", None),
+    }
+}
+
+impl WaitFields {
+    pub(crate) fn of(wait: &Wait) -> WaitFields {
+        let (what, name) = waited(&wait.what);
+        let (since, until) = (Time(wait.since()), wait.until().map(Time));
+        WaitFields { what, name: name.map(Into::into), since, until }
+    }
+
+    /// As `signal:approve, until in 3m 2s`.
+    pub(crate) fn words(&self, now: Timestamp) -> String {
+        let name = self.name.as_ref().map(|name| format!(":{name}")).unwrap_or_default();
+        let until = self.until.map(|until| until.relative_to(now));
+        match (self.what, until) {
+            ("timer" | "retry", Some(until)) => format!("{}{name} {until}", self.what),
+            (what, Some(until)) => format!("{what}{name}, at most until {until}"),
+            (what, None) => format!("{what}{name}"),
+        }
+    }
+}
+
+/// Attributes as plain JSON; times as RFC 3339.
+pub(crate) fn attributes(attributes: &BTreeMap<String, Attribute>) -> BTreeMap<String, Value> {
+    let plain = |attribute: &Attribute| match attribute {
+        Attribute::Boolean(value) => (*value).into(),
+        Attribute::Integer(value) => (*value).into(),
+        Attribute::Real(value) => (*value).into(),
+        Attribute::Text(value) => value.as_str().into(),
+        Attribute::Time(us) => Time::from_us(*us).to_string().into(),
+        _ => Value::Null,
+    };
+    attributes.iter().map(|(name, attribute)| (name.clone(), plain(attribute))).collect()
+}
+
+/// An execution in a list.
+#[derive(Debug, Serialize)]
+pub(crate) struct ListedFields {
+    pub(crate) id: ExecutionId,
+    pub(crate) workflow: String,
+    pub(crate) status: Status,
+    #[serde(flatten)]
+    pub(crate) outcome: Outcome,
+    pub(crate) started_at: Time,
+    pub(crate) waits: Vec<WaitFields>,
+    pub(crate) tags: BTreeSet<String>,
+    attributes: BTreeMap<String, Value>,
+    parent: Option<ExecutionId>,
+    forked_from: Option<ExecutionId>,
+    pub(crate) cancel_reason: Option<String>,
+}
+
+impl ListedFields {
+    pub(crate) fn of(listed: Listed) -> ListedFields {
+        ListedFields {
+            status: Status::of(&listed.state, &listed.waits),
+            outcome: Outcome::of(&listed.state),
+            started_at: Time(listed.started()),
+            waits: listed.waits.iter().map(WaitFields::of).collect(),
+            attributes: attributes(&listed.attributes),
+            id: listed.id,
+            workflow: listed.workflow,
+            tags: listed.tags,
+            parent: listed.parent,
+            forked_from: listed.forked,
+            cancel_reason: listed.cancel,
+        }
+    }
+}
+
+/// Something that happened to an execution.
+#[derive(Debug, Serialize)]
+pub(crate) struct EventFields {
+    pub(crate) place: String,
+    pub(crate) kind: String,
+    pub(crate) name: Option<String>,
+    pub(crate) state: &'static str,
+    pub(crate) since: Time,
+    pub(crate) recorded_at: Time,
+    pub(crate) attempts: u32,
+    pub(crate) value: Option<Value>,
+    pub(crate) failure: Option<FailureFields>,
+    /// When the next attempt is due, or until when it waits or waited.
+    pub(crate) due_at: Option<Time>,
+    attempt_failures: Vec<AttemptFields>,
+    progress: Option<Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct AttemptFields {
+    attempt: u32,
+    at: Time,
+    message: String,
+}
+
+impl EventFields {
+    pub(crate) fn of(operation: &Operation) -> EventFields {
+        let (mut value, mut failed, mut due) = (None, None, None);
+        let state = match &operation.state {
+            OperationState::Begun => "begun",
+            OperationState::Retrying { failure, next_us } => {
+                (failed, due) = (Some(failure), Some(*next_us));
+                "retrying"
+            }
+            OperationState::Until(until) => {
+                due = Some(*until);
+                "until"
+            }
+            OperationState::Done(output) => {
+                value = Some(output.clone());
+                "done"
+            }
+            OperationState::Failed(failure) => {
+                failed = Some(failure);
+                "failed"
+            }
+            OperationState::Saw { state, .. } => {
+                value.clone_from(state);
+                "saw"
+            }
+            _ => "unknown",
+        };
+        let attempts = operation.failures.iter().map(|failed| AttemptFields {
+            attempt: failed.attempt,
+            at: Time::from_us(failed.at_us),
+            message: failed.message.clone(),
+        });
+        EventFields {
+            place: format!("{}{}", operation.branch, operation.place),
+            kind: operation.kind.to_string().replace(' ', "_"),
+            name: Some(operation.name.clone()).filter(|name| !name.is_empty()),
+            state,
+            since: Time::from_us(operation.since_us),
+            recorded_at: Time::from_us(operation.recorded_us),
+            attempts: operation.attempts,
+            value,
+            failure: failed.map(FailureFields::of),
+            due_at: due.map(Time::from_us),
+            attempt_failures: attempts.collect(),
+            progress: operation.progress.clone(),
+        }
+    }
+
+    /// As `step charge`.
+    pub(crate) fn words(&self) -> String {
+        let kind = self.kind.replace('_', " ");
+        self.name.as_ref().map_or(kind.clone(), |name| format!("{kind} {name:?}"))
+    }
+}

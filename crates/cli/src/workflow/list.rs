@@ -1,0 +1,243 @@
+//! `latch workflow list`: executions by what they are, wait for or are labelled with.
+
+use anyhow::Result;
+use clap::Args;
+use latchwork::store::Timestamp;
+use latchwork::workflow::{Attribute, Cursor, Executions, Filter, Is, Page, WaitsFor};
+
+use crate::output::{Cell, Exit, Format, Output, Problem, Table, Tone, shortened};
+use crate::time;
+use crate::workflow::fields::{ListedFields, Status};
+
+/// How many are read at once.
+const PAGE: usize = 1000;
+
+#[derive(Args)]
+pub(crate) struct List {
+    /// Only executions of this workflow; more than once: of any of these.
+    #[arg(long = "type", visible_alias = "workflow", value_name = "WORKFLOW")]
+    workflows: Vec<String>,
+    /// Only executions that are so; more than once, or with commas: any of these. Those that are asleep are among those
+    /// that are waiting.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    status: Vec<Status>,
+    /// Only executions that wait for this: timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME or
+    /// published:NAME; more than once: for any of these.
+    #[arg(long, value_name = "WHAT", value_parser = waits_for)]
+    waits_for: Vec<WaitsFor>,
+    /// Only executions with this tag; more than once: with all of these.
+    #[arg(long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+    /// Only executions whose attribute is so: NAME=VALUE, or with >=, <=, > or < in between. A value is true, false, a
+    /// number, time:2026-11-30T12:00:00Z, or a text, in double quotes if it could be one of the others.
+    #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = attribute)]
+    attributes: Vec<Asked>,
+    /// Only executions that were started then or later: a time (RFC 3339, or a date in UTC), or how long ago (90m, 2d).
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Only executions that were started before that time.
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// So many at the most.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
+    /// All of them.
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
+    /// What comes after an earlier list, with the same filters and order: its `next`.
+    #[arg(long, value_name = "CURSOR")]
+    after: Option<Cursor>,
+    /// The oldest first; with limits on an attribute, the least first.
+    #[arg(long)]
+    ascending: bool,
+    /// The newest first; with limits on an attribute, the greatest first.
+    #[arg(long, conflicts_with = "ascending")]
+    descending: bool,
+}
+
+/// What an attribute is to be.
+#[derive(Debug, Clone, PartialEq)]
+struct Asked {
+    name: String,
+    sign: &'static str,
+    value: Attribute,
+}
+
+fn waits_for(text: &str) -> Result<WaitsFor, String> {
+    let known = "timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME or published:NAME";
+    match text.split_once(':').map_or((text, ""), |(what, name)| (what, name)) {
+        ("timer", "") => Ok(WaitsFor::Timer),
+        (_, "") => Err(format!("write {known}")),
+        ("retry", name) => Ok(WaitsFor::Retry(name.into())),
+        ("signal", name) => Ok(WaitsFor::Signal(name.into())),
+        ("update", name) => Ok(WaitsFor::Update(name.into())),
+        ("child", name) => Ok(WaitsFor::Child(name.into())),
+        ("completion", name) => Ok(WaitsFor::Completion(name.into())),
+        ("published", name) => Ok(WaitsFor::Published(name.into())),
+        _ => Err(format!("write {known}")),
+    }
+}
+
+fn attribute(text: &str) -> Result<Asked, String> {
+    let at = text.find(['=', '<', '>']).filter(|at| *at > 0).ok_or("write NAME=VALUE")?;
+    let (name, rest) = text.split_at(at);
+    let signs = [">=", "<=", "=", ">", "<"];
+    let sign = signs.into_iter().find(|sign| rest.starts_with(sign)).ok_or("write NAME=VALUE")?;
+    Ok(Asked { name: name.into(), sign, value: value(&rest[sign.len()..])? })
+}
+
+fn value(text: &str) -> Result<Attribute, String> {
+    if let Some(time) = text.strip_prefix("time:") {
+        return time::absolute(time).map(Attribute::from);
+    }
+    Ok(match serde_json::from_str::<serde_json::Value>(text) {
+        Ok(serde_json::Value::Bool(value)) => value.into(),
+        Ok(serde_json::Value::String(value)) => value.into(),
+        Ok(serde_json::Value::Number(number)) => match (number.as_i64(), number.as_f64()) {
+            (Some(number), _) => number.into(),
+            (None, Some(number)) => number.into(),
+            (None, None) => text.into(),
+        },
+        _ => text.into(),
+    })
+}
+
+impl List {
+    fn filter(&self, now: Timestamp) -> Result<Filter> {
+        let mut filter = Filter::new();
+        for name in &self.workflows {
+            filter = filter.workflow(name);
+        }
+        for status in &self.status {
+            filter = filter.is(match status {
+                Status::Running => Is::Running,
+                Status::Waiting => Is::Waiting,
+                Status::Asleep => Is::Asleep,
+                Status::Parked => Is::Parked,
+                Status::Completed => Is::Completed,
+                Status::Failed => Is::Failed,
+                Status::TimedOut => Is::TimedOut,
+                Status::Cancelled => Is::Cancelled,
+            });
+        }
+        for what in &self.waits_for {
+            filter = filter.waits_for(what.clone());
+        }
+        for tag in &self.tags {
+            filter = filter.tag(tag);
+        }
+        for Asked { name, sign, value } in &self.attributes {
+            let value = value.clone();
+            filter = match *sign {
+                ">=" => filter.at_least(name, value),
+                "<=" => filter.at_most(name, value),
+                ">" => filter.greater_than(name, value),
+                "<" => filter.less_than(name, value),
+                _ => filter.attribute(name, value),
+            };
+        }
+        let time = |name: &str, text: &String| {
+            let wrong = |why| Problem::new(Exit::Usage, format!("--{name}: {why}"));
+            time::parse(text, now).map_err(wrong)
+        };
+        if let Some(since) = &self.since {
+            filter = filter.started(time("since", since)?..);
+        }
+        if let Some(until) = &self.until {
+            filter = filter.started(..time("until", until)?);
+        }
+        Ok(filter)
+    }
+}
+
+pub(crate) async fn run(list: List, executions: &Executions, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let filter = list.filter(now)?;
+    let mut left = if list.all { usize::MAX } else { usize::try_from(list.limit).unwrap_or(usize::MAX) };
+    let (mut found, mut next) = (Vec::new(), list.after);
+    loop {
+        let mut page = executions.list(filter.clone()).limit(left.min(PAGE)).after(next);
+        if list.ascending {
+            page = page.ascending();
+        } else if list.descending {
+            page = page.descending();
+        }
+        let page: Page = page.await?;
+        left -= page.executions.len();
+        next = page.next;
+        found.extend(page.executions.into_iter().map(ListedFields::of));
+        if left == 0 || next.is_none() {
+            break;
+        }
+        if output.format() == Format::Jsonl {
+            // However many there are, not all of them have to be in memory.
+            found.drain(..).try_for_each(|execution| output.line(&execution))?;
+        }
+    }
+    let next = next.map(|next| next.to_string());
+    output.many("executions", &found, next.as_deref(), |found| table(found, now))
+}
+
+fn table(found: &[ListedFields], now: Timestamp) -> Table {
+    let mut table = Table::new(&["ID", "WORKFLOW", "STATUS", "STARTED", "DETAIL", "TAGS"]);
+    for execution in found {
+        let tags: Vec<&str> = execution.tags.iter().map(String::as_str).collect();
+        table.row([
+            execution.id.to_string().into(),
+            execution.workflow.clone().into(),
+            execution.status.cell(),
+            Cell::new(execution.started_at.relative_to(now), Tone::Dim),
+            shortened(&detail(execution, now), 60).into(),
+            tags.join(", ").into(),
+        ]);
+    }
+    table
+}
+
+/// What matters most of an execution beside its status.
+fn detail(execution: &ListedFields, now: Timestamp) -> String {
+    let outcome = &execution.outcome;
+    if let Some(failure) = &outcome.failure {
+        return failure.message.clone();
+    }
+    if let Some(reason) = &outcome.reason {
+        return reason.clone();
+    }
+    let waits: Vec<String> = execution.waits.iter().map(|wait| wait.words(now)).collect();
+    match &execution.cancel_reason {
+        Some(reason) if !execution.status.is_end() => format!("to be cancelled: {reason}"),
+        _ => waits.join("; "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_read_by_their_looks() {
+        let check = |text: &str, name: &str, sign: &'static str, value: Attribute| {
+            assert_eq!(attribute(text), Ok(Asked { name: name.into(), sign, value }), "{text}");
+        };
+        check("shop=north", "shop", "=", "north".into());
+        check("shop=", "shop", "=", "".into());
+        check("price=42", "price", "=", 42.into());
+        check("price=\"42\"", "price", "=", "42".into());
+        check("price>=4.5", "price", ">=", 4.5.into());
+        check("price<-1", "price", "<", (-1).into());
+        check("paid=true", "paid", "=", true.into());
+        check("a=b=c", "a", "=", "b=c".into());
+        check("due<time:1970-01-01T00:00:01Z", "due", "<", Timestamp(1_000_000).into());
+        for wrong in ["shop", "=north", "", "due=time:soon", "due=time:2d"] {
+            assert!(attribute(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn waits_are_read() {
+        assert_eq!(waits_for("timer"), Ok(WaitsFor::Timer));
+        assert_eq!(waits_for("signal:a:b"), Ok(WaitsFor::Signal("a:b".into())));
+        for wrong in ["", "signal", "signal:", "timer:x", "moon:full", "step:x"] {
+            assert!(waits_for(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! `latch workflow why`: what an execution waits for, a sentence for each wait.
+
+use anyhow::Result;
+use clap::Args;
+use latchwork::store::Timestamp;
+use latchwork::workflow::{
+    Description, ExecutionId, ExecutionState, Executions, Kind, Operation, OperationState, Wait, WaitsFor,
+    WorkflowError,
+};
+use serde::Serialize;
+
+use crate::output::Output;
+use crate::time::Time;
+use crate::workflow::fields::{EventFields, Outcome, Status, WaitFields};
+
+/// How many operations are read at once.
+const PAGE: usize = 1000;
+
+#[derive(Args)]
+pub(crate) struct Why {
+    /// The execution's id.
+    id: String,
+}
+
+#[derive(Serialize)]
+struct Told {
+    id: ExecutionId,
+    workflow: String,
+    status: Status,
+    #[serde(flatten)]
+    outcome: Outcome,
+    cancel_reason: Option<String>,
+    waits: Vec<ToldWait>,
+    /// What was begun and has no result, if it was at work when its process ended.
+    begun: Vec<EventFields>,
+    /// Everything, as people are told.
+    sentences: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct ToldWait {
+    #[serde(flatten)]
+    wait: WaitFields,
+    /// How often a step that is to be tried again was tried.
+    attempts: Option<u32>,
+    last_failure: Option<String>,
+    /// How a child is that is waited for.
+    child_status: Option<Status>,
+    sentence: String,
+}
+
+pub(crate) async fn run(why: Why, executions: &Executions, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let found = executions.describe(why.id).await?;
+    let status = Status::of(&found.state, &found.waits);
+    let (open, is_begun) = open(executions, &found.id, now).await?;
+    let mut waits = Vec::new();
+    for wait in &found.waits {
+        waits.push(told(executions, &open, is_begun, wait, now).await?);
+    }
+    let begun: Vec<EventFields> = match status {
+        Status::Running => open.iter().map(EventFields::of).collect(),
+        _ => Vec::new(),
+    };
+    let mut sentences = vec![state(&found, status, now)];
+    sentences
+        .extend(found.cancel.iter().filter(|_| !status.is_end()).map(|why| format!("It is to be cancelled: {why}")));
+    sentences.extend(waits.iter().map(|wait| wait.sentence.clone()));
+    sentences.extend(begun.iter().map(|event| at_work(event, now)));
+    let outcome = Outcome::of(&found.state);
+    let (id, workflow, cancel_reason) = (found.id, found.workflow, found.cancel);
+    let told = Told { id, workflow, status, outcome, cancel_reason, waits, begun, sentences };
+    output.one(&told, |text| told.sentences.iter().for_each(|sentence| text.line(sentence)))
+}
+
+/// The operations that have come to nothing yet, and whether there are any others.
+async fn open(executions: &Executions, id: &ExecutionId, now: Timestamp) -> Result<(Vec<Operation>, bool)> {
+    let (mut open, mut is_begun, mut after): (Vec<Operation>, bool, Option<String>) = (Vec::new(), false, None);
+    loop {
+        let page = executions.operations(id).limit(PAGE);
+        let page = match after.take() {
+            Some(after) => page.after(after).await?,
+            None => page.await?,
+        };
+        is_begun |= !page.operations.is_empty();
+        open.extend(page.operations.into_iter().filter(|operation| match operation.state {
+            // Forks are told by what their branches do.
+            OperationState::Begun => !matches!(operation.kind, Kind::Join | Kind::Race),
+            OperationState::Retrying { .. } => true,
+            OperationState::Until(until) => until > now.0,
+            _ => false,
+        }));
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok((open, is_begun)),
+        }
+    }
+}
+
+fn state(found: &Description, status: Status, now: Timestamp) -> String {
+    let name = format!("Execution {:?} of workflow {:?}", &*found.id, found.workflow);
+    let ended = Time::from_us(found.changed_us).relative_to(now);
+    match &found.state {
+        ExecutionState::Parked(reason) => format!("{name} is parked and waits for an operator: {reason}"),
+        ExecutionState::Failed(failure) => format!("{name} waits for nothing: it failed {ended}: {failure}"),
+        ExecutionState::Cancelled(reason) => format!("{name} waits for nothing: it was cancelled {ended}: {reason}"),
+        _ if status.is_end() => format!("{name} waits for nothing: it {} {ended}.", status.words()),
+        ExecutionState::Waiting => format!("{name} is {}, out of memory.", status.words()),
+        _ => format!("{name} goes on as soon as a process that has its workflow opens this directory."),
+    }
+}
+
+async fn told(
+    executions: &Executions,
+    open: &[Operation],
+    is_begun: bool,
+    wait: &Wait,
+    now: Timestamp,
+) -> Result<ToldWait> {
+    let (mut attempts, mut last_failure, mut child_status) = (None, None, None);
+    match &wait.what {
+        WaitsFor::Retry(step) => {
+            let its = |operation: &&Operation| {
+                let is_due = |next: u64| wait.until_us.is_none_or(|until| until == next);
+                let is_retrying =
+                    matches!(operation.state, OperationState::Retrying { next_us, .. } if is_due(next_us));
+                operation.kind == Kind::Step && operation.name == *step && is_retrying
+            };
+            let operation = open.iter().find(its);
+            attempts = operation.map(|operation| operation.attempts);
+            last_failure = operation.and_then(|operation| match &operation.state {
+                OperationState::Retrying { failure, .. } => Some(failure.message().to_string()),
+                _ => None,
+            });
+        }
+        WaitsFor::Child(child) => match executions.describe(child.as_str()).await {
+            Ok(child) => child_status = Some(Status::of(&child.state, &child.waits)),
+            Err(WorkflowError::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        },
+        _ => {}
+    }
+    // A start that was put off has come to no operation.
+    let is_start = wait.what == WaitsFor::Timer && !is_begun;
+    let mut told =
+        ToldWait { wait: WaitFields::of(wait), attempts, last_failure, child_status, sentence: String::new() };
+    told.sentence = told.sentence(is_start, now);
+    Ok(told)
+}
+
+impl ToldWait {
+    fn sentence(&self, is_start: bool, now: Timestamp) -> String {
+        let WaitFields { what, name, since, until } = &self.wait;
+        let name = name.as_deref().unwrap_or_default();
+        let due = until.map_or("nobody knows when".into(), |until| {
+            let late = if until.0 <= now { "was due" } else { "is due" };
+            format!("which {late} {}, at {}", until.relative_to(now), until.short())
+        });
+        let thing = match *what {
+            "timer" if is_start => return format!("It waits for its beginning, {due}."),
+            "timer" => return format!("It waits for the end of a sleep, {due}."),
+            "retry" => {
+                let next = self.attempts.map_or("the next attempt".into(), |done| format!("attempt {}", done + 1));
+                let failed = self.last_failure.as_ref().map(|failure| format!(" The last one failed: {failure}"));
+                return format!("It waits for {next} at step {name:?}, {due}.{}", failed.unwrap_or_default());
+            }
+            "signal" => format!("signal {name:?}"),
+            "update" => format!("update {name:?}"),
+            "child" => {
+                let status = self.child_status.map_or("is not there any more", Status::words);
+                format!("the end of child {name:?} ({status})")
+            }
+            "completion" => format!("somebody to complete {name:?} by its token"),
+            "published" => format!("a value that it publishes itself as {name:?}"),
+            "step" => format!("step {name:?}, which runs"),
+            _ => "the store".to_string(),
+        };
+        let since = format!("{} ({})", since.short(), since.relative_to(now));
+        let limit = until.map(|until| format!(", until {} at the most ({})", until.short(), until.relative_to(now)));
+        format!("It waits for {thing}, since {since}{}.", limit.unwrap_or_default())
+    }
+}
+
+/// What was done when the process ended.
+fn at_work(event: &EventFields, now: Timestamp) -> String {
+    let (what, since) = (event.words(), event.since.relative_to(now));
+    match (event.state, event.due_at) {
+        ("retrying", Some(due)) => {
+            let failure = event.failure.as_ref().map_or("", |failure| &failure.message);
+            let next = event.attempts + 1;
+            format!("Attempt {next} at {what} is next, {}. The last one failed: {failure}", due.relative_to(now))
+        }
+        ("until", Some(due)) => format!("It was in {what}, until {} ({}).", due.short(), due.relative_to(now)),
+        _ if event.attempts > 0 => format!("It was in {what}, attempt {}, begun {since}.", event.attempts),
+        _ => format!("It was in {what}, begun {since}."),
+    }
+}
