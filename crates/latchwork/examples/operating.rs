@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use latchwork::store::Store;
 use latchwork::workflow::{
-    Attribute, Ctx, Engine, ExecutionState, Failure, Filter, Is, Retry, WaitsFor, Workflow, WorkflowError, workflow,
+    Attribute, Ctx, Engine, ExecutionState, Executions, Failure, Filter, Is, Retry, WaitsFor, Workflow, WorkflowError,
+    workflow,
 };
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use parking_lot::Mutex;
@@ -82,6 +83,7 @@ async fn main() -> Result {
     }
     until(&engine, "o3", |waits| matches!(waits, WaitsFor::Retry(_))).await?;
     why(&engine).await?;
+    look(&store).await?;
     lists(&engine).await?;
     bulk(&engine, &order).await?;
     fork(&engine, &order).await?;
@@ -107,6 +109,13 @@ async fn why(engine: &Engine) -> Result {
     for wait in &why.waits {
         println!("o1 waits for {:?}; for a time: {}", wait.what, wait.until().is_some());
     }
+    Ok(())
+}
+
+async fn look(store: &Store) -> Result {
+    let executions = Executions::on(store).await?;
+    let one = executions.describe("o1").await?;
+    println!("o1 was started with {}, and is tagged {:?}", one.input, one.tags);
     Ok(())
 }
 
