@@ -1,5 +1,5 @@
-//! Executions that wait for each other in a circle. Whenever one that holds locks begins to wait for another, it is looked
-//! whether that can ever end; if not, its request is taken back and it is told of the circle.
+//! Executions that wait for each other in a circle. Whenever one that holds locks begins to wait for another, it is
+//! looked whether that can ever end; if not, its request is taken back and it is told of the circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};

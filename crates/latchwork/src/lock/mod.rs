@@ -1,8 +1,8 @@
 //! Locks that survive crashes, in two forms.
 //!
-//! A mutex, a semaphore and a read-write lock by name, given in the order of asking, with fencing tokens: this is the form
-//! to use. [`Engine::mutex`] and its neighbours are for plain code, [`Ctx::mutex`] and its neighbours for workflows. Whoever
-//! waits is woken by the very commit that releases the lock.
+//! A mutex, a semaphore and a read-write lock by name, given in the order of asking, with fencing tokens: this is the
+//! form to use. [`Engine::mutex`] and its neighbours are for plain code, [`Ctx::mutex`] and its neighbours for
+//! workflows. Whoever waits is woken by the very commit that releases the lock.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -18,8 +18,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! And [`DurableMutex`] and [`DurableSemaphore`] on any slot, with the caller's own names, leases and time: one record, and
-//! callers who try again.
+//! And [`DurableMutex`] and [`DurableSemaphore`] on any slot, with the caller's own names, leases and time: one record,
+//! and callers who try again.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]

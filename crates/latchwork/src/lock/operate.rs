@@ -173,8 +173,9 @@ impl Locks {
         Ok(Requested { owner, label, token, permits, since_us, granted_us, position, lease })
     }
 
-    /// Has whoever holds a lock under this token, or waits for it, let go of it. The reason stays in the lock's history.
-    /// Who held it learns of it by [`LockGuard::lost`](crate::lock::LockGuard::lost), or when its token is refused.
+    /// Has whoever holds a lock under this token, or waits for it, let go of it. The reason stays in the lock's
+    /// history. Who held it learns of it by [`LockGuard::lost`](crate::lock::LockGuard::lost), or when its token is
+    /// refused.
     pub async fn force_release(&self, name: impl Into<LockName>, token: u64, reason: &str) -> Result<()> {
         let name = name.into();
         name.check()?;

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::lock::{LockKind, Owner};
 use crate::workflow::record::stored;
 
-/// A lock as a whole. It is written with every change of anything of the lock, so its rev tells whether what is known of
-/// the lock is up to date, and new tickets are made of it.
+/// A lock as a whole. It is written with every change of anything of the lock, so its rev tells whether what is known
+/// of the lock is up to date, and new tickets are made of it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Head {
     /// `None` if the lock was removed.

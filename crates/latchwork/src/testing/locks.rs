@@ -1,5 +1,5 @@
-//! That what is stored of locks agrees: heads, requests and their owners. All of it follows from the requests, so it can
-//! be computed again and compared.
+//! That what is stored of locks agrees: heads, requests and their owners. All of it follows from the requests, so it
+//! can be computed again and compared.
 
 use std::collections::BTreeMap;
 

@@ -64,6 +64,8 @@ pub(crate) struct State {
     /// What code that is being polled has come to since. No commit may hold it yet.
     draft: Draft,
     is_polled: bool,
+    /// The operations beside the code that wait until it was polled.
+    asides: Vec<u64>,
     pending_bytes: usize,
     /// No stamp of what is pending is before this.
     first_pending: u64,
@@ -207,6 +209,7 @@ impl Run {
             pending: BTreeMap::new(),
             draft: Draft::default(),
             is_polled: false,
+            asides: Vec::new(),
             pending_bytes: 0,
             first_pending: u64::MAX,
             stamps: 0,

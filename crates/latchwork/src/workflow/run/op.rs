@@ -27,6 +27,8 @@ pub(crate) struct Doing {
     pub(crate) op: u64,
     /// Whether it goes on though the execution is cancelled.
     is_shielded: bool,
+    /// Whether it is done beside the code.
+    is_aside: bool,
 }
 
 /// How a wait ended.
@@ -70,7 +72,12 @@ impl Doing {
             state.ops.insert(state.last_op, op);
             state.last_op
         });
-        Doing { run: run.clone(), op, is_shielded }
+        Doing { run: run.clone(), op, is_shielded, is_aside: false }
+    }
+
+    /// One that is done beside the code.
+    pub(crate) fn aside(run: &Arc<Run>) -> Doing {
+        Doing { is_aside: true, ..Doing::begin(run, WaitsFor::Store, true) }
     }
 
     /// Takes it off the list.
@@ -190,6 +197,11 @@ impl Doing {
     pub(crate) async fn carry(&self) {
         self.until(|state| {
             let is_free = state.rev.is_some() && state.flying.is_empty() && state.carrier.is_none();
+            // What the code that is polled has come to by now is half of something, unless it is the code that asks.
+            if self.is_aside && state.is_polled {
+                state.asides.push(self.op);
+                return None;
+            }
             state.wants_record |= state.rev.is_none();
             is_free.then(|| {
                 state.carrier = Some(self.op);
@@ -294,6 +306,13 @@ impl State {
     pub(crate) fn wake(&self, which: impl Fn(&WaitsFor, bool) -> bool) {
         let woken = self.ops.values().filter(|op| which(&op.what, op.waits));
         woken.filter_map(|op| op.waker.as_ref()).for_each(Waker::wake_by_ref);
+    }
+
+    /// Has those go on who are beside the code, and wait until it was polled.
+    pub(super) fn wake_asides(&mut self) {
+        let asides = std::mem::take(&mut self.asides);
+        let asides = asides.into_iter().filter_map(|op| self.ops.get(&op));
+        asides.filter_map(|op| op.waker.as_ref()).for_each(Waker::wake_by_ref);
     }
 
     pub(crate) fn refuse(&mut self, op: u64) {

@@ -63,6 +63,7 @@ impl Run {
         let mut state = self.state.lock();
         state.is_polled = false;
         state.release();
+        state.wake_asides();
     }
 
     /// Keeps an entry no longer.
