@@ -174,10 +174,12 @@ fn install_unless(there: impl Fn() -> bool, what: &str, package: &str) -> Result
 fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> {
     let package = match suite {
         "store" => "latchwork-store",
-        "entities" | "messages" | "state" | "workflows" => "latchwork",
+        "entities" | "locks" | "messages" | "state" | "workflows" => "latchwork",
         "peers" if !only.is_empty() => bail!("the suite peers runs as a whole"),
         "peers" => return peers::bench(json, quick),
-        other => bail!("there is no suite {other}; there are: store, entities, state, workflows, messages, peers"),
+        other => {
+            bail!("there is no suite {other}; there are: store, entities, state, workflows, messages, locks, peers")
+        }
     };
     let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite, "--"]);
     command.args(only);

@@ -7,6 +7,7 @@
 
 mod children;
 #[path = "../workflows/common.rs"]
+#[allow(dead_code)]
 mod common;
 #[path = "../../../store/benches/store/floor.rs"]
 #[allow(dead_code)]
@@ -24,7 +25,7 @@ mod rates;
 mod report;
 mod senders;
 
-use common::{runtime, steps_of, store};
+use common::{in_turns, runtime, steps_of, store};
 use report::Report;
 
 fn main() {

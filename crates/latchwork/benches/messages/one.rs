@@ -1,5 +1,4 @@
-//! One message at a time, to an execution that waits for it: against the latency of one caller's commits. They take
-//! turns, so that a slow moment of the machine hits both.
+//! One message at a time, to an execution that waits for it: against the latency of one caller's commits.
 
 use std::time::Instant;
 
@@ -7,9 +6,8 @@ use latchwork::workflow::{Ctx, Engine, Failure, workflow};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use crate::load::callers;
-use crate::report::{Figure, Report, median};
-use crate::store;
+use crate::in_turns;
+use crate::report::{Figure, Report};
 
 /// From the call of `signal` until its receipt is recorded: the body of a step that follows runs only then.
 pub(crate) fn signal(runtime: &Runtime, report: &Report) {
@@ -35,33 +33,21 @@ pub(crate) fn signal(runtime: &Runtime, report: &Report) {
         }
     });
     let rounds = if report.quick { 10 } else { 100 };
-    let (ours, floors) = runtime.block_on(async {
+    let (value, floor) = runtime.block_on(async {
         let builder = Engine::open(directory.path().join("engine")).register(&receives);
         let engine = builder.start().await.expect("an engine");
         let handle = engine.start(&receives, ()).id("r").await.expect("a start");
-        let (store, space) = store(&directory.path().join("store")).await;
-        let mut caller = callers(&space, 1).remove(0);
-        let (mut ours, mut floors) = (Vec::new(), Vec::new());
-        for round in 0..rounds {
-            for number in 0..20 {
-                let number = round * 20 + number;
-                let begin = Instant::now();
-                handle.signal("number", &number).await.expect("a signal");
-                let (seen, at) = is_recorded.recv().await.expect("a receipt");
-                assert_eq!(seen, number);
-                ours.push((at - begin).as_secs_f64() * 1e6);
-                // It waits again before the next.
-                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-            }
-            for _ in 0..100 {
-                let begin = Instant::now();
-                caller.commit(&store).await;
-                floors.push(begin.elapsed().as_secs_f64() * 1e6);
-            }
-        }
-        (ours, floors)
+        in_turns(&directory.path().join("store"), rounds, 20, async |number| {
+            // It waits again before the next.
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            let begin = Instant::now();
+            handle.signal("number", &(number as u64)).await.expect("a signal");
+            let (seen, at) = is_recorded.recv().await.expect("a receipt");
+            assert_eq!(seen, number as u64);
+            at - begin
+        })
+        .await
     });
-    let (value, floor) = (median(ours), median(floors));
     report.add(Figure { name: "messages.signal", value, unit: "µs", floor, target: "≤ 2.5" });
 }
 
@@ -81,28 +67,16 @@ pub(crate) fn update(runtime: &Runtime, report: &Report) {
         Ok(())
     });
     let rounds = if report.quick { 10 } else { 100 };
-    let (ours, floors) = runtime.block_on(async {
+    let (value, floor) = runtime.block_on(async {
         let builder = Engine::open(directory.path().join("engine")).register(&adds);
         let engine = builder.start().await.expect("an engine");
         let handle = engine.start(&adds, ()).id("a").await.expect("a start");
-        let (store, space) = store(&directory.path().join("store")).await;
-        let mut caller = callers(&space, 1).remove(0);
-        let (mut ours, mut floors, mut sum) = (Vec::new(), Vec::new(), 0);
-        for _ in 0..rounds {
-            for _ in 0..20 {
-                let begin = Instant::now();
-                sum += 1;
-                assert_eq!(handle.update::<u64>("add", &1).await.expect("an answer"), sum);
-                ours.push(begin.elapsed().as_secs_f64() * 1e6);
-            }
-            for _ in 0..100 {
-                let begin = Instant::now();
-                caller.commit(&store).await;
-                floors.push(begin.elapsed().as_secs_f64() * 1e6);
-            }
-        }
-        (ours, floors)
+        in_turns(&directory.path().join("store"), rounds, 20, async |number| {
+            let begin = Instant::now();
+            assert_eq!(handle.update::<u64>("add", &1).await.expect("an answer"), number as u64 + 1);
+            begin.elapsed()
+        })
+        .await
     });
-    let (value, floor) = (median(ours), median(floors));
     report.add(Figure { name: "messages.update", value, unit: "µs", floor, target: "≤ 3" });
 }

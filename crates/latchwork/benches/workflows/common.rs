@@ -1,10 +1,15 @@
 //! What the suites on workflows share.
 
 use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use latchwork::store::{Space, SpaceSpec, Store};
 use latchwork::workflow::{Ctx, Failure, Workflow, workflow};
 use tokio::runtime::Runtime;
+
+use crate::load::callers;
+use crate::report::median;
 
 pub(crate) fn runtime() -> Runtime {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -27,4 +32,41 @@ pub(crate) fn steps_of(name: &str, count: u64) -> Workflow<u64, u64> {
         }
         Ok(sum)
     })
+}
+
+/// Measures something, so many times a round, and one caller's commits in turn with it, so that a slow moment of the
+/// machine hits both. Gives the middle of each, in microseconds.
+pub(crate) async fn in_turns(
+    directory: &Path,
+    rounds: usize,
+    times: usize,
+    mut ours: impl AsyncFnMut(usize) -> Duration,
+) -> (f64, f64) {
+    let (store, space) = store(directory).await;
+    let mut caller = callers(&space, 1).remove(0);
+    let (mut taken, mut floors) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        for number in 0..times {
+            taken.push(ours(round * times + number).await.as_secs_f64() * 1e6);
+        }
+        for _ in 0..100 {
+            let begin = Instant::now();
+            caller.commit(&store).await;
+            floors.push(begin.elapsed().as_secs_f64() * 1e6);
+        }
+    }
+    (median(taken), median(floors))
+}
+
+/// This program once more, to do one part alone.
+pub(crate) fn child(part: &str, directory: &Path, count: usize) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.arg(part).arg(directory).arg(count.to_string());
+    command
+}
+
+/// The directory and the count that a child was given.
+pub(crate) fn given<'a>(mut words: impl Iterator<Item = &'a str>) -> (&'a Path, usize) {
+    let directory = Path::new(words.next().expect("a directory"));
+    (directory, words.next().and_then(|count| count.parse().ok()).expect("a count"))
 }

@@ -20,10 +20,7 @@ mod recovery;
 #[allow(dead_code)]
 mod report;
 
-use std::path::Path;
-use std::process::Command;
-
-use common::{runtime, steps_of, store};
+use common::{child, given, in_turns, runtime, steps_of, store};
 use report::Report;
 
 fn main() {
@@ -44,17 +41,4 @@ fn main() {
     recovery::recovery(&runtime, &report, steps);
     asleep::asleep(&report);
     report.finish();
-}
-
-/// This program once more, to do one part alone.
-fn child(part: &str, directory: &Path, count: usize) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.arg(part).arg(directory).arg(count.to_string());
-    command
-}
-
-/// The directory and the count that a child was given.
-fn given<'a>(mut words: impl Iterator<Item = &'a str>) -> (&'a Path, usize) {
-    let directory = Path::new(words.next().expect("a directory"));
-    (directory, words.next().and_then(|count| count.parse().ok()).expect("a count"))
 }

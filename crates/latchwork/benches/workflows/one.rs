@@ -7,12 +7,10 @@ use latchwork::workflow::{Ctx, Engine, Failure, workflow};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
-use crate::load::callers;
 use crate::report::{Figure, Report, median};
-use crate::{steps_of, store};
+use crate::{in_turns, steps_of};
 
-/// Workflows of ten steps one after the other, against the latency of one caller's commits. They take turns, so that a
-/// slow moment of the machine hits both.
+/// Workflows of ten steps one after the other, against the latency of one caller's commits.
 pub(crate) fn sequential(runtime: &Runtime, report: &Report) {
     const STEPS: u64 = 10;
     if !report.wants("workflows.sequential") {
@@ -20,28 +18,17 @@ pub(crate) fn sequential(runtime: &Runtime, report: &Report) {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let rounds = if report.quick { 10 } else { 100 };
-    let (ours, floors) = runtime.block_on(async {
+    let (value, floor) = runtime.block_on(async {
         let ten = steps_of("ten", STEPS);
         let engine = Engine::open(directory.path().join("engine")).register(&ten).start().await.expect("an engine");
-        let (store, space) = store(&directory.path().join("store")).await;
-        let mut caller = callers(&space, 1).remove(0);
-        let (mut ours, mut floors) = (Vec::new(), Vec::new());
-        for _ in 0..rounds {
-            for _ in 0..10 {
-                let begin = Instant::now();
-                let handle = engine.start(&ten, 0).await.expect("a start");
-                assert_eq!(handle.result().await.expect("a result"), STEPS);
-                ours.push(begin.elapsed().as_secs_f64() * 1e6 / STEPS as f64);
-            }
-            for _ in 0..100 {
-                let begin = Instant::now();
-                caller.commit(&store).await;
-                floors.push(begin.elapsed().as_secs_f64() * 1e6);
-            }
-        }
-        (ours, floors)
+        in_turns(&directory.path().join("store"), rounds, 10, async |_| {
+            let begin = Instant::now();
+            let handle = engine.start(&ten, 0).await.expect("a start");
+            assert_eq!(handle.result().await.expect("a result"), STEPS);
+            begin.elapsed() / STEPS as u32
+        })
+        .await
     });
-    let (value, floor) = (median(ours), median(floors));
     report.add(Figure { name: "workflows.sequential", value, unit: "µs/step", floor, target: "≤ 1.2" });
 }
 

@@ -1,0 +1,151 @@
+//! Taking a lock and letting go of it: alone, in turn with others, and before a long queue.
+
+use std::time::{Duration, Instant};
+
+use latchwork::lock::LockGuard;
+use latchwork::workflow::{Ctx, Engine, workflow};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+
+use crate::load::callers;
+use crate::report::{Figure, Report, median};
+use crate::{in_turns, store};
+
+/// Acquiring and releasing a mutex that nobody else wants, by plain code.
+pub(crate) fn uncontended(runtime: &Runtime, report: &Report) {
+    if !report.wants("locks.uncontended") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let rounds = if report.quick { 10 } else { 100 };
+    let (value, floor) = runtime.block_on(async {
+        let engine = Engine::open(directory.path().join("engine")).start().await.expect("an engine");
+        in_turns(&directory.path().join("store"), rounds, 20, async |number| {
+            let mutex = engine.mutex(format!("m{}", number % 10));
+            let begin = Instant::now();
+            let guard = mutex.acquire().await.expect("a lock");
+            guard.release().await.expect("a release");
+            begin.elapsed()
+        })
+        .await
+    });
+    report.add(Figure { name: "locks.uncontended", value, unit: "µs", floor, target: "≤ 2.5" });
+}
+
+/// Executions that take one mutex again and again: critical sections a second, against one caller's commits a second.
+pub(crate) fn contended(runtime: &Runtime, report: &Report) {
+    const EXECUTIONS: u64 = 64;
+    if !report.wants("locks.contended.64") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let (rounds, sections) = if report.quick { (2, 20) } else { (10, 100) };
+    let takes = workflow("takes").run(async |ctx: Ctx, sections: u64| {
+        for _ in 0..sections {
+            let guard = ctx.mutex("m").acquire().await?;
+            guard.release().await?;
+        }
+        Ok(())
+    });
+    let (ours, floors) = runtime.block_on(async {
+        let builder = Engine::open(directory.path().join("engine")).register(&takes);
+        let engine = builder.start().await.expect("an engine");
+        let (store, space) = store(&directory.path().join("store")).await;
+        let mut caller = callers(&space, 1).remove(0);
+        let (mut ours, mut floors) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let begin = Instant::now();
+            let mut handles = Vec::new();
+            for _ in 0..EXECUTIONS {
+                handles.push(engine.start(&takes, sections).await.expect("a start"));
+            }
+            for handle in handles {
+                handle.result().await.expect("a result");
+            }
+            ours.push((EXECUTIONS * sections) as f64 / begin.elapsed().as_secs_f64());
+            let (begin, count) = (Instant::now(), EXECUTIONS * sections / 4);
+            for _ in 0..count {
+                caller.commit(&store).await;
+            }
+            floors.push(count as f64 / begin.elapsed().as_secs_f64());
+        }
+        (ours, floors)
+    });
+    let (value, floor) = (median(ours), median(floors));
+    report.add(Figure { name: "locks.contended.64", value, unit: "sections/s", floor, target: "≥ 0.7" });
+}
+
+/// From the release until the next of those who wait has the lock, with ten thousand of them and with ten, in turn.
+pub(crate) fn waiters(runtime: &Runtime, report: &Report) {
+    if !report.wants("locks.waiters") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let (many, rounds) = if report.quick { (1_000, 100) } else { (10_000, 2_000) };
+    let (ours, floors) = runtime.block_on(async {
+        let engine = Engine::open(directory.path()).start().await.expect("an engine");
+        let mut long = Queue::new(&engine, "many", many).await;
+        let mut short = Queue::new(&engine, "ten", 10).await;
+        let (mut ours, mut floors) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            ours.push(long.hand_over().await);
+            floors.push(short.hand_over().await);
+        }
+        (ours, floors)
+    });
+    let (value, floor) = (median(ours), median(floors));
+    report.add(Figure { name: "locks.waiters", value, unit: "µs", floor, target: "≤ 1.5" });
+}
+
+/// A mutex with a holder and so many who wait.
+struct Queue {
+    engine: Engine,
+    name: &'static str,
+    count: u64,
+    granted: mpsc::UnboundedSender<LockGuard>,
+    grants: mpsc::UnboundedReceiver<LockGuard>,
+    held: Option<LockGuard>,
+}
+
+impl Queue {
+    async fn new(engine: &Engine, name: &'static str, count: u64) -> Queue {
+        let (granted, grants) = mpsc::unbounded_channel();
+        let held = Some(engine.mutex(name).acquire().await.expect("a lock"));
+        let queue = Queue { engine: engine.clone(), name, count, granted, grants, held };
+        (0..count).for_each(|_| queue.join());
+        queue.filled().await;
+        queue
+    }
+
+    /// One more who waits.
+    fn join(&self) {
+        let (mutex, granted) = (self.engine.mutex(self.name), self.granted.clone());
+        tokio::spawn(async move {
+            let guard = mutex.acquire().await.expect("a lock");
+            let _ = granted.send(guard);
+        });
+    }
+
+    async fn filled(&self) {
+        loop {
+            let page = self.engine.locks().list(None, 10).await.expect("a list");
+            let is_full = page.locks.iter().any(|lock| lock.name.name == self.name && lock.waiting == self.count);
+            if is_full {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// How long it takes, in microseconds. Who has left the queue is replaced.
+    async fn hand_over(&mut self) -> f64 {
+        let held = self.held.take().expect("it is held");
+        let begin = Instant::now();
+        held.release().await.expect("a release");
+        self.held = self.grants.recv().await;
+        let took = begin.elapsed().as_secs_f64() * 1e6;
+        self.join();
+        self.filled().await;
+        took
+    }
+}
