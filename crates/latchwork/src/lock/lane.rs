@@ -2,7 +2,9 @@
 //! one. A lock that nothing is done to has no lane.
 
 use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -152,8 +154,8 @@ struct Queue {
     is_working: bool,
     /// How many operations the next commit may have.
     most: usize,
-    /// Whether the last commit was just now.
-    is_hot: bool,
+    /// When the last commit landed, by the clock that only goes forward.
+    landed: Option<Duration>,
 }
 
 /// Keeps everybody else from changing a lock.
@@ -171,7 +173,7 @@ impl Inner {
         if lanes.len() >= MOST_LANES {
             lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
         }
-        let queue = Queue { jobs: VecDeque::new(), is_working: false, most: MOST, is_hot: false };
+        let queue = Queue { jobs: VecDeque::new(), is_working: false, most: MOST, landed: None };
         let lane = Lane { lock: lock.clone(), queue: Mutex::new(queue), table: Arc::default(), more: Notify::new() };
         let lane = Arc::new(lane);
         lanes.insert(lock.clone(), lane.clone());
@@ -179,22 +181,51 @@ impl Inner {
     }
 
     /// Has something done to a lock. It is done though nobody waits for the answer.
-    pub(crate) fn ask(
-        self: &Arc<Inner>,
-        lock: &LockName,
-        ask: Ask,
-        rider: Option<Box<dyn Rider>>,
-    ) -> impl Future<Output = Result<Answer>> + Send + use<> {
+    pub(crate) fn ask(self: &Arc<Inner>, lock: &LockName, ask: Ask, rider: Option<Box<dyn Rider>>) -> Asked {
         let (answer, answered) = oneshot::channel();
         let lane = self.lane(lock);
         let mut queue = lane.queue.lock();
         queue.jobs.push_back(Job { ask, rider, answer });
-        if !std::mem::replace(&mut queue.is_working, true) {
-            tokio::spawn(Worker { engine: self.clone(), lane: lane.clone(), is_idle: false }.work());
-        }
+        let is_first = !std::mem::replace(&mut queue.is_working, true);
         drop(queue);
         lane.more.notify_one();
-        async move { answered.await.unwrap_or(Err(LockError::Stopped)) }
+        let worker = is_first.then(|| Worker { engine: self.clone(), lane, is_idle: false });
+        Asked { worker: worker.map(|worker| Box::pin(worker.work()) as _), answered }
+    }
+}
+
+/// Something that was asked for. Whoever finds the lane idle works for it until he has his own answer: so he who is
+/// alone waits for nobody's turn but his own.
+pub(crate) struct Asked {
+    worker: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    answered: oneshot::Receiver<Result<Answer>>,
+}
+
+impl Asked {
+    /// Leaves the work to a task of its own.
+    fn leave(&mut self) {
+        if let (Some(worker), Ok(runtime)) = (self.worker.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(worker);
+        }
+    }
+}
+
+impl Future for Asked {
+    type Output = Result<Answer>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Answer>> {
+        if self.worker.as_mut().is_some_and(|worker| worker.as_mut().poll(context).is_ready()) {
+            self.worker = None;
+        }
+        let answer = std::task::ready!(Pin::new(&mut self.answered).poll(context));
+        self.leave();
+        Poll::Ready(answer.unwrap_or(Err(LockError::Stopped)))
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
@@ -252,7 +283,7 @@ impl Worker {
         let free = queue.most.saturating_sub(jobs.len()).min(queue.jobs.len());
         jobs.extend(queue.jobs.drain(..free));
         if jobs.is_empty() {
-            (queue.is_working, queue.is_hot, self.is_idle) = (false, false, true);
+            (queue.is_working, self.is_idle) = (false, true);
         }
         !jobs.is_empty()
     }
@@ -264,17 +295,23 @@ impl Worker {
             Ask::Acquire(want) => want.waits && table.is_busy(want.permits),
             _ => false,
         };
-        std::mem::take(&mut self.lane.queue.lock().is_hot) && jobs.len() < MOST && jobs.iter().all(is_patient)
+        let now = self.engine.store.env().monotonic();
+        let is_hot = self.lane.queue.lock().landed.is_some_and(|landed| now.saturating_sub(landed) < COMPANY);
+        is_hot && jobs.len() < MOST && jobs.iter().all(is_patient)
     }
 
     async fn company(&self) {
         let mut sleep = self.engine.store.env().sleep(COMPANY);
-        let mut more = std::pin::pin!(self.lane.more.notified());
-        std::future::poll_fn(|context| {
-            let is_there = sleep.as_mut().poll(context).is_ready() | more.as_mut().poll(context).is_ready();
-            if is_there { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-        })
-        .await;
+        loop {
+            let mut more = std::pin::pin!(self.lane.more.notified());
+            let is_over = std::future::poll_fn(|context| {
+                let is_over = sleep.as_mut().poll(context).is_ready();
+                if is_over | more.as_mut().poll(context).is_ready() { Poll::Ready(is_over) } else { Poll::Pending }
+            });
+            if is_over.await || !self.lane.queue.lock().jobs.is_empty() {
+                return;
+            }
+        }
     }
 
     /// Does what is asked in one commit. Gives back what is to be tried again.
@@ -382,7 +419,7 @@ impl Worker {
     fn settled(&self, jobs: Vec<Done>, receipt: &Receipt) {
         {
             let mut queue = self.lane.queue.lock();
-            (queue.most, queue.is_hot) = (MOST, true);
+            (queue.most, queue.landed) = (MOST, Some(self.engine.store.env().monotonic()));
         }
         for mut done in jobs {
             if let Some(mut rider) = done.job.rider.take_if(|_| done.changes) {
