@@ -13,11 +13,11 @@ use tokio::sync::{Notify, OwnedMutexGuard, oneshot, watch};
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::table::{Plan, Table, Told};
 use crate::lock::{LockKind, LockName, Owner};
-use crate::store::{Check, Commit, ErrorKind, Order, Outcome, Receipt, Refusal, StoreError, Write};
+use crate::store::{Check, Commit, ErrorKind, Outcome, Receipt, Refusal, StoreError, Write};
+use crate::workflow::WorkflowError;
 use crate::workflow::engine::Inner;
 use crate::workflow::post::Mail;
 use crate::workflow::run::Effect;
-use crate::workflow::{ExecutionId, WorkflowError};
 
 /// How many operations share a commit.
 const MOST: usize = 128;
@@ -144,7 +144,7 @@ pub(crate) struct Lane {
     lock: LockName,
     queue: Mutex<Queue>,
     /// Held by whoever changes the lock.
-    table: Arc<tokio::sync::Mutex<Option<Table>>>,
+    pub(super) table: Arc<tokio::sync::Mutex<Option<Table>>>,
     /// Told of new operations.
     more: Notify,
 }
@@ -165,7 +165,7 @@ pub(crate) type Held = OwnedMutexGuard<Option<Table>>;
 pub(crate) type Lanes = HashMap<LockName, Arc<Lane>>;
 
 impl Inner {
-    fn lane(&self, lock: &LockName) -> Arc<Lane> {
+    pub(super) fn lane(&self, lock: &LockName) -> Arc<Lane> {
         let mut lanes = self.locks.lanes.lock();
         if let Some(lane) = lanes.get(lock) {
             return lane.clone();
@@ -523,79 +523,4 @@ impl Effect {
             landed(engine, receipt.generation, &receipt.revs[writes]);
         }
     }
-}
-
-/// What an execution that ends gives back, and the locks that nobody else may change until it has.
-#[derive(Default)]
-pub(crate) struct Freed {
-    pub(crate) effects: Vec<Effect>,
-    pub(crate) lanes: Vec<Held>,
-}
-
-impl Inner {
-    /// The release of everything that an execution holds or waits for, as a part of a commit.
-    pub(crate) async fn freed(
-        self: &Arc<Inner>,
-        id: &ExecutionId,
-        has_locks: bool,
-        mail: &mut Mail,
-        from_store: bool,
-    ) -> Result<Freed, WorkflowError> {
-        let owner = Owner::Execution(id.clone());
-        let mut locks = match has_locks {
-            true => self.requests_of(&owner).await?,
-            false => return Ok(Freed::default()),
-        };
-        loop {
-            let mut lanes = Vec::new();
-            for lock in locks.keys() {
-                lanes.push(self.lane(lock).table.clone().lock_owned().await);
-            }
-            // Something may have been granted or let go of until then.
-            let now = self.requests_of(&owner).await?;
-            if !now.keys().eq(locks.keys()) {
-                locks = now;
-                continue;
-            }
-            let mut effects = Vec::new();
-            for ((lock, requests), held) in now.iter().zip(&mut lanes) {
-                // It is read again by whoever is next.
-                **held = None;
-                let mut table = Table::read(self, lock).await?;
-                let mut plan = Plan::new(self, lock, &mut table, from_store);
-                let tickets: Vec<u64> = requests.iter().map(|(ticket, _)| *ticket).collect();
-                plan.release_all(&tickets, mail).await?;
-                effects.push(freeing(lock.clone(), plan));
-            }
-            return Ok(Freed { effects, lanes });
-        }
-    }
-
-    /// Everything that somebody holds or waits for: tickets, and the owner's own names for them.
-    pub(crate) async fn requests_of(&self, owner: &Owner) -> Result<Owned, StoreError> {
-        let range = self.locks.spaces.owned_by(owner);
-        let found = self.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
-        let mut owned = Owned::new();
-        for (key, item) in found {
-            let ticket = item.value.as_ref().try_into().map(u64::from_be_bytes);
-            if let (Some((lock, id)), Ok(ticket)) = (crate::lock::name::Spaces::read_owned(owner, &key), ticket) {
-                owned.entry(lock).or_default().push((ticket, id));
-            }
-        }
-        Ok(owned)
-    }
-}
-
-/// The tickets of somebody by lock, with the names of the requests.
-pub(crate) type Owned = std::collections::BTreeMap<LockName, Vec<(u64, Vec<u8>)>>;
-
-fn freeing(lock: LockName, plan: Plan<'_>) -> Effect {
-    let (checks, writes, told, is_unfinished) = plan.close();
-    let landed = move |engine: &Arc<Inner>, _, _: &[Option<crate::store::Rev>]| {
-        engine.tell_requests(&lock, told);
-        if is_unfinished {
-            drop(engine.ask(&lock, Ask::Grant, None));
-        }
-    };
-    Effect { checks, writes, landed: Some(Box::new(landed)), ..Effect::default() }
 }

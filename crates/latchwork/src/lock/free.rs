@@ -1,0 +1,90 @@
+//! What is somebody's: everything that an execution gives back in the commit that ends it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::lock::error::Result;
+use crate::lock::lane::{Ask, Held};
+use crate::lock::name::Spaces;
+use crate::lock::table::{Plan, Table};
+use crate::lock::{LockName, Owner};
+use crate::store::{Order, Rev, StoreError};
+use crate::workflow::engine::Inner;
+use crate::workflow::post::Mail;
+use crate::workflow::run::Effect;
+use crate::workflow::{ExecutionId, WorkflowError};
+
+/// What an execution that ends gives back, and the locks that nobody else may change until it has.
+#[derive(Default)]
+pub(crate) struct Freed {
+    pub(crate) effects: Vec<Effect>,
+    pub(crate) lanes: Vec<Held>,
+}
+
+impl Inner {
+    /// The release of everything that an execution holds or waits for, as a part of a commit.
+    pub(crate) async fn freed(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        has_locks: bool,
+        mail: &mut Mail,
+        from_store: bool,
+    ) -> Result<Freed, WorkflowError> {
+        let owner = Owner::Execution(id.clone());
+        let mut locks = match has_locks {
+            true => self.requests_of(&owner).await?,
+            false => return Ok(Freed::default()),
+        };
+        loop {
+            let mut lanes = Vec::new();
+            for lock in locks.keys() {
+                lanes.push(self.lane(lock).table.clone().lock_owned().await);
+            }
+            // Something may have been granted or let go of until then.
+            let now = self.requests_of(&owner).await?;
+            if !now.keys().eq(locks.keys()) {
+                locks = now;
+                continue;
+            }
+            let mut effects = Vec::new();
+            for ((lock, requests), held) in now.iter().zip(&mut lanes) {
+                // It is read again by whoever is next.
+                **held = None;
+                let mut table = Table::read(self, lock).await?;
+                let mut plan = Plan::new(self, lock, &mut table, from_store);
+                let tickets: Vec<u64> = requests.iter().map(|(ticket, _)| *ticket).collect();
+                plan.release_all(&tickets, mail).await?;
+                effects.push(freeing(lock.clone(), plan));
+            }
+            return Ok(Freed { effects, lanes });
+        }
+    }
+
+    /// Everything that somebody holds or waits for: tickets, and the owner's own names for them.
+    pub(crate) async fn requests_of(&self, owner: &Owner) -> Result<Owned, StoreError> {
+        let range = self.locks.spaces.owned_by(owner);
+        let found = self.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
+        let mut owned = Owned::new();
+        for (key, item) in found {
+            let ticket = item.value.as_ref().try_into().map(u64::from_be_bytes);
+            if let (Some((lock, id)), Ok(ticket)) = (Spaces::read_owned(owner, &key), ticket) {
+                owned.entry(lock).or_default().push((ticket, id));
+            }
+        }
+        Ok(owned)
+    }
+}
+
+/// The tickets of somebody by lock, with the names of the requests.
+pub(crate) type Owned = BTreeMap<LockName, Vec<(u64, Vec<u8>)>>;
+
+fn freeing(lock: LockName, plan: Plan<'_>) -> Effect {
+    let (checks, writes, told, is_unfinished) = plan.close();
+    let landed = move |engine: &Arc<Inner>, _, _: &[Option<Rev>]| {
+        engine.tell_requests(&lock, told);
+        if is_unfinished {
+            drop(engine.ask(&lock, Ask::Grant, None));
+        }
+    };
+    Effect { checks, writes, landed: Some(Box::new(landed)), ..Effect::default() }
+}
