@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::load::callers;
 use crate::report::{Figure, Report, median};
-use crate::{in_turns, store};
+use crate::{as_task, in_turns, store};
 
 /// Acquiring and releasing a mutex that nobody else wants, by plain code.
 pub(crate) fn uncontended(runtime: &Runtime, report: &Report) {
@@ -18,14 +18,17 @@ pub(crate) fn uncontended(runtime: &Runtime, report: &Report) {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let rounds = if report.quick { 10 } else { 100 };
-    let (value, floor) = runtime.block_on(async {
-        let engine = Engine::open(directory.path().join("engine")).start().await.expect("an engine");
-        in_turns(&directory.path().join("store"), rounds, 20, async |number| {
+    let path = directory.path().to_path_buf();
+    let (value, floor) = as_task(runtime, async move {
+        let engine = Engine::open(path.join("engine")).start().await.expect("an engine");
+        in_turns(&path.join("store"), rounds, 20, |number| {
             let mutex = engine.mutex(format!("m{}", number % 10));
-            let begin = Instant::now();
-            let guard = mutex.acquire().await.expect("a lock");
-            guard.release().await.expect("a release");
-            begin.elapsed()
+            async move {
+                let begin = Instant::now();
+                let guard = mutex.acquire().await.expect("a lock");
+                guard.release().await.expect("a release");
+                begin.elapsed()
+            }
         })
         .await
     });

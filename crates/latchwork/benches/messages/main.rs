@@ -25,7 +25,7 @@ mod rates;
 mod report;
 mod senders;
 
-use common::{in_turns, runtime, steps_of, store};
+use common::{as_task, in_turns, runtime, steps_of, store};
 use report::Report;
 
 fn main() {

@@ -1,13 +1,14 @@
 //! One message at a time, to an execution that waits for it: against the latency of one caller's commits.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use latchwork::workflow::{Ctx, Engine, Failure, workflow};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use crate::in_turns;
 use crate::report::{Figure, Report};
+use crate::{as_task, in_turns};
 
 /// From the call of `signal` until its receipt is recorded: the body of a step that follows runs only then.
 pub(crate) fn signal(runtime: &Runtime, report: &Report) {
@@ -15,7 +16,8 @@ pub(crate) fn signal(runtime: &Runtime, report: &Report) {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
-    let (recorded, mut is_recorded) = mpsc::unbounded_channel();
+    let (recorded, is_recorded) = mpsc::unbounded_channel();
+    let is_recorded = Arc::new(tokio::sync::Mutex::new(is_recorded));
     let receives = workflow("receives").run(move |ctx: Ctx, ()| {
         let recorded = recorded.clone();
         async move {
@@ -33,18 +35,26 @@ pub(crate) fn signal(runtime: &Runtime, report: &Report) {
         }
     });
     let rounds = if report.quick { 10 } else { 100 };
-    let (value, floor) = runtime.block_on(async {
-        let builder = Engine::open(directory.path().join("engine")).register(&receives);
+    let path = directory.path().to_path_buf();
+    let (value, floor) = as_task(runtime, async move {
+        let builder = Engine::open(path.join("engine")).register(&receives);
         let engine = builder.start().await.expect("an engine");
         let handle = engine.start(&receives, ()).id("r").await.expect("a start");
-        in_turns(&directory.path().join("store"), rounds, 20, async |number| {
-            // It waits again before the next.
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-            let begin = Instant::now();
-            handle.signal("number", &(number as u64)).await.expect("a signal");
-            let (seen, at) = is_recorded.recv().await.expect("a receipt");
-            assert_eq!(seen, number as u64);
-            at - begin
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        let first = engine.store().generation().await.expect("a generation").0;
+        in_turns(&path.join("store"), rounds, 20, |number| {
+            let (engine, handle, is_recorded) = (engine.clone(), handle.clone(), is_recorded.clone());
+            async move {
+                // It waits again when the delivery, the receipt and the step after it are stored.
+                while engine.store().generation().await.expect("a generation").0 < first + 3 * number as u64 {
+                    tokio::task::yield_now().await;
+                }
+                let begin = Instant::now();
+                handle.signal("number", &(number as u64)).await.expect("a signal");
+                let (seen, at) = is_recorded.lock().await.recv().await.expect("a receipt");
+                assert_eq!(seen, number as u64);
+                at - begin
+            }
         })
         .await
     });
@@ -67,14 +77,18 @@ pub(crate) fn update(runtime: &Runtime, report: &Report) {
         Ok(())
     });
     let rounds = if report.quick { 10 } else { 100 };
-    let (value, floor) = runtime.block_on(async {
-        let builder = Engine::open(directory.path().join("engine")).register(&adds);
+    let path = directory.path().to_path_buf();
+    let (value, floor) = as_task(runtime, async move {
+        let builder = Engine::open(path.join("engine")).register(&adds);
         let engine = builder.start().await.expect("an engine");
         let handle = engine.start(&adds, ()).id("a").await.expect("a start");
-        in_turns(&directory.path().join("store"), rounds, 20, async |number| {
-            let begin = Instant::now();
-            assert_eq!(handle.update::<u64>("add", &1).await.expect("an answer"), number as u64 + 1);
-            begin.elapsed()
+        in_turns(&path.join("store"), rounds, 20, |number| {
+            let handle = handle.clone();
+            async move {
+                let begin = Instant::now();
+                assert_eq!(handle.update::<u64>("add", &1).await.expect("an answer"), number as u64 + 1);
+                begin.elapsed()
+            }
         })
         .await
     });

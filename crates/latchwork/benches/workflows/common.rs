@@ -34,13 +34,18 @@ pub(crate) fn steps_of(name: &str, count: u64) -> Workflow<u64, u64> {
     })
 }
 
+/// Runs something as a task of the runtime, as callers in servers are.
+pub(crate) fn as_task<T: Send + 'static>(runtime: &Runtime, task: impl Future<Output = T> + Send + 'static) -> T {
+    runtime.block_on(async { tokio::spawn(task).await.expect("a task") })
+}
+
 /// Measures something, so many times a round, and one caller's commits in turn with it, so that a slow moment of the
 /// machine hits both. Gives the middle of each, in microseconds.
-pub(crate) async fn in_turns(
+pub(crate) async fn in_turns<F: Future<Output = Duration> + Send>(
     directory: &Path,
     rounds: usize,
     times: usize,
-    mut ours: impl AsyncFnMut(usize) -> Duration,
+    mut ours: impl FnMut(usize) -> F + Send,
 ) -> (f64, f64) {
     let (store, space) = store(directory).await;
     let mut caller = callers(&space, 1).remove(0);

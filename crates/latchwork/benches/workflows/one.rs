@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
 use crate::report::{Figure, Report, median};
-use crate::{in_turns, steps_of};
+use crate::{as_task, in_turns, steps_of};
 
 /// Workflows of ten steps one after the other, against the latency of one caller's commits.
 pub(crate) fn sequential(runtime: &Runtime, report: &Report) {
@@ -18,14 +18,18 @@ pub(crate) fn sequential(runtime: &Runtime, report: &Report) {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let rounds = if report.quick { 10 } else { 100 };
-    let (value, floor) = runtime.block_on(async {
+    let path = directory.path().to_path_buf();
+    let (value, floor) = as_task(runtime, async move {
         let ten = steps_of("ten", STEPS);
-        let engine = Engine::open(directory.path().join("engine")).register(&ten).start().await.expect("an engine");
-        in_turns(&directory.path().join("store"), rounds, 10, async |_| {
-            let begin = Instant::now();
-            let handle = engine.start(&ten, 0).await.expect("a start");
-            assert_eq!(handle.result().await.expect("a result"), STEPS);
-            begin.elapsed() / STEPS as u32
+        let engine = Engine::open(path.join("engine")).register(&ten).start().await.expect("an engine");
+        in_turns(&path.join("store"), rounds, 10, |_| {
+            let (engine, ten) = (engine.clone(), ten.clone());
+            async move {
+                let begin = Instant::now();
+                let handle = engine.start(&ten, 0).await.expect("a start");
+                assert_eq!(handle.result().await.expect("a result"), STEPS);
+                begin.elapsed() / STEPS as u32
+            }
         })
         .await
     });

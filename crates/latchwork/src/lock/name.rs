@@ -62,8 +62,7 @@ impl LockName {
         }
     }
 
-    /// As a part of keys, that no other one starts with.
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    fn scope_bytes(&self) -> Vec<u8> {
         let (kind, scope): (u8, &str) = match &self.scope {
             LockScope::Global => (0, ""),
             LockScope::Workflow(workflow) => (1, workflow),
@@ -71,22 +70,44 @@ impl LockName {
         };
         let mut bytes = vec![kind];
         write_text(&mut bytes, scope);
-        write_text(&mut bytes, &self.name);
         bytes
     }
 
-    /// What [`LockName::bytes`] has written, and what follows it.
-    pub(crate) fn read(bytes: &[u8]) -> Option<(LockName, &[u8])> {
+    fn read_scope(bytes: &[u8]) -> Option<(LockScope, &[u8])> {
         let (kind, rest) = bytes.split_first()?;
         let (scope, rest) = read_text(rest)?;
-        let (name, rest) = read_text(rest)?;
         let scope = match kind {
             0 => LockScope::Global,
             1 => LockScope::Workflow(scope.into()),
             2 => LockScope::Tree(scope.into()),
             _ => return None,
         };
+        Some((scope, rest))
+    }
+
+    /// As a part of keys, that no other one starts with.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.scope_bytes();
+        write_text(&mut bytes, &self.name);
+        bytes
+    }
+
+    /// What [`LockName::bytes`] has written, and what follows it.
+    pub(crate) fn read(bytes: &[u8]) -> Option<(LockName, &[u8])> {
+        let (scope, rest) = LockName::read_scope(bytes)?;
+        let (name, rest) = read_text(rest)?;
         Some((LockName { scope, name: name.into() }, rest))
+    }
+
+    /// As a whole key, in the order of names.
+    pub(crate) fn head_bytes(&self) -> Vec<u8> {
+        [&self.scope_bytes(), self.name.as_bytes()].concat()
+    }
+
+    /// The name that the key of a head tells.
+    pub(crate) fn read_head(key: &Key) -> Option<LockName> {
+        let (scope, name) = LockName::read_scope(key.bytes())?;
+        Some(LockName { scope, name: std::str::from_utf8(name).ok()?.into() })
     }
 }
 
@@ -206,7 +227,7 @@ impl Spaces {
     }
 
     pub(crate) fn head(&self, lock: &LockName) -> Key {
-        self.heads.key(lock.bytes())
+        self.heads.key(lock.head_bytes())
     }
 
     pub(crate) fn request(&self, lock: &LockName, ticket: u64) -> Key {

@@ -109,14 +109,14 @@ impl Locks {
     pub async fn list(&self, after: Option<&LockName>, limit: usize) -> Result<LockPage> {
         let (view, space) = (self.engine.store.view().await?, &self.engine.locks.spaces.heads);
         let mut page = LockPage { locks: Vec::new(), next: None };
-        let mut from = after.map_or_else(Vec::new, |after| [after.bytes(), vec![0]].concat());
+        let mut from = after.map_or_else(Vec::new, |after| [after.head_bytes(), vec![0]].concat());
         loop {
             let range = space.range(from.clone()..);
             let found = view.scan(&range, Order::Ascending, limit.saturating_add(1).min(1000)).await?;
             let Some((last, _)) = found.last() else { return Ok(page) };
             from = [last.bytes(), &[0]].concat();
             for (key, item) in found {
-                let (Some((name, _)), Some(head)) = (LockName::read(key.bytes()), Head::decode(&item.value)) else {
+                let (Some(name), Some(head)) = (LockName::read_head(&key), Head::decode(&item.value)) else {
                     return Err(LockError::Corrupt { place: format!("{key}") });
                 };
                 let Some(kind) = head.kind else { continue };

@@ -46,8 +46,8 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
         wrong.push(format!("{owns} requests are known to their owners, and there are {count}"));
     }
     for (key, item) in view.scan(&heads.all(), Order::Ascending, usize::MAX).await? {
-        match (LockName::read(key.bytes()), Head::decode(&item.value)) {
-            (Some((lock, _)), Some(head)) => wrong.extend(contradictions(&lock, &head, by_lock.remove(&lock))),
+        match (LockName::read_head(&key), Head::decode(&item.value)) {
+            (Some(lock), Some(head)) => wrong.extend(contradictions(&lock, &head, by_lock.remove(&lock))),
             _ => wrong.push(format!("lock {key} cannot be read")),
         }
     }

@@ -51,6 +51,13 @@ pub struct Handle<O> {
     output: PhantomData<fn() -> O>,
 }
 
+impl<O> Clone for Handle<O> {
+    fn clone(&self) -> Handle<O> {
+        let Handle { engine, id, asked, output } = self;
+        Handle { engine: engine.clone(), id: id.clone(), asked: asked.clone(), output: *output }
+    }
+}
+
 impl Engine {
     /// Starts an execution. Await it: when that returns, the execution is stored and survives anything.
     pub fn start<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> Start<I, O> {

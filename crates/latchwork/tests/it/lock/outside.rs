@@ -263,7 +263,7 @@ async fn operators_see_who_holds_and_waits_and_can_force_a_release() {
 #[tokio::test]
 async fn locks_are_listed_in_pages() {
     let engine = engine().await;
-    for name in ["a", "b", "c", "d", "e"] {
+    for name in ["aaa", "b", "c", "d", "e"] {
         engine.mutex(name).acquire().await.unwrap().release().await.unwrap();
     }
     engine.mutex(LockName::of_workflow("w", "a")).acquire().await.unwrap().release().await.unwrap();
@@ -277,7 +277,7 @@ async fn locks_are_listed_in_pages() {
             break;
         }
     }
-    assert_eq!(names, ["a", "b", "c", "d", "e", "a of workflow w"]);
+    assert_eq!(names, ["aaa", "b", "c", "d", "e", "a of workflow w"]);
 }
 
 #[tokio::test]
