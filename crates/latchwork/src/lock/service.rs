@@ -52,11 +52,6 @@ impl Service {
         self.suspected.lock().take()
     }
 
-    /// Whether a session holds anything, or waits for it.
-    pub(crate) fn is_used(&self, session: Uuid) -> bool {
-        self.ears.lock().values().any(|(owner, _)| *owner == session)
-    }
-
     /// A request of a session is over.
     pub(crate) fn forget(&self, lock: &LockName, ticket: u64) {
         self.ears.lock().remove(&(lock.clone(), ticket));

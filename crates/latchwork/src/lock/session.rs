@@ -211,8 +211,7 @@ async fn keep(session: Weak<Shared>, is_shared: bool) {
         if *session.lost.borrow() || session.engine.is_stopped() {
             return;
         }
-        if is_shared && !session.engine.locks.is_used(session.id) {
-            session.lost.send_replace(true);
+        if is_shared && session.engine.retire(&session).await {
             return session.engine.end_session_at_last(session.id, None).await;
         }
         while let Err(error) = session.renew().await {
@@ -236,6 +235,19 @@ impl Inner {
         }
         let session = SessionBuilder { is_shared: true, ..SessionBuilder::new(self.clone()) }.begin().await?;
         Ok(own.insert(session).clone())
+    }
+
+    /// Gives up the session of those who have none of their own, if nobody uses it.
+    async fn retire(&self, session: &Arc<Shared>) -> bool {
+        // Whoever takes it does so under this lock.
+        let mut own = self.locks.own.lock().await;
+        // Guards, and those who wait for one, have a handle each; here are two.
+        let is_unused = Arc::strong_count(session) <= 2;
+        if is_unused {
+            own.take_if(|own| own.id() == session.id);
+            session.lost.send_replace(true);
+        }
+        is_unused
     }
 
     fn watch(&self, session: Uuid, watched: Watched) {

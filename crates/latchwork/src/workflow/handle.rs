@@ -216,6 +216,7 @@ impl<I: Serialize, O> Start<I, O> {
         if begins > now {
             let wait = Wait { what: WaitsFor::Timer, since_us: now.0, until_us: Some(begins.0) };
             (execution.status, execution.timer_us, execution.waits) = (Status::Waiting, Some(begins.0), vec![wait]);
+            execution.begins_us = Some(begins.0);
         }
         let is_given = self.id.is_some();
         let id = self.id.unwrap_or_else(|| inner.store.env().uuid().to_string().into());

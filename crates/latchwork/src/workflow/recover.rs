@@ -297,10 +297,6 @@ impl Inner {
         if execution.status.is_terminal() || matches!(execution.status, Status::Parked(_)) {
             return Ok(None);
         }
-        let begins = execution.begins_us.filter(|_| execution.status == Status::Waiting);
-        if begins.is_some_and(|begins| begins > self.store.env().now().0) {
-            return Ok(None);
-        }
         let Some(definition) = self.definition(&execution.workflow).cloned() else {
             let reason = format!("workflow {:?} is not registered", execution.workflow);
             self.set_aside.lock().insert(id.clone(), reason);

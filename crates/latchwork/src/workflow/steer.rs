@@ -64,7 +64,13 @@ impl Engine {
     /// Takes an execution that waits into memory at once, to see whether it can go on; if it has to wait, it leaves.
     /// One that was started to begin later does so then.
     pub async fn wake(&self, id: impl Into<ExecutionId>) -> Result<()> {
-        self.inner.pick_up(&id.into()).await
+        let id = id.into();
+        let found = self.inner.read(&id).await?.filter(|(found, _)| found.status == Status::Waiting);
+        let begins = found.and_then(|(found, _)| found.begins_us);
+        if begins.is_some_and(|begins| begins > self.inner.store.env().now().0) {
+            return Ok(());
+        }
+        self.inner.pick_up(&id).await
     }
 
     /// Has an execution that pauses before the next attempt at a step try at once. One that is parked is resumed.

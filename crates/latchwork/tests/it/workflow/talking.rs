@@ -479,6 +479,8 @@ async fn starts_can_be_delayed_joined_signalled_and_made_anew() {
     let delayed = engine.start(&collects, 0).id("d").delay(HOUR).await.unwrap();
     assert_eq!(engine.residents(), 0);
     let before = test.env().now();
+    // Waking it is no reason to begin.
+    engine.wake("d").await.unwrap();
     test.run(delayed.result()).await.unwrap();
     assert!(test.env().now() >= before.plus(HOUR));
     let first = engine.start(&collects, 2).id("s").signal("number", &1).await.unwrap();
