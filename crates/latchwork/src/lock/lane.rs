@@ -8,12 +8,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedMutexGuard, oneshot, watch};
+use tokio::sync::{OwnedMutexGuard, oneshot, watch};
 
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::table::{Plan, Table, Told};
 use crate::lock::{LockKind, LockName, Owner};
-use crate::store::{Check, Commit, ErrorKind, Outcome, Receipt, Refusal, StoreError, Write};
+use crate::store::{Check, Commit, ErrorKind, Outcome, Receipt, Refusal, Sleep, StoreError, Write};
 use crate::workflow::WorkflowError;
 use crate::workflow::engine::Inner;
 use crate::workflow::post::Mail;
@@ -145,8 +145,6 @@ pub(crate) struct Lane {
     queue: Mutex<Queue>,
     /// Held by whoever changes the lock.
     pub(super) table: Arc<tokio::sync::Mutex<Option<Table>>>,
-    /// Told of new operations.
-    more: Notify,
 }
 
 struct Queue {
@@ -174,7 +172,7 @@ impl Inner {
             lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
         }
         let queue = Queue { jobs: VecDeque::new(), is_working: false, most: MOST, landed: None };
-        let lane = Lane { lock: lock.clone(), queue: Mutex::new(queue), table: Arc::default(), more: Notify::new() };
+        let lane = Lane { lock: lock.clone(), queue: Mutex::new(queue), table: Arc::default() };
         let lane = Arc::new(lane);
         lanes.insert(lock.clone(), lane.clone());
         lane
@@ -188,25 +186,60 @@ impl Inner {
         queue.jobs.push_back(Job { ask, rider, answer });
         let is_first = !std::mem::replace(&mut queue.is_working, true);
         drop(queue);
-        lane.more.notify_one();
-        let worker = is_first.then(|| Worker { engine: self.clone(), lane, is_idle: false });
-        Asked { worker: worker.map(|worker| Box::pin(worker.work()) as _), answered }
+        let worker = is_first.then(|| Worker::on(self, &lane, true));
+        Asked { engine: self.clone(), lane, worker, company: None, answered }
     }
 }
 
 /// Something that was asked for. Whoever finds the lane idle works for it until he has his own answer: so he who is
 /// alone waits for nobody's turn but his own.
 pub(crate) struct Asked {
-    worker: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    engine: Arc<Inner>,
+    lane: Arc<Lane>,
+    worker: Option<Working>,
+    /// The end of the wait for company, if it waits for some.
+    company: Option<Sleep>,
     answered: oneshot::Receiver<Result<Answer>>,
 }
 
 impl Asked {
+    /// Works, or waits for others to do so, as long as there is no answer.
+    fn work(&mut self, context: &mut Context<'_>) {
+        loop {
+            if let Some(worker) = &mut self.worker {
+                let Poll::Ready(worked) = worker.as_mut().poll(context) else { return };
+                self.worker = None;
+                if let Worked::WantsCompany = worked {
+                    self.company = Some(self.engine.store.env().sleep(COMPANY));
+                }
+            }
+            let Some(company) = &mut self.company else { return };
+            if company.as_mut().poll(context).is_pending() {
+                return;
+            }
+            self.company = None;
+            self.worker = self.lane.begin().then(|| Worker::on(&self.engine, &self.lane, false));
+        }
+    }
+
     /// Leaves the work to a task of its own.
     fn leave(&mut self) {
-        if let (Some(worker), Ok(runtime)) = (self.worker.take(), tokio::runtime::Handle::try_current()) {
-            runtime.spawn(worker);
+        let is_wanted = self.company.take().is_some() && self.worker.is_none() && self.lane.begin();
+        if is_wanted {
+            self.worker = Some(Worker::on(&self.engine, &self.lane, false));
         }
+        let Some(mut worker) = self.worker.take() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let (engine, lane) = (self.engine.clone(), self.lane.clone());
+        runtime.spawn(async move {
+            while let Worked::WantsCompany = worker.await {
+                engine.store.env().sleep(COMPANY).await;
+                if !lane.begin() {
+                    return;
+                }
+                worker = Worker::on(&engine, &lane, false);
+            }
+        });
     }
 }
 
@@ -214,9 +247,7 @@ impl Future for Asked {
     type Output = Result<Answer>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Answer>> {
-        if self.worker.as_mut().is_some_and(|worker| worker.as_mut().poll(context).is_ready()) {
-            self.worker = None;
-        }
+        self.work(context);
         let answer = std::task::ready!(Pin::new(&mut self.answered).poll(context));
         self.leave();
         Poll::Ready(answer.unwrap_or(Err(LockError::Stopped)))
@@ -229,10 +260,33 @@ impl Drop for Asked {
     }
 }
 
+impl Lane {
+    /// Whether there is something to do and nobody does it: then it is for whoever has asked.
+    fn begin(&self) -> bool {
+        let mut queue = self.queue.lock();
+        let is_wanted = !queue.is_working && !queue.jobs.is_empty();
+        queue.is_working |= is_wanted;
+        is_wanted
+    }
+}
+
+/// A worker at work.
+type Working = Pin<Box<dyn Future<Output = Worked> + Send>>;
+
+/// Why a worker has ended.
+enum Worked {
+    /// There is nothing more to do.
+    Done,
+    /// All that is left is to wait anyway, and others may come soon whom it could share a commit with.
+    WantsCompany,
+}
+
 struct Worker {
     engine: Arc<Inner>,
     lane: Arc<Lane>,
-    /// Whether it has found nothing more to do. What comes from then on is another one's.
+    /// Whether it may wait for company.
+    is_patient: bool,
+    /// Whether the lane is left to others.
     is_idle: bool,
 }
 
@@ -253,28 +307,45 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    async fn work(mut self) {
+    /// One that begins; whoever starts it has seen to it that it is the only one.
+    fn on(engine: &Arc<Inner>, lane: &Arc<Lane>, is_patient: bool) -> Working {
+        Box::pin(Worker { engine: engine.clone(), lane: lane.clone(), is_patient, is_idle: false }.work())
+    }
+
+    async fn work(mut self) -> Worked {
         let mut jobs = Vec::new();
         let mut from_store = false;
         loop {
             if !self.take(&mut jobs) {
-                return;
+                return Worked::Done;
             }
             let mut held = self.lane.table.clone().lock_owned().await;
             if self.wants_company(&jobs, &held) {
                 drop(held);
-                self.company().await;
-                self.take(&mut jobs);
-                held = self.lane.table.clone().lock_owned().await;
+                if self.put_back(&mut jobs) {
+                    return Worked::WantsCompany;
+                }
+                continue;
             }
             let count = jobs.len();
             jobs = self.round(&mut held, std::mem::take(&mut jobs), from_store).await;
-            from_store = !jobs.is_empty();
+            (from_store, self.is_patient) = (!jobs.is_empty(), true);
             if held.is_none() && jobs.len() == count {
                 // Somebody else was faster, who may be in another process.
                 tokio::task::yield_now().await;
             }
         }
+    }
+
+    /// Leaves what it has taken to others, unless some have come meanwhile: they rely on it.
+    fn put_back(&mut self, jobs: &mut Vec<Job>) -> bool {
+        let mut queue = self.lane.queue.lock();
+        if !queue.jobs.is_empty() {
+            return false;
+        }
+        queue.jobs.extend(jobs.drain(..));
+        (queue.is_working, self.is_idle) = (false, true);
+        true
     }
 
     /// Takes what waits. When there is nothing, the lane is idle.
@@ -290,7 +361,7 @@ impl Worker {
 
     /// Whether all that is asked for is to wait, on a lock that others are at.
     fn wants_company(&self, jobs: &[Job], table: &Option<Table>) -> bool {
-        let Some(table) = table else { return false };
+        let Some(table) = table.as_ref().filter(|_| self.is_patient) else { return false };
         let is_patient = |job: &Job| match &job.ask {
             Ask::Acquire(want) => want.waits && table.is_busy(want.permits),
             _ => false,
@@ -298,20 +369,6 @@ impl Worker {
         let now = self.engine.store.env().monotonic();
         let is_hot = self.lane.queue.lock().landed.is_some_and(|landed| now.saturating_sub(landed) < COMPANY);
         is_hot && jobs.len() < MOST && jobs.iter().all(is_patient)
-    }
-
-    async fn company(&self) {
-        let mut sleep = self.engine.store.env().sleep(COMPANY);
-        loop {
-            let mut more = std::pin::pin!(self.lane.more.notified());
-            let is_over = std::future::poll_fn(|context| {
-                let is_over = sleep.as_mut().poll(context).is_ready();
-                if is_over | more.as_mut().poll(context).is_ready() { Poll::Ready(is_over) } else { Poll::Pending }
-            });
-            if is_over.await || !self.lane.queue.lock().jobs.is_empty() {
-                return;
-            }
-        }
     }
 
     /// Does what is asked in one commit. Gives back what is to be tried again.
