@@ -6,6 +6,7 @@ mod branch;
 mod inbox;
 mod op;
 mod pending;
+mod seat;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub(crate) use inbox::{Inbox, Received};
 use op::Op;
 pub(crate) use op::{Doing, Listed, Todo, Waited};
 use pending::{Draft, Pending};
+pub(crate) use seat::Seat;
 
 /// An execution that waits longer than this leaves memory.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);

@@ -14,7 +14,7 @@ use crate::store::{Commit, Receipt, Refusal, Rev, StoreError};
 use crate::workflow::ctx::{Call, Ctx};
 use crate::workflow::place::Place as Spot;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
-use crate::workflow::run::{Boarded, Doing, Listed, Next, Run, Verdict};
+use crate::workflow::run::{Doing, Listed, Run, Seat};
 
 /// The slots that a workflow can reach.
 #[derive(Clone)]
@@ -101,8 +101,8 @@ impl Steward for Journal {
                     let run = self.ctx.run.clone();
                     let entry = call.entry(run.env().now(), EntryState::Begun);
                     let doing = Doing::begin(&run, WaitsFor::Store, true);
-                    let passenger = Passenger { run, doing, spot, entry, boarded: None };
-                    passenger.doing.carry().await;
+                    let passenger = Passenger { seat: Seat::new(doing), spot, entry };
+                    passenger.seat.doing.carry().await;
                     job.rider = Some(Box::new(passenger));
                     place.shelf.submit(&place.key, &place.name, job)
                 }
@@ -154,23 +154,15 @@ fn saw(known: &Known) -> EntryState {
 
 /// An execution that has the record of a change go with the change.
 struct Passenger {
-    run: Arc<Run>,
-    doing: Doing,
+    seat: Seat,
     /// The operation's place in the journal.
     spot: Spot,
     entry: Entry,
-    boarded: Option<Boarded>,
-}
-
-impl Drop for Passenger {
-    fn drop(&mut self) {
-        self.doing.ends();
-    }
 }
 
 impl Passenger {
     fn record(&mut self, state: EntryState) {
-        self.run.put_for_carrier(&self.spot, Entry { state, ..self.entry.clone() });
+        self.seat.run.put_for_carrier(&self.spot, Entry { state, ..self.entry.clone() });
     }
 
     fn answered(&mut self, changed: &Changed) {
@@ -182,39 +174,21 @@ impl Passenger {
 
 impl Rider for Passenger {
     fn board(&mut self, commit: Commit, changed: &Changed) -> Commit {
-        // The last commit was more than the store takes at once, and nobody was told.
-        if let Some(boarded) = self.boarded.take() {
-            self.run.put_back(boarded);
-        }
+        self.seat.rise();
         self.answered(changed);
-        let (commit, boarded) = self.run.board(commit, Next::Runs);
-        self.boarded = Some(boarded);
-        commit
+        self.seat.board(commit)
     }
 
     fn landed(&mut self, receipt: &Receipt) {
-        if let Some(boarded) = self.boarded.take() {
-            self.run.landed(boarded, receipt);
-        }
+        self.seat.landed(receipt);
     }
 
     fn refused(&mut self, refusal: &Refusal) -> bool {
-        match self.boarded.take().map(|boarded| self.run.refused(boarded, refusal)) {
-            Some(Verdict::Stop(stop)) => {
-                self.run.set_stop(stop);
-                true
-            }
-            _ => false,
-        }
+        self.seat.refused(refusal)
     }
 
     fn failed(&mut self, error: &StoreError) {
-        if let Some(boarded) = self.boarded.take() {
-            self.run.put_back(boarded);
-            self.run.engine.doubt();
-            // The branch that it is of may have been given up meanwhile, and nobody there be told.
-            self.run.set_stop(self.run.failed(error.clone()));
-        }
+        self.seat.failed(error);
     }
 
     fn rests(&mut self, seen: Known, changed: Option<Changed>) {

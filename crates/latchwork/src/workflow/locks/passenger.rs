@@ -9,7 +9,7 @@ use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
 use crate::workflow::locks::refused;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, EntryState, WaitsFor, failure_text};
-use crate::workflow::run::{Boarded, Doing, Next, Run, Stop, Verdict};
+use crate::workflow::run::{Doing, Run, Seat, Stop};
 
 /// The execution's own name for a request: the run and the place of the operation.
 pub(super) fn request_id(run: &Run, place: &Place) -> Vec<u8> {
@@ -58,13 +58,17 @@ impl Run {
     /// Releases what was dropped, with everything that came before.
     pub(crate) fn release_dropped(self: &Arc<Run>) {
         for dropped in self.with(|state| std::mem::take(&mut state.dropped)) {
-            let passenger =
-                Passenger { doing: Doing::aside(self), run: self.clone(), entry: None, ticket: None, boarded: None };
+            let passenger = Passenger { seat: Seat::new(Doing::aside(self)), entry: None, ticket: None };
             let (lock, ask) = match dropped {
                 Dropped::Guard(lock, ticket) => (lock, Ask::Release { ticket }),
                 Dropped::Request(lock, id) => (lock, Ask::Abandon { owner: Owner::Execution(self.id.clone()), id }),
             };
-            tokio::spawn(async move { passenger.ask(&lock, ask).await.map(drop) });
+            let run = self.clone();
+            tokio::spawn(async move {
+                if let Err(error) = passenger.send(&lock, ask).await {
+                    run.set_stop(stops(&run, error));
+                }
+            });
         }
     }
 
@@ -97,19 +101,11 @@ impl Run {
 
 /// An execution that has the record of what it does to a lock go with it.
 pub(super) struct Passenger {
-    run: Arc<Run>,
-    doing: Doing,
+    seat: Seat,
     /// What is recorded, and until when it waits at the most. Nothing if that is not for the code to know.
     entry: Option<(Place, Entry, Option<Timestamp>)>,
     /// What is released.
     ticket: Option<u64>,
-    boarded: Option<Boarded>,
-}
-
-impl Drop for Passenger {
-    fn drop(&mut self) {
-        self.doing.ends();
-    }
 }
 
 impl Passenger {
@@ -118,26 +114,28 @@ impl Passenger {
         entry: Option<(Place, Entry, Option<Timestamp>)>,
         ticket: Option<u64>,
     ) -> Passenger {
-        let doing = Doing::begin(run, WaitsFor::Store, true);
-        Passenger { run: run.clone(), doing, entry, ticket, boarded: None }
+        Passenger { seat: Seat::new(Doing::begin(run, WaitsFor::Store, true)), entry, ticket }
+    }
+
+    async fn send(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockError> {
+        let engine = self.seat.run.engine.clone();
+        self.seat.doing.carry().await;
+        engine.ask(lock, ask, Some(Box::new(self))).await
     }
 
     /// Has something done to a lock, in a commit with the execution. What the lock refuses is given back.
     pub(super) async fn ask(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockRefused> {
-        let run = self.run.clone();
-        self.doing.carry().await;
-        match run.engine.ask(lock, ask, Some(Box::new(self))).await {
+        let run = self.seat.run.clone();
+        match self.send(lock, ask).await {
             Ok(answer) => Ok(answer),
             Err(LockError::Refused(why)) => Err(why),
-            Err(LockError::Store(error)) => run.stop_for(run.failed(error)).await,
-            Err(LockError::Stopped) => run.stop_for(Stop::Fenced).await,
-            Err(error) => run.park(error.to_string()).await,
+            Err(error) => run.stop_for(stops(&run, error)).await,
         }
     }
 
     fn record(&mut self, state: EntryState) {
         if let Some((place, entry, _)) = &self.entry {
-            self.run.put_for_carrier(place, Entry { state, ..entry.clone() });
+            self.seat.run.put_for_carrier(place, Entry { state, ..entry.clone() });
         }
     }
 
@@ -153,7 +151,7 @@ impl Passenger {
             }
             Answer::Withdrawn => {
                 if let Some((place, entry, _)) = self.entry.clone() {
-                    self.run.put_for_carrier(&place, entry);
+                    self.seat.run.put_for_carrier(&place, entry);
                 }
             }
             Answer::Gone => {}
@@ -161,45 +159,37 @@ impl Passenger {
     }
 }
 
+/// What an error of a lock's means for the execution.
+fn stops(run: &Run, error: LockError) -> Stop {
+    match error {
+        LockError::Store(error) => run.failed(error),
+        LockError::Stopped => Stop::Fenced,
+        error => Stop::Parked(error.to_string()),
+    }
+}
+
 impl Rider for Passenger {
     fn board(&mut self, commit: Commit, answer: &Answer) -> Commit {
-        // The last commit was more than the store takes at once, and nobody was told.
-        if let Some(boarded) = self.boarded.take() {
-            self.run.put_back(boarded);
-        }
+        self.seat.rise();
         self.answered(answer);
-        let (commit, boarded) = self.run.board(commit, Next::Runs);
-        self.boarded = Some(boarded);
-        commit
+        self.seat.board(commit)
     }
 
     fn landed(&mut self, receipt: &Receipt) {
-        if let Some(boarded) = self.boarded.take() {
-            self.run.landed(boarded, receipt);
-        }
+        self.seat.landed(receipt);
     }
 
     fn refused(&mut self, refusal: &Refusal) -> bool {
-        match self.boarded.take().map(|boarded| self.run.refused(boarded, refusal)) {
-            Some(Verdict::Stop(stop)) => {
-                self.run.set_stop(stop);
-                true
-            }
-            _ => {
-                // The next time it may come to something else.
-                self.entry.iter().for_each(|(place, ..)| self.run.take_back(place));
-                false
-            }
+        let is_own = self.seat.refused(refusal);
+        if !is_own {
+            // The next time it may come to something else.
+            self.entry.iter().for_each(|(place, ..)| self.seat.run.take_back(place));
         }
+        is_own
     }
 
     fn failed(&mut self, error: &StoreError) {
-        if let Some(boarded) = self.boarded.take() {
-            self.run.put_back(boarded);
-        }
-        self.run.engine.doubt();
-        // The branch that it is of may have been given up meanwhile, and nobody there be told.
-        self.run.set_stop(self.run.failed(error.clone()));
+        self.seat.failed(error);
     }
 
     fn rests(&mut self, answer: &std::result::Result<Answer, LockError>) {
