@@ -60,6 +60,6 @@ pub use durable::{DurableMutex, DurableSemaphore, LockSetupError, SlotLockError}
 pub use error::{DeadlockLink, LockError, LockKind, LockRefused, Result};
 pub use locks::{Lock, LockGuard, LockWithin, Locks, ReadWriteLock, ReadWriteLockWithin};
 pub use name::{LockName, LockScope, Owner, Token};
-pub use operate::{ForcedRelease, LockPage, LockState, LockSummary, Requested};
+pub use operate::{ForcedRelease, LockPage, LockState, LockSummary, Requested, StoredLocks};
 pub use record::{Attempt, FencingToken, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
 pub use session::{Session, SessionBuilder};

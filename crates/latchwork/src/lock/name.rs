@@ -31,6 +31,20 @@ pub enum LockScope {
     Tree(ExecutionId),
 }
 
+impl LockScope {
+    /// As a part of keys, that those of no other scope start with.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let (kind, scope): (u8, &str) = match self {
+            LockScope::Global => (0, ""),
+            LockScope::Workflow(workflow) => (1, workflow),
+            LockScope::Tree(root) => (2, root),
+        };
+        let mut bytes = vec![kind];
+        write_text(&mut bytes, scope);
+        bytes
+    }
+}
+
 impl LockName {
     /// A lock that everybody shares.
     pub fn global(name: impl Into<String>) -> LockName {
@@ -62,17 +76,6 @@ impl LockName {
         }
     }
 
-    fn scope_bytes(&self) -> Vec<u8> {
-        let (kind, scope): (u8, &str) = match &self.scope {
-            LockScope::Global => (0, ""),
-            LockScope::Workflow(workflow) => (1, workflow),
-            LockScope::Tree(root) => (2, root),
-        };
-        let mut bytes = vec![kind];
-        write_text(&mut bytes, scope);
-        bytes
-    }
-
     fn read_scope(bytes: &[u8]) -> Option<(LockScope, &[u8])> {
         let (kind, rest) = bytes.split_first()?;
         let (scope, rest) = read_text(rest)?;
@@ -87,7 +90,7 @@ impl LockName {
 
     /// As a part of keys, that no other one starts with.
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let mut bytes = self.scope_bytes();
+        let mut bytes = self.scope.bytes();
         write_text(&mut bytes, &self.name);
         bytes
     }
@@ -101,7 +104,7 @@ impl LockName {
 
     /// As a whole key, in the order of names.
     pub(crate) fn head_bytes(&self) -> Vec<u8> {
-        [&self.scope_bytes(), self.name.as_bytes()].concat()
+        [&self.scope.bytes(), self.name.as_bytes()].concat()
     }
 
     /// The name that the key of a head tells.
@@ -190,6 +193,7 @@ impl Right for Token {
 }
 
 /// Where everything is kept.
+#[derive(Clone)]
 pub(crate) struct Spaces {
     /// lock → head. Revs of heads are what tickets are made of, so they never start over.
     pub(crate) heads: Space,
@@ -224,6 +228,18 @@ impl Spaces {
             forced: used_once(FORCED).await?,
             unfinished: used_once(UNFINISHED).await?,
         })
+    }
+
+    /// Those that were declared before, if all of them were.
+    pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>, StoreError> {
+        let known = store.spaces().await?;
+        let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
+        let spaces = || {
+            let (heads, requests, owned) = (space(HEADS)?, space(REQUESTS)?, space(OWNED)?);
+            let (sessions, forced, unfinished) = (space(SESSIONS)?, space(FORCED)?, space(UNFINISHED)?);
+            Some(Spaces { heads, requests, owned, sessions, forced, unfinished })
+        };
+        Ok(spaces())
     }
 
     pub(crate) fn head(&self, lock: &LockName) -> Key {

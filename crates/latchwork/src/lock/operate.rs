@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock::error::{LockError, LockKind, Result};
 use crate::lock::lane::Ask;
-use crate::lock::name::read_ticket;
+use crate::lock::name::{Spaces, read_ticket};
 use crate::lock::stored::{Forced, Head, Lease, Request};
-use crate::lock::{LockName, Locks, Owner};
-use crate::store::{Order, Timestamp, View};
+use crate::lock::{LockName, LockScope, Locks, Owner};
+use crate::store::{Item, Key, Order, Store, Timestamp, View};
 
 /// A lock, in a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -104,18 +104,55 @@ const MOST_WAITERS: usize = 1000;
 /// How many forced releases are told of.
 const MOST_FORCED: usize = 100;
 
-impl Locks {
-    /// Locks that somebody has used, after this one if one is said, so many at the most.
-    pub async fn list(&self, after: Option<&LockName>, limit: usize) -> Result<LockPage> {
-        let (view, space) = (self.engine.store.view().await?, &self.engine.locks.spaces.heads);
+/// The locks in a store, without an engine that serves them: on [`Store::open_read_only`], for instance. Reads, and
+/// changes nothing.
+///
+/// ```
+/// # use latchwork::lock::{Result, StoredLocks};
+/// # use latchwork::store::Store;
+/// # async fn example() -> Result<()> {
+/// let locks = StoredLocks::on(&Store::open_read_only("./data").await?).await?;
+/// for lock in locks.list(None, None, 100).await?.locks {
+///     println!("{} is held by {:?}", lock.name, locks.inspect(&lock.name).await?.holders);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct StoredLocks {
+    store: Store,
+    /// `None` if no engine with locks was ever on the store.
+    spaces: Option<Spaces>,
+}
+
+impl std::fmt::Debug for StoredLocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoredLocks").finish_non_exhaustive()
+    }
+}
+
+impl StoredLocks {
+    /// The locks in a store.
+    pub async fn on(store: &Store) -> Result<StoredLocks> {
+        Ok(StoredLocks { store: store.clone(), spaces: Spaces::find(store).await? })
+    }
+
+    /// Locks that somebody has used, of this scope and after this one if they are said, so many at the most.
+    pub async fn list(&self, scope: Option<&LockScope>, after: Option<&LockName>, limit: usize) -> Result<LockPage> {
         let mut page = LockPage { locks: Vec::new(), next: None };
-        let mut from = after.map_or_else(Vec::new, |after| [after.head_bytes(), vec![0]].concat());
+        let Some(spaces) = &self.spaces else { return Ok(page) };
+        let view = self.store.view().await?;
+        let within = scope.map_or_else(Vec::new, LockScope::bytes);
+        let from = after.map_or_else(Vec::new, |after| [after.head_bytes(), vec![0]].concat());
+        let mut from = from.max(within.clone());
         loop {
-            let range = space.range(from.clone()..);
+            let range = spaces.heads.range(from.clone()..);
             let found = view.scan(&range, Order::Ascending, limit.saturating_add(1).min(1000)).await?;
             let Some((last, _)) = found.last() else { return Ok(page) };
             from = [last.bytes(), &[0]].concat();
             for (key, item) in found {
+                if !key.bytes().starts_with(&within) {
+                    return Ok(page);
+                }
                 let (Some(name), Some(head)) = (LockName::read_head(&key), Head::decode(&item.value)) else {
                     return Err(LockError::Corrupt { place: format!("{key}") });
                 };
@@ -133,9 +170,10 @@ impl Locks {
     pub async fn inspect(&self, name: impl Into<LockName>) -> Result<LockState> {
         let name = name.into();
         name.check()?;
-        let (view, spaces) = (self.engine.store.view().await?, &self.engine.locks.spaces);
-        let head = view.get(&spaces.head(&name)).await?.and_then(|item| Head::decode(&item.value));
         let missing = || LockError::NotFound { lock: name.to_string() };
+        let spaces = self.spaces.as_ref().ok_or_else(missing)?;
+        let view = self.store.view().await?;
+        let head = view.get(&spaces.head(&name)).await?.and_then(|item| Head::decode(&item.value));
         let head = head.ok_or_else(missing)?;
         let kind = head.kind.ok_or_else(missing)?;
         let (mut holders, mut waiters, mut forced) = (Vec::new(), Vec::new(), Vec::new());
@@ -145,7 +183,7 @@ impl Locks {
                 return Err(LockError::Corrupt { place: format!("{key}") });
             };
             let position = request.granted_us.is_none().then_some(waiters.len() as u64);
-            let requested = self.requested(&view, token, request, position).await?;
+            let requested = requested(&view, spaces, token, request, position).await?;
             if requested.granted_us.is_some() { holders.push(requested) } else { waiters.push(requested) }
         }
         let range = spaces.forced.prefix(name.bytes());
@@ -161,16 +199,51 @@ impl Locks {
         Ok(LockState { name, kind, used, waiting, holders, waiters, forced })
     }
 
-    async fn requested(&self, view: &View, token: u64, request: Request, position: Option<u64>) -> Result<Requested> {
-        let Request { owner, permits, since_us, granted_us, .. } = request;
-        let lease = match &owner {
-            Owner::Session(id) => view.get(&self.engine.locks.spaces.session(*id)).await?,
-            Owner::Execution(_) => None,
+    /// Everything that somebody holds or waits for, each with its token.
+    pub async fn of(&self, owner: &Owner) -> Result<Vec<(LockName, u64)>> {
+        let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
+        let found = self.store.view().await?.scan(&spaces.owned_by(owner), Order::Ascending, usize::MAX).await?;
+        let read = |(key, item): (Key, Item)| {
+            let ticket = item.value.as_ref().try_into().map(u64::from_be_bytes).ok();
+            let corrupt = || LockError::Corrupt { place: format!("{key}") };
+            Spaces::read_owned(owner, &key).map(|(lock, _)| lock).zip(ticket).ok_or_else(corrupt)
         };
-        let lease = lease.and_then(|item| Lease::decode(&item.value));
-        let label = lease.as_ref().map(|lease| lease.label.clone());
-        let lease = lease.map(|lease| (lease.renewed_us, lease.lease_us));
-        Ok(Requested { owner, label, token, permits, since_us, granted_us, position, lease })
+        found.into_iter().map(read).collect()
+    }
+}
+
+async fn requested(
+    view: &View,
+    spaces: &Spaces,
+    token: u64,
+    request: Request,
+    position: Option<u64>,
+) -> Result<Requested> {
+    let Request { owner, permits, since_us, granted_us, .. } = request;
+    let lease = match &owner {
+        Owner::Session(id) => view.get(&spaces.session(*id)).await?,
+        Owner::Execution(_) => None,
+    };
+    let lease = lease.and_then(|item| Lease::decode(&item.value));
+    let label = lease.as_ref().map(|lease| lease.label.clone());
+    let lease = lease.map(|lease| (lease.renewed_us, lease.lease_us));
+    Ok(Requested { owner, label, token, permits, since_us, granted_us, position, lease })
+}
+
+impl Locks {
+    /// What this engine's store holds of locks, to be read.
+    fn stored(&self) -> StoredLocks {
+        StoredLocks { store: self.engine.store.clone(), spaces: Some(self.engine.locks.spaces.clone()) }
+    }
+
+    /// Locks that somebody has used, after this one if one is said, so many at the most.
+    pub async fn list(&self, after: Option<&LockName>, limit: usize) -> Result<LockPage> {
+        self.stored().list(None, after, limit).await
+    }
+
+    /// Everything about a lock, of the waiters the first thousand.
+    pub async fn inspect(&self, name: impl Into<LockName>) -> Result<LockState> {
+        self.stored().inspect(name).await
     }
 
     /// Has whoever holds a lock under this token, or waits for it, let go of it. The reason stays in the lock's

@@ -39,7 +39,7 @@ impl Inner {
     /// Runs an execution in a task of its own, unless it runs already.
     pub(crate) fn spawn(self: &Arc<Inner>, run: Arc<Run>) -> bool {
         let mut residents = self.residents.lock();
-        if self.is_stopped() {
+        if self.is_stopped() || self.idle {
             return false;
         }
         let id = run.id.clone();

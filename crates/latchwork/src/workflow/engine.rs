@@ -56,6 +56,7 @@ pub struct EngineBuilder {
     most_crashes: u32,
     replays: bool,
     strict: bool,
+    idle: bool,
 }
 
 /// Stands in for the body of a step. Is given the number of the attempt, and gives JSON.
@@ -83,6 +84,8 @@ pub(crate) struct Inner {
     pub(crate) replays: bool,
     /// Whether every operation takes a moment.
     pub(crate) strict: bool,
+    /// Whether no execution is taken up.
+    pub(crate) idle: bool,
     /// When it started.
     pub(crate) since: Timestamp,
     /// The rev of each shard's record, which tells that this engine owns it.
@@ -179,7 +182,8 @@ impl Spaces {
 impl EngineBuilder {
     fn new(source: Source) -> EngineBuilder {
         let (definitions, mocks) = (Vec::new(), HashMap::new());
-        EngineBuilder { source, definitions, on_step: None, mocks, most_crashes: 10, replays: false, strict: false }
+        let (on_step, most_crashes, replays, strict, idle) = (None, 10, false, false, false);
+        EngineBuilder { source, definitions, on_step, mocks, most_crashes, replays, strict, idle }
     }
 
     /// Makes a workflow known, so that its executions can run here.
@@ -220,6 +224,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Has the engine start and take up no execution, wake nothing and remove nothing: for operators who change
+    /// something, such as a lock, and end. What that sets running is recorded so, and runs when the next engine starts.
+    pub fn idle(mut self) -> EngineBuilder {
+        self.idle = true;
+        self
+    }
+
     /// Starts the engine: it goes on with everything that was running, and wakes what waits when it is due.
     pub async fn start(self) -> Result<Engine> {
         let store = match self.source {
@@ -251,6 +262,7 @@ impl EngineBuilder {
             most_crashes: self.most_crashes,
             replays: self.replays,
             strict: self.strict,
+            idle: self.idle,
             shards,
             residents: Mutex::default(),
             waiting: Mutex::default(),
@@ -262,12 +274,12 @@ impl EngineBuilder {
             set_aside: Mutex::default(),
             timers: Arc::default(),
             removals: Arc::default(),
-            found: tokio::sync::watch::Sender::new(false),
+            found: tokio::sync::watch::Sender::new(self.idle),
             doubted: Arc::default(),
             chores: Mutex::default(),
             stopped: Default::default(),
         });
-        if !inner.replays {
+        if !inner.replays && !inner.idle {
             let running = inner.store.view().await?;
             let chores = [
                 tokio::spawn(recover::recover(Arc::downgrade(&inner), running)).abort_handle(),

@@ -184,7 +184,7 @@ impl<I: Serialize, O> Start<I, O> {
             return Err(WorkflowError::InputTooLong { workflow: name, length, limit });
         }
         self.labels.check().map_err(|failure| WorkflowError::Labels { reason: failure.message().into() })?;
-        if inner.is_stopped() {
+        if inner.is_stopped() || inner.idle {
             return Err(WorkflowError::Stopped);
         }
         if let Some(key) = &self.key {

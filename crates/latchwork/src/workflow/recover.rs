@@ -269,7 +269,7 @@ impl Inner {
 
     /// Takes an execution into memory, if it is not there and is to run.
     pub(crate) async fn pick_up(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
-        if self.is_stopped() || self.is_missed(id) {
+        if self.is_stopped() || self.idle || self.is_missed(id) {
             return Ok(());
         }
         if let Some(found) = self.ready(id).await? {
