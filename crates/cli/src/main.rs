@@ -2,6 +2,7 @@
 //! exit codes look is in `output.rs`.
 
 mod dev;
+mod lock;
 mod output;
 mod time;
 mod workflow;
@@ -34,6 +35,12 @@ struct Latch {
 enum Command {
     /// Opens a store, or creates it, and shows what it does: commits, conflicts, time travel and watch.
     Dev,
+    /// Looks at the locks in a data directory that no process has open, or has somebody let go of one. Runs nothing.
+    #[command(after_help = EXIT_CODES)]
+    Lock {
+        #[command(subcommand)]
+        command: lock::Lock,
+    },
     /// Looks at the workflows in a data directory that no process has open. Runs and changes nothing.
     #[command(after_help = EXIT_CODES)]
     Workflow {
@@ -67,6 +74,7 @@ async fn run(latch: Latch) -> Result<()> {
     let mut out = BufWriter::new(std::io::stdout());
     let done = match command {
         Command::Dev => dev::run(&store, &mut Output::new(output, &mut out)).await,
+        Command::Lock { command } => lock::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Workflow { command } => workflow::run(command, &store, &mut Output::new(output, &mut out)).await,
     };
     // What was found before an error is told as well.

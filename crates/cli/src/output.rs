@@ -6,6 +6,7 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::Result;
 use clap::ValueEnum;
+use latchwork::lock::LockError;
 use latchwork::store::{ErrorKind, StoreError};
 use latchwork::workflow::WorkflowError;
 use serde::Serialize;
@@ -292,9 +293,13 @@ impl Problem {
         };
         let message = format!("{error:#}");
         let store = match error.downcast_ref::<WorkflowError>() {
-            Some(WorkflowError::Store(error)) => Some(error),
+            Some(WorkflowError::Store(error) | WorkflowError::Lock(LockError::Store(error))) => Some(error),
             Some(error) => return Some(Problem::new(Exit::of(error.kind()), message)),
-            None => error.downcast_ref::<StoreError>(),
+            None => match error.downcast_ref::<LockError>() {
+                Some(LockError::Store(error)) => Some(error),
+                Some(error) => return Some(Problem::new(Exit::of(error.kind()), message)),
+                None => error.downcast_ref::<StoreError>(),
+            },
         };
         if let Some(error) = store {
             return Some(Problem::of_store(error, message));

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use clap::Subcommand;
+use latchwork::lock::StoredLocks;
 use latchwork::store::Store;
 use latchwork::workflow::Executions;
 
@@ -36,7 +37,7 @@ pub(crate) async fn run(command: Workflow, directory: &Path, output: &mut Output
     let done = match command {
         Workflow::List(list) => list::run(*list, &executions, now, output).await,
         Workflow::Show(show) => show::run(show, &executions, now, output).await,
-        Workflow::Why(why) => why::run(why, &executions, now, output).await,
+        Workflow::Why(why) => why::run(why, &executions, &StoredLocks::on(&store).await?, now, output).await,
         Workflow::History(history) => history::run(history, &store, output).await,
     };
     store.close().await?;

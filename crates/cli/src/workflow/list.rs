@@ -21,8 +21,8 @@ pub(crate) struct List {
     /// that are waiting.
     #[arg(long, value_enum, value_delimiter = ',')]
     status: Vec<Status>,
-    /// Only executions that wait for this: timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME or
-    /// published:NAME; more than once: for any of these.
+    /// Only executions that wait for this: timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME,
+    /// published:NAME or lock:NAME; more than once: for any of these.
     #[arg(long, value_name = "WHAT", value_parser = waits_for)]
     waits_for: Vec<WaitsFor>,
     /// Only executions with this tag; more than once: with all of these.
@@ -64,7 +64,7 @@ struct Asked {
 }
 
 fn waits_for(text: &str) -> Result<WaitsFor, String> {
-    let known = "timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME or published:NAME";
+    let known = "timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME, published:NAME or lock:NAME";
     match text.split_once(':').map_or((text, ""), |(what, name)| (what, name)) {
         ("timer", "") => Ok(WaitsFor::Timer),
         (_, "") => Err(format!("write {known}")),
@@ -74,6 +74,7 @@ fn waits_for(text: &str) -> Result<WaitsFor, String> {
         ("child", name) => Ok(WaitsFor::Child(name.into())),
         ("completion", name) => Ok(WaitsFor::Completion(name.into())),
         ("published", name) => Ok(WaitsFor::Published(name.into())),
+        ("lock", name) => Ok(WaitsFor::Lock(name.into())),
         _ => Err(format!("write {known}")),
     }
 }
@@ -236,6 +237,7 @@ mod tests {
     fn waits_are_read() {
         assert_eq!(waits_for("timer"), Ok(WaitsFor::Timer));
         assert_eq!(waits_for("signal:a:b"), Ok(WaitsFor::Signal("a:b".into())));
+        assert_eq!(waits_for("lock:account-42"), Ok(WaitsFor::Lock("account-42".into())));
         for wrong in ["", "signal", "signal:", "timer:x", "moon:full", "step:x"] {
             assert!(waits_for(wrong).is_err(), "{wrong}");
         }

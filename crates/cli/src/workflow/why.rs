@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
+use latchwork::lock::{Owner, Requested, StoredLocks};
 use latchwork::store::Timestamp;
 use latchwork::workflow::{
     Description, ExecutionId, ExecutionState, Executions, Kind, Operation, OperationState, Wait, WaitsFor,
@@ -9,6 +10,7 @@ use latchwork::workflow::{
 };
 use serde::Serialize;
 
+use crate::lock::fields::{NameFields, RequestFields};
 use crate::output::Output;
 use crate::time::Time;
 use crate::workflow::fields::{EventFields, Outcome, Status, WaitFields};
@@ -46,16 +48,41 @@ struct ToldWait {
     last_failure: Option<String>,
     /// How a child is that is waited for.
     child_status: Option<Status>,
+    lock: Option<ToldLock>,
     sentence: String,
 }
 
-pub(crate) async fn run(why: Why, executions: &Executions, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+/// The lock that is waited for.
+#[derive(Serialize)]
+struct ToldLock {
+    #[serde(flatten)]
+    name: NameFields,
+    /// The token it will be granted under.
+    token: u64,
+    /// How many are before it, if they are not too many to be counted.
+    position: Option<u64>,
+    holders: Vec<RequestFields>,
+}
+
+pub(crate) async fn run(
+    why: Why,
+    executions: &Executions,
+    locks: &StoredLocks,
+    now: Timestamp,
+    output: &mut Output<'_>,
+) -> Result<()> {
     let found = executions.describe(why.id).await?;
     let status = Status::of(&found.state, &found.waits);
     let (open, is_begun) = open(executions, &found.id, now).await?;
     let mut waits = Vec::new();
     for wait in &found.waits {
-        waits.push(told(executions, &open, is_begun, wait, now).await?);
+        let mut told = told(executions, &open, wait).await?;
+        if let WaitsFor::Lock(label) = &wait.what {
+            told.lock = lock(locks, &found.id, label).await?;
+        }
+        // A start that was put off has come to no operation.
+        told.sentence = told.sentence(wait.what == WaitsFor::Timer && !is_begun, now);
+        waits.push(told);
     }
     let begun: Vec<EventFields> = match status {
         Status::Running => open.iter().map(EventFields::of).collect(),
@@ -109,13 +136,7 @@ fn state(found: &Description, status: Status, now: Timestamp) -> String {
     }
 }
 
-async fn told(
-    executions: &Executions,
-    open: &[Operation],
-    is_begun: bool,
-    wait: &Wait,
-    now: Timestamp,
-) -> Result<ToldWait> {
+async fn told(executions: &Executions, open: &[Operation], wait: &Wait) -> Result<ToldWait> {
     let (mut attempts, mut last_failure, mut child_status) = (None, None, None);
     match &wait.what {
         WaitsFor::Retry(step) => {
@@ -139,12 +160,42 @@ async fn told(
         },
         _ => {}
     }
-    // A start that was put off has come to no operation.
-    let is_start = wait.what == WaitsFor::Timer && !is_begun;
-    let mut told =
-        ToldWait { wait: WaitFields::of(wait), attempts, last_failure, child_status, sentence: String::new() };
-    told.sentence = told.sentence(is_start, now);
-    Ok(told)
+    let (wait, lock, sentence) = (WaitFields::of(wait), None, String::new());
+    Ok(ToldWait { wait, attempts, last_failure, child_status, lock, sentence })
+}
+
+/// The lock of which waits tell by this label, as the execution stands before it.
+async fn lock(locks: &StoredLocks, id: &ExecutionId, label: &str) -> Result<Option<ToldLock>> {
+    let owned = locks.of(&Owner::Execution(id.clone())).await?;
+    for (name, token) in owned.into_iter().filter(|(name, _)| name.to_string() == label) {
+        let state = locks.inspect(&name).await?;
+        let is_its = |request: &&Requested| request.token == token;
+        if state.holders.iter().any(|holder| is_its(&holder)) {
+            continue;
+        }
+        let position = state.waiters.iter().find(is_its).and_then(|waiter| waiter.position);
+        let holders = state.holders.iter().map(|holder| RequestFields::of(holder, state.kind)).collect();
+        return Ok(Some(ToldLock { name: NameFields::of(&name), token, position, holders }));
+    }
+    Ok(None)
+}
+
+impl ToldLock {
+    /// Who holds it, and where in its line the execution is.
+    fn sentence(&self, now: Timestamp) -> String {
+        let holders: Vec<String> = self.holders.iter().map(|holder| holder.words(now)).collect();
+        let held = match holders.is_empty() {
+            true => " Nobody holds it.".into(),
+            false => format!(" It is held by {}.", holders.join(" and ")),
+        };
+        let before = match self.position {
+            Some(0) => "nobody is before it in the line".into(),
+            Some(1) => "1 is before it in the line".into(),
+            Some(before) => format!("{before} are before it in the line"),
+            None => "many are before it in the line".to_string(),
+        };
+        format!("{held} It has token {}, and {before}.", self.token)
+    }
 }
 
 impl ToldWait {
@@ -171,12 +222,14 @@ impl ToldWait {
             }
             "completion" => format!("somebody to complete {name:?} by its token"),
             "published" => format!("a value that it publishes itself as {name:?}"),
+            "lock" => self.lock.as_ref().map_or(format!("lock {name:?}"), |lock| lock.name.words()),
             "step" => format!("step {name:?}, which runs"),
             _ => "the store".to_string(),
         };
         let since = format!("{} ({})", since.short(), since.relative_to(now));
         let limit = until.map(|until| format!(", until {} at the most ({})", until.short(), until.relative_to(now)));
-        format!("It waits for {thing}, since {since}{}.", limit.unwrap_or_default())
+        let lock = self.lock.as_ref().map(|lock| lock.sentence(now)).unwrap_or_default();
+        format!("It waits for {thing}, since {since}{}.{lock}", limit.unwrap_or_default())
     }
 }
 

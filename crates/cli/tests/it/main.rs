@@ -3,6 +3,7 @@
 // A test ends where something unexpected happens.
 #![allow(clippy::unwrap_used)]
 
+mod lock;
 mod workflow;
 
 use std::path::Path;
