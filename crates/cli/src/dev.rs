@@ -1,179 +1,237 @@
-//! `latch dev`: a short demonstration on a store of the user's own, that can be run again and goes on from where the
-//! last run ended.
+//! `latch dev`: a demonstration that invites you to kill it. Transfers between accounts, under locks, that go on where
+//! they were however often the process ends; at the end it is counted that none was lost or done twice.
 
-use std::io::Write;
+mod bank;
+mod crash;
+mod display;
+
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use latchwork::store::{Commit, Generation, History, Key, Outcome, Receipt, Space, SpaceSpec, Store, View};
+use anyhow::Result;
+use clap::Args;
+use latchwork::workflow::{Engine, ExecutionState, Filter, Handle, Is, WaitsFor, WorkflowError};
 use serde::Serialize;
+use tokio::task::JoinSet;
 
-use crate::output::{Format, Output};
+use crate::dev::bank::{Bank, Demo, Verdict, transfer};
+use crate::dev::display::{Display, Frame};
+use crate::output::{Exit, Format, Output, Problem};
+use crate::time;
 
-const TELLERS: usize = 64;
-const DEPOSITS_EACH: usize = 25;
-const BRANCHES: usize = 16;
+/// How many executions are read at once.
+const PAGE: usize = 1000;
 
-/// What is left to tell programs.
+#[derive(Args)]
+pub(crate) struct Dev {
+    /// How many transfers there are.
+    #[arg(long, default_value_t = 300, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    transfers: u32,
+    /// Between how many accounts.
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    accounts: u32,
+    /// Kills itself about that often, as 2s or 500ms, and starts again until all is done.
+    #[arg(long, value_name = "TIME", value_parser = time::duration)]
+    crash_every: Option<Duration>,
+    /// Begins anew if the last demonstration in this directory is complete.
+    #[arg(long)]
+    fresh: bool,
+    /// Is killed by another process, which tells each of its runs by an id and ends by closing the standard input.
+    #[arg(long, hide = true, value_name = "ID")]
+    worker: Option<String>,
+}
+
+/// What is left to tell.
 #[derive(Serialize)]
 struct Summary {
     directory: String,
-    generation_before: u64,
-    generation: u64,
+    round: u32,
+    transfers: u32,
+    accounts: u32,
+    /// What this process found: transfers that were done, and those that were not.
+    done_before: u32,
+    resumed: u32,
+    /// How often the demonstration was started, and so how often it was ended before it was done.
+    starts: u32,
+    killed: u32,
+    #[serde(flatten)]
+    verdict: Verdict,
+    failed: u32,
+    ok: bool,
 }
 
-pub(crate) async fn run(directory: &Path, output: &mut Output<'_>) -> Result<()> {
-    match output.format() {
-        Format::Table => show(directory, &mut std::io::stdout()).await.map(|_| ()),
-        Format::Json | Format::Jsonl => output.one(&show(directory, &mut std::io::sink()).await?, |_| {}),
+/// What this process finds and does.
+#[derive(Default)]
+struct Tally {
+    done_before: u32,
+    resumed: u32,
+    done: u32,
+    failed: u32,
+}
+
+pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    if let Some(every) = dev.crash_every {
+        return crash::run(&dev, every, directory, output.format()).await;
+    }
+    if dev.worker.is_some() {
+        crash::end_with_parent();
+    }
+    let workflow = transfer();
+    // That it is killed on purpose is no reason to put anything aside.
+    let engine = Engine::open(directory).register(&workflow).most_crashes(1_000_000).start().await?;
+    let mut display = Display::new(output.format() == Format::Table);
+    let (demo, is_complete) = Demo::begin(&engine, &dev).await?;
+    let mut tally = Tally { done_before: demo.transfers, ..Tally::default() };
+    if is_complete {
+        display.say(&format!("The demonstration in {} is complete.", directory.display()))?;
+    } else {
+        tally = work(&engine, &demo, dev.worker.is_some(), &mut display).await?;
+        demo.end(&engine).await?;
+    }
+    let verdict = Bank::new(&demo, engine.entities()).verdict().await?;
+    engine.stop();
+    engine.store().close().await?;
+    let ok = verdict.is_right() && tally.failed == 0;
+    let summary = Summary {
+        directory: directory.display().to_string(),
+        round: demo.round,
+        transfers: demo.transfers,
+        accounts: demo.accounts,
+        done_before: tally.done_before,
+        resumed: tally.resumed,
+        starts: demo.starts,
+        killed: demo.starts - 1,
+        verdict,
+        failed: tally.failed,
+        ok,
+    };
+    output.one(&summary, |text| summary.lines(is_complete).iter().for_each(|line| text.line(line)))?;
+    match ok {
+        true => Ok(()),
+        false => Err(Problem::new(Exit::Failed, "the demonstration has failed: what is told above must not be").into()),
     }
 }
 
-async fn show(directory: &Path, out: &mut impl Write) -> Result<Summary> {
-    let store = Store::open(directory).await?;
-    let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
-    let before = store.generation().await?;
-    writeln!(out, "Opened {} at generation {before}.", directory.display())?;
-    if store.view().await?.get(&accounts.key("alice")).await?.is_some() {
-        writeln!(out, "It was here before: everything below goes on from what was acknowledged then.")?;
-    }
-    let opening = commits(&store, &accounts, out).await?;
-    conflicts(&store, &accounts, out).await?;
-    deposits(&store, &accounts, out).await?;
-    time_travel(&store, &accounts, opening, out).await?;
-    watch(&store, &accounts, before, out).await?;
-    let after = summary(&store, out).await?;
-    store.close().await?;
-    writeln!(out, "\nRun it again, or end it with kill -9 while it runs: nothing that was acknowledged is lost.")?;
-    let directory = directory.display().to_string();
-    Ok(Summary { directory, generation_before: before.0, generation: after.0 })
-}
-
-async fn balance(view: &View, account: &Key) -> Result<u64> {
-    let item = view.get(account).await?.context("the account exists")?;
-    Ok(std::str::from_utf8(&item.value)?.parse()?)
-}
-
-async fn applied(store: &Store, commit: Commit) -> Result<Receipt> {
-    Ok(store.commit(commit).await?.applied()?)
-}
-
-/// Two accounts are opened, or set back to where the demonstration starts, in one commit.
-async fn commits(store: &Store, accounts: &Space, out: &mut impl Write) -> Result<Generation> {
-    writeln!(out, "\nCommits: several writes land together or not at all.")?;
-    let (alice, bob) = (accounts.key("alice"), accounts.key("bob"));
-    let opening = applied(store, Commit::new().put(&alice, "100").put(&bob, "0").meta("opening balances")).await?;
-    writeln!(out, "  alice = 100, bob = 0          generation {}", opening.generation)?;
-    let view = store.view().await?;
-    let rev = view.get(&alice).await?.context("alice was just written")?.rev;
-    let transfer = Commit::new().at_rev(&alice, rev).put(&alice, "70").put(&bob, "30").meta("a transfer");
-    let transfer = applied(store, transfer).await?;
-    writeln!(
-        out,
-        "  alice → bob: 30               generation {}, if alice is still at rev {rev}",
-        transfer.generation
-    )?;
-    Ok(opening.generation)
-}
-
-/// The same check is made again after it stopped holding.
-async fn conflicts(store: &Store, accounts: &Space, out: &mut impl Write) -> Result<()> {
-    writeln!(out, "\nConflicts: whoever read too early is refused, and told what it missed.")?;
-    let alice = accounts.key("alice");
-    let stale = store.view().await?.get(&alice).await?.context("alice exists")?.rev;
-    applied(store, Commit::new().put(&alice, "60")).await?;
-    let generation = store.generation().await?;
-    let late = Commit::new().at_rev(&alice, stale).absent(&accounts.key("bob")).put(&alice, "1000000");
-    match store.commit(late).await? {
-        Outcome::Applied(_) => bail!("a stale commit was applied"),
-        Outcome::Refused(refusal) => writeln!(out, "  {refusal}")?,
-    }
-    writeln!(out, "  and the store is still at generation {}", store.generation().await?)?;
-    assert_eq!(generation, store.generation().await?, "a refused commit takes no generation");
-    Ok(())
-}
-
-/// Many tasks at once: their commits share syncs, and a lost race is read again and tried again.
-async fn deposits(store: &Store, accounts: &Space, out: &mut impl Write) -> Result<()> {
-    writeln!(out, "\nMany at once: {TELLERS} tellers make {DEPOSITS_EACH} deposits each, to {BRANCHES} accounts.")?;
-    let branches: Vec<Key> = (0..BRANCHES).map(|number| accounts.key(format!("branch-{number:02}"))).collect();
-    let opening = branches.iter().fold(Commit::new(), |commit, branch| commit.put(branch, "0"));
-    applied(store, opening).await?;
-    let (start, stats) = (store.env().monotonic(), store.stats().await?);
-    let account = |teller: usize| branches[teller % BRANCHES].clone();
-    let tellers: Vec<_> = (0..TELLERS).map(|teller| tokio::spawn(work(store.clone(), account(teller)))).collect();
-    for teller in tellers {
-        teller.await??;
-    }
-    let (took, after) = (store.env().monotonic() - start, store.stats().await?);
-    let view = store.view().await?;
-    let mut sum = 0;
-    for branch in &branches {
-        sum += balance(&view, branch).await?;
-    }
-    assert_eq!(sum as usize, TELLERS * DEPOSITS_EACH, "every deposit lands once");
-    let (commits, refused) = (after.applied - stats.applied, after.refused - stats.refused);
-    let syncs = after.groups - stats.groups;
-    writeln!(
-        out,
-        "  the sum is {sum}, as it should be; {commits} commits shared {syncs} syncs in {} ms,",
-        took.as_millis()
-    )?;
-    writeln!(out, "  {refused} more lost a race and were tried again")?;
-    Ok(())
-}
-
-async fn work(store: Store, account: Key) -> Result<()> {
-    for _ in 0..DEPOSITS_EACH {
-        loop {
-            let view = store.view().await?;
-            let item = view.get(&account).await?.context("the account exists")?;
-            let balance: u64 = std::str::from_utf8(&item.value)?.parse()?;
-            let deposit = Commit::new().at_rev(&account, item.rev).put(&account, (balance + 1).to_string());
-            if store.commit(deposit).await?.is_applied() {
-                break;
+/// Has all transfers done, and tells how it goes.
+async fn work(engine: &Engine, demo: &Demo, is_worker: bool, display: &mut Display) -> Result<Tally> {
+    let bank = Bank::new(demo, engine.entities());
+    bank.open().await?;
+    let (mut tally, mut running) = (Tally::default(), JoinSet::new());
+    let (known, booked) = (known(engine, demo).await?, bank.booked().await?);
+    for number in 1..=demo.transfers {
+        let (id, workflow) = (demo.id(number), transfer());
+        let handle: Handle<u64> = engine.handle(&workflow, id.as_str());
+        match known.get(&id) {
+            Some(ExecutionState::Completed(_)) => tally.done_before += 1,
+            Some(_) => {
+                tally.resumed += 1;
+                running.spawn(async move { handle.result().await });
+            }
+            // What has ended is forgotten after some days.
+            None if booked.contains(&number) => tally.done_before += 1,
+            None => {
+                let start = engine.start(&workflow, demo.transfer(number)).id(id.as_str()).tag(demo.tag());
+                running.spawn(async move { start.await?.result().await });
             }
         }
     }
-    Ok(())
+    display.begin(demo, &tally, is_worker)?;
+    let env = engine.store().env().clone();
+    let mut tick = env.sleep(Duration::ZERO);
+    while !running.is_empty() {
+        tokio::select! {
+            Some(ended) = running.join_next() => match ended? {
+                Ok(_) => tally.done += 1,
+                Err(error @ (WorkflowError::Stopped | WorkflowError::Store(_))) => return Err(error.into()),
+                Err(error) => {
+                    tally.failed += 1;
+                    display.say(&error.to_string())?;
+                }
+            },
+            () = &mut tick => {
+                let frame = frame(engine, &bank, demo, &tally).await?;
+                display.frame(&frame)?;
+                if frame.parked > 0 && frame.parked as usize == running.len() {
+                    tally.failed += frame.parked;
+                    break;
+                }
+                tick = env.sleep(display.pause(demo.transfers));
+            }
+        }
+    }
+    display.frame(&frame(engine, &bank, demo, &tally).await?)?;
+    display.end()?;
+    Ok(tally)
 }
 
-async fn time_travel(store: &Store, accounts: &Space, opening: Generation, out: &mut impl Write) -> Result<()> {
-    writeln!(out, "\nTime travel: every generation that is kept can be read.")?;
-    let (past, now) = (store.view_at(opening).await?, store.view().await?);
-    for name in ["alice", "bob"] {
-        let account = accounts.key(name);
-        let (then, today) = (balance(&past, &account).await?, balance(&now, &account).await?);
-        writeln!(out, "  {name:<5} {then:>5} at generation {opening}, {today:>5} at {}", now.generation())?;
+/// The transfers that were started before, and how they are.
+async fn known(engine: &Engine, demo: &Demo) -> Result<std::collections::HashMap<String, ExecutionState>> {
+    let filter = Filter::new().workflow(bank::WORKFLOW).tag(demo.tag());
+    let (mut known, mut next) = (std::collections::HashMap::new(), None);
+    loop {
+        let page = engine.list(filter.clone()).limit(PAGE).after(next).await?;
+        known.extend(page.executions.into_iter().map(|listed| (listed.id.to_string(), listed.state)));
+        next = page.next;
+        if next.is_none() {
+            return Ok(known);
+        }
     }
-    Ok(())
 }
 
-/// Follows what this run did, from before its first commit.
-async fn watch(store: &Store, accounts: &Space, before: Generation, out: &mut impl Write) -> Result<()> {
-    writeln!(out, "\nWatch: every commit that touches alice, once and in order, from any generation on.")?;
-    let mut watch = store.watch(accounts.prefix("alice"), before).await?;
-    for _ in 0..3 {
-        let commit = watch.next().await?;
-        let change = commit.changes.first().context("a watch delivers changes")?;
-        let value = change.value.as_deref().map_or("deleted".into(), String::from_utf8_lossy);
-        let meta = String::from_utf8_lossy(&commit.meta);
-        let line = format!("  generation {:<6} rev {:<5} alice = {value:<5} {meta}", commit.generation, change.rev);
-        writeln!(out, "{}", line.trim_end())?;
+/// How it is now. Only those that wait are read, and the accounts.
+async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> Result<Frame> {
+    let mut frame = Frame { transfers: demo.transfers, done: tally.done_before + tally.done, ..Frame::default() };
+    let filter = Filter::new().workflow(bank::WORKFLOW).is(Is::Waiting);
+    let mut next = None;
+    loop {
+        let page = engine.list(filter.clone()).limit(PAGE).after(next).await?;
+        for listed in &page.executions {
+            match listed.waits.iter().any(|wait| matches!(wait.what, WaitsFor::Lock(_))) {
+                true => frame.locked += 1,
+                false => frame.asleep += 1,
+            }
+        }
+        next = page.next;
+        if next.is_none() {
+            break;
+        }
     }
-    Ok(())
+    let parked = engine.list(Filter::new().workflow(bank::WORKFLOW).is(Is::Parked)).limit(PAGE).await?;
+    frame.parked = parked.executions.len() as u32;
+    // They are counted one after the other, while all goes on.
+    let rest = frame.locked + frame.asleep + frame.parked + frame.done + tally.failed;
+    frame.running = demo.transfers.saturating_sub(rest);
+    frame.commits = engine.store().stats().await?.applied;
+    frame.at = engine.store().env().monotonic();
+    (frame.accounts, frame.sum, frame.expected) = (demo.accounts, bank.sum().await?, demo.sum());
+    Ok(frame)
 }
 
-async fn summary(store: &Store, out: &mut impl Write) -> Result<Generation> {
-    let damaged = store.verify().await?;
-    if let Some(damage) = damaged.first() {
-        bail!("{} is damaged: {}", damage.place, damage.detail);
+impl Summary {
+    fn lines(&self, was_complete: bool) -> Vec<String> {
+        let Verdict { sum, expected, lost, doubled, wrong_accounts } = &self.verdict;
+        let mut lines = vec![format!("{} transfers between {} accounts are done.", self.transfers, self.accounts)];
+        lines.push(match self.killed {
+            0 => "It was never killed. Try that: start it with --fresh, and end it with kill -9, or say \
+                  --crash-every 2s."
+                .into(),
+            1 => "It was killed once before it was done, and went on where it was.".into(),
+            killed => format!("It was killed {killed} times before it was done, and went on where it was each time."),
+        });
+        match self.ok {
+            true => lines.push("No transfer was lost, and none was done twice.".into()),
+            false => lines.push(format!(
+                "{lost} were lost, {doubled} done twice, {} failed; {wrong_accounts} accounts are not as they should be.",
+                self.failed
+            )),
+        }
+        lines.push(match sum == expected {
+            true => format!("All accounts together hold {sum}, as at the beginning."),
+            false => format!("All accounts together hold {sum}, and at the beginning they held {expected}."),
+        });
+        if was_complete {
+            lines.push("To begin anew: latch dev --fresh, or --store with another directory.".into());
+        }
+        lines
     }
-    let stats = store.stats().await?;
-    writeln!(
-        out,
-        "\nThe store is at generation {}; all of it was read back and nothing is damaged.",
-        stats.generation
-    )?;
-    Ok(stats.generation)
 }

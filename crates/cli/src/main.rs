@@ -33,8 +33,9 @@ struct Latch {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Opens a store, or creates it, and shows what it does: commits, conflicts, time travel and watch.
-    Dev,
+    /// A demonstration to be killed: transfers between accounts that go on where they were, however often that happens.
+    #[command(after_help = EXIT_CODES)]
+    Dev(dev::Dev),
     /// Looks at the locks in a data directory that no process has open, or has somebody let go of one. Runs nothing.
     #[command(after_help = EXIT_CODES)]
     Lock {
@@ -73,7 +74,7 @@ async fn run(latch: Latch) -> Result<()> {
     let Latch { store, output, command } = latch;
     let mut out = BufWriter::new(std::io::stdout());
     let done = match command {
-        Command::Dev => dev::run(&store, &mut Output::new(output, &mut out)).await,
+        Command::Dev(dev) => dev::run(dev, &store, &mut Output::new(output, &mut out)).await,
         Command::Lock { command } => lock::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Workflow { command } => workflow::run(command, &store, &mut Output::new(output, &mut out)).await,
     };

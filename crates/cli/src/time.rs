@@ -78,6 +78,16 @@ pub(crate) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     }
 }
 
+/// How long, on a command line: `2s`, `1m 30s`, `500ms`.
+pub(crate) fn duration(text: &str) -> Result<std::time::Duration, String> {
+    let span = text.parse::<jiff::Span>();
+    let us = span.and_then(|span| span.total((Unit::Microsecond, SpanRelativeTo::days_are_24_hours())));
+    match us {
+        Ok(us) if us > 0.0 => Ok(std::time::Duration::from_micros(us as u64)),
+        _ => Err(format!("{text:?} is no time: write 2s, or 500ms")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,6 +134,11 @@ mod tests {
         }
         for text in ["", "yesterday", "12", "-2h", "1969-12-31", "2023-13-01"] {
             assert!(parse(text, now).is_err(), "{text}");
+        }
+        assert_eq!(duration("1m 30s"), Ok(std::time::Duration::from_secs(90)));
+        assert_eq!(duration("500ms"), Ok(std::time::Duration::from_millis(500)));
+        for text in ["", "0s", "-2s", "2", "soon"] {
+            assert!(duration(text).is_err(), "{text}");
         }
         assert_eq!(absolute("2023-11-14"), Ok(Timestamp(1_699_920_000_000_000)));
         for text in ["2d", "90m", ""] {

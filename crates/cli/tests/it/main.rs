@@ -3,12 +3,12 @@
 // A test ends where something unexpected happens.
 #![allow(clippy::unwrap_used)]
 
+mod dev;
 mod lock;
 mod workflow;
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Command, Output};
 
 fn latch(arguments: &[&str], store: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_latch"));
@@ -23,35 +23,6 @@ fn text(bytes: &[u8]) -> String {
 fn succeeded(output: Output) -> String {
     assert!(output.status.success(), "{}", text(&output.stderr));
     text(&output.stdout)
-}
-
-#[test]
-fn dev_shows_every_part_and_goes_on_from_where_it_was() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = directory.path().join("data");
-    let first = succeeded(latch(&["dev"], &store).output().unwrap());
-    for part in ["Commits:", "Conflicts:", "Many at once:", "Time travel:", "Watch:", "nothing is damaged"] {
-        assert!(first.contains(part), "{part} is missing in:\n{first}");
-    }
-    assert!(first.contains("the sum is 1600") && !first.contains("It was here before"));
-    let second = succeeded(latch(&["dev"], &store).output().unwrap());
-    assert!(second.contains("It was here before"));
-}
-
-#[test]
-fn dev_survives_being_killed() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = directory.path().join("data");
-    for milliseconds in [5, 20, 40, 60] {
-        let mut child = latch(&["dev"], &store).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        // Not a wait for something, but a moment to be killed in.
-        #[allow(clippy::disallowed_methods)]
-        std::thread::sleep(Duration::from_millis(milliseconds));
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-    let output = succeeded(latch(&["dev"], &store).output().unwrap());
-    assert!(output.contains("nothing is damaged"));
 }
 
 #[test]

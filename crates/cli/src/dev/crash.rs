@@ -1,0 +1,86 @@
+//! Kills the demonstration and starts it again, until it ends by itself. The one who does that has nothing open.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use latchwork::store::Env;
+
+use crate::dev::Dev;
+use crate::output::{Exit, Format, Problem};
+
+/// It has to come to something between two deaths.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// How often it is looked whether it has ended.
+const LOOK: Duration = Duration::from_millis(10);
+
+pub(crate) async fn run(dev: &Dev, every: Duration, directory: &Path, format: Format) -> Result<()> {
+    if every < SHORTEST {
+        return Err(Problem::new(Exit::Usage, "--crash-every: less than 100ms is no time to live").into());
+    }
+    let env = Env::system();
+    let worker = env.uuid().to_string();
+    loop {
+        let mut child = start(dev, &worker, directory, format)?;
+        // Half of the time at the least, and one and a half at the most.
+        let life = every.mul_f64(0.5 + (env.random() % 1000) as f64 / 1000.0);
+        if let Some(status) = ended_within(&mut child, life, &env).await? {
+            return ended(status);
+        }
+        child.kill().context("cannot kill the demonstration")?;
+        // It may have ended by itself in that moment.
+        let status = child.wait()?;
+        if status.code().is_some() {
+            return ended(status);
+        }
+        if format == Format::Table {
+            println!("\nKilled process {} after {:.1} s.\n", child.id(), life.as_secs_f64());
+        }
+    }
+}
+
+fn start(dev: &Dev, worker: &str, directory: &Path, format: Format) -> Result<Child> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let format = format.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default();
+    let mut command = Command::new(program);
+    command.args(["dev", "--worker", worker, "--output", &format]).arg("--store").arg(directory);
+    command.args(["--transfers", &dev.transfers.to_string(), "--accounts", &dev.accounts.to_string()]);
+    if dev.fresh {
+        command.arg("--fresh");
+    }
+    // Its standard input ends with this process, and it with that.
+    command.stdin(Stdio::piped()).spawn().context("cannot start the demonstration")
+}
+
+async fn ended_within(child: &mut Child, life: Duration, env: &Env) -> Result<Option<ExitStatus>> {
+    let end = env.monotonic() + life;
+    while env.monotonic() < end {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        env.sleep(LOOK).await;
+    }
+    Ok(None)
+}
+
+/// It has told everything itself; its exit code is this one's.
+fn ended(status: ExitStatus) -> Result<()> {
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(code) => std::process::exit(code),
+        None => Err(Problem::new(Exit::Failed, format!("somebody else has killed the demonstration: {status}")).into()),
+    }
+}
+
+/// Ends this process when the one that has started it does.
+pub(crate) fn end_with_parent() {
+    std::thread::spawn(|| {
+        let mut rest = Vec::new();
+        let _ = std::io::stdin().read_to_end(&mut rest);
+        std::process::exit(Exit::Failed as i32);
+    });
+}

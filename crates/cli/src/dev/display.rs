@@ -1,0 +1,121 @@
+//! How the demonstration goes: redrawn in place on a terminal, and a line a second otherwise.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::dev::Tally;
+use crate::dev::bank::{Demo, VENDOR};
+use crate::output::plain;
+
+/// How it is at a moment.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Frame {
+    pub(crate) at: Duration,
+    pub(crate) transfers: u32,
+    pub(crate) running: u32,
+    pub(crate) locked: u32,
+    pub(crate) asleep: u32,
+    pub(crate) parked: u32,
+    pub(crate) done: u32,
+    pub(crate) accounts: u32,
+    pub(crate) sum: u64,
+    pub(crate) expected: u64,
+    /// How many commits there were since the store was opened.
+    pub(crate) commits: u64,
+}
+
+pub(crate) struct Display {
+    /// Whether anything is to be told.
+    is_shown: bool,
+    terminal: bool,
+    /// How many lines are to be drawn over.
+    lines: usize,
+    last: Option<(Duration, u64)>,
+}
+
+impl Display {
+    pub(crate) fn new(is_shown: bool) -> Display {
+        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        let terminal = std::io::stdout().is_terminal() && !is_dumb;
+        Display { is_shown, terminal, lines: 0, last: None }
+    }
+
+    /// How long until the next frame.
+    pub(crate) fn pause(&self, transfers: u32) -> Duration {
+        match self.terminal && transfers <= 1000 {
+            true => Duration::from_millis(200),
+            false => Duration::from_secs(1),
+        }
+    }
+
+    fn write(&mut self, text: &str) -> Result<()> {
+        if self.is_shown {
+            let mut out = std::io::stdout().lock();
+            out.write_all(text.as_bytes())?;
+            out.flush()?;
+        }
+        Ok(())
+    }
+
+    /// A line that stays.
+    pub(crate) fn say(&mut self, line: &str) -> Result<()> {
+        self.lines = 0;
+        self.write(&format!("{}\n", plain(line)))
+    }
+
+    pub(crate) fn begin(&mut self, demo: &Demo, tally: &Tally, is_worker: bool) -> Result<()> {
+        if demo.starts == 1 {
+            self.say(&format!(
+                "{} transfers between {} accounts, each under the locks of both; {VENDOR} at the vendor's at once.",
+                demo.transfers, demo.accounts
+            ))?;
+        } else {
+            let Tally { resumed, done_before, .. } = tally;
+            let fresh = demo.transfers - resumed - done_before;
+            let fresh = if fresh > 0 { format!(", {fresh} had not been started") } else { String::new() };
+            let resumed = format!("resumed {resumed} transfers, {done_before} were done before{fresh}");
+            self.say(&format!("Start {}: {resumed}.", demo.starts))?;
+        }
+        if is_worker {
+            return Ok(());
+        }
+        let pid = std::process::id();
+        self.say(&format!("Kill it whenever you like (kill -9 {pid}), and start it again: it goes on where it was."))?;
+        self.say("While it is dead, look at what it left: latch lock list --held, latch workflow list")?;
+        self.say("")
+    }
+
+    /// Draws how it is now.
+    pub(crate) fn frame(&mut self, frame: &Frame) -> Result<()> {
+        let rate = self.last.replace((frame.at, frame.commits)).map(|(at, commits)| {
+            let seconds = frame.at.saturating_sub(at).as_secs_f64().max(0.001);
+            (frame.commits.saturating_sub(commits) as f64 / seconds).round() as u64
+        });
+        let rate = rate.map_or("counting".into(), |rate| format!("{rate} commits/s"));
+        let Frame { running, locked, asleep, parked, done, transfers, accounts, sum, expected, .. } = frame;
+        let parked = if *parked > 0 { format!(", {parked} parked") } else { String::new() };
+        let states =
+            format!("{running} running, {locked} waiting for a lock, {asleep} asleep, {done} of {transfers} done");
+        let held = match sum == expected {
+            true => format!("{accounts} accounts hold {sum}, as ever"),
+            false => format!("{accounts} accounts hold {sum}, AND SHOULD HOLD {expected}"),
+        };
+        if !self.terminal {
+            return self.write(&format!("{states}{parked}; {rate}; {held}\n"));
+        }
+        let over = if self.lines > 0 { format!("\x1b[{}A\x1b[J", self.lines) } else { String::new() };
+        self.lines = 3;
+        let width = 60;
+        let filled = (u64::from(*done) * width / u64::from(*transfers).max(1)) as usize;
+        let bar = format!("{}{}", "█".repeat(filled), "░".repeat(width as usize - filled));
+        self.write(&format!("{over}{bar} {}%\n{states}{parked}\n{rate}, {held}\n", done * 100 / transfers))
+    }
+
+    /// What was drawn last stays.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        self.lines = 0;
+        self.write("\n")
+    }
+}
