@@ -221,7 +221,7 @@ impl Summary {
         match self.ok {
             true => lines.push("No transfer was lost, and none was done twice.".into()),
             false => lines.push(format!(
-                "{lost} were lost, {doubled} done twice, {} failed; {wrong_accounts} accounts are not as they should be.",
+                "{lost} were lost, {doubled} done twice, {} failed; {wrong_accounts} accounts are wrong.",
                 self.failed
             )),
         }

@@ -46,7 +46,7 @@ impl Demo {
         let found = slot.get().await?;
         let is_own = |demo: &Demo| dev.worker.is_some() && demo.worker == dev.worker;
         let demo = match found {
-            Some(demo) if demo.is_complete && !(dev.fresh && !is_own(&demo)) => return Ok((demo, true)),
+            Some(demo) if demo.is_complete && (!dev.fresh || is_own(&demo)) => return Ok((demo, true)),
             Some(demo) if !demo.is_complete => Demo { starts: demo.starts + 1, ..demo },
             complete => Demo {
                 round: complete.map_or(1, |demo| demo.round + 1),

@@ -189,10 +189,10 @@ impl RequestFields {
         }
     }
 
-    /// As `execution "order-7" (token 12, since 3m 2s ago)`.
+    /// As `execution "order-7" (token 12, for 3m 2s)`.
     pub(crate) fn words(&self, now: Timestamp) -> String {
         let since = self.granted_at.unwrap_or(self.since).relative_to(now);
-        let since = if since == "just now" { since } else { format!("since {}", since.trim_end_matches(" ago")) };
+        let since = since.strip_suffix(" ago").map_or(since.clone(), |long| format!("for {long}"));
         format!("{} (token {}, {since})", self.owner.words(), self.token)
     }
 }

@@ -1,5 +1,5 @@
-//! `latch lock release`: has somebody let go of a lock, by an engine that runs nothing. Who is next is recorded as such,
-//! and goes on when an engine starts that runs it.
+//! `latch lock release`: has somebody let go of a lock, by an engine that runs nothing. Who is next is recorded so, and
+//! goes on when an engine starts that runs it.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
@@ -104,7 +104,9 @@ pub(crate) async fn run(
     output.one(&released, |text| {
         let Released { lock, released, granted, waiting, .. } = &released;
         let held = if released.granted_at.is_some() { "holds" } else { "waits for" };
-        text.line(format!("{} no longer {held} {}.", released.words(now), lock.words()));
+        let mut who = released.words(now);
+        who[..1].make_ascii_uppercase();
+        text.line(format!("{who} no longer {held} {}.", lock.words()));
         for next in granted {
             text.line(format!("Next was {}: it holds it now.", next.words(now)));
         }

@@ -20,8 +20,8 @@ fn json(arguments: &[&str], store: &Path) -> Value {
 
 fn check_done(summary: &Value, transfers: u32, accounts: u32) {
     let sum = accounts * 1000;
-    let parts = json!({"transfers": transfers, "accounts": accounts, "sum": sum, "expected": sum, "lost": 0, "doubled": 0,
-        "wrong_accounts": 0, "failed": 0, "ok": true});
+    let parts = json!({"transfers": transfers, "accounts": accounts, "sum": sum, "expected": sum, "lost": 0,
+        "doubled": 0, "wrong_accounts": 0, "failed": 0, "ok": true});
     for (name, value) in parts.as_object().unwrap() {
         assert_eq!(summary[name], *value, "{name} in {summary}");
     }

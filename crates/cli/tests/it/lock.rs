@@ -168,3 +168,23 @@ fn a_release_hands_the_lock_on_and_runs_nothing() {
     let said = succeeded(run(&["lock", "show", "account-42"], &store));
     assert!(said.contains("free, 0 waiting") && said.contains("it hangs"), "{said}");
 }
+
+#[test]
+fn a_place_in_the_line_is_released_as_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = made(directory.path());
+    let token = json(&["lock", "show", "account-42"], &store)["waiters"][0]["token"].to_string();
+    let release = ["lock", "release", "account-42", "--token", &token, "--reason", "not needed", "--yes"];
+    let said = succeeded(run(&release, &store));
+    assert!(said.starts_with("Execution \"first\"") && said.contains("no longer waits for lock"), "{said}");
+    assert!(said.ends_with("1 wait for it as before.\n"), "{said}");
+    block_on(async {
+        let engine = Engine::open(&store).register(&transfer()).start().await.unwrap();
+        let refused = engine.handle(&transfer(), "first").result().await.unwrap_err();
+        assert!(refused.to_string().contains("not needed"), "{refused}");
+        engine.signal("holder", "end", &()).await.unwrap();
+        engine.handle(&transfer(), "second").result().await.unwrap();
+        engine.stop();
+        engine.store().close().await.unwrap();
+    });
+}
