@@ -151,9 +151,9 @@ async fn work(engine: &Engine, demo: &Demo, is_worker: bool, display: &mut Displ
             () = &mut tick => {
                 let frame = frame(engine, &bank, demo, &tally).await?;
                 display.frame(&frame)?;
-                if frame.parked > 0 && frame.parked as usize == running.len() {
-                    tally.failed += frame.parked;
-                    break;
+                if frame.parked > 0 && frame.running + frame.asleep == 0 {
+                    let stuck = "are parked, and the others wait for them: latch workflow list --status parked";
+                    return Err(Problem::new(Exit::Failed, format!("{} transfers {stuck}", frame.parked)).into());
                 }
                 tick = env.sleep(display.pause(demo.transfers));
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use latchwork::entity::{Add, Entities, Entity, EntityView, Query, Update};
 use latchwork::store::Env;
-use latchwork::workflow::{Ctx, Engine, Failure, Tx, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Failure, Retry, Tx, Workflow, workflow};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -148,7 +148,8 @@ pub(crate) fn transfer() -> Workflow<Transfer, u64> {
         let first = ctx.mutex(format!("account-{first:02}")).acquire().await?;
         let second = ctx.mutex(format!("account-{second:02}")).acquire().await?;
         let permit = ctx.semaphore("vendor", VENDOR).acquire().await?;
-        ctx.run("ask the vendor", async || vendor().await).await?;
+        // However often it is killed meanwhile, it asks again.
+        ctx.run("ask the vendor", async || vendor().await).retry(Retry::exponential()).await?;
         permit.release().await?;
         let moved = ctx.transaction("move the money", |tx| move_money(tx, transfer.clone())).await?;
         second.release().await?;

@@ -24,10 +24,10 @@ pub(crate) async fn run(dev: &Dev, every: Duration, directory: &Path, format: Fo
     }
     let env = Env::system();
     let worker = env.uuid().to_string();
-    loop {
+    for kills in 0_u32.. {
         let mut child = start(dev, &worker, directory, format)?;
-        // Half of the time at the least, and one and a half at the most.
-        let life = every.mul_f64(0.5 + (env.random() % 1000) as f64 / 1000.0);
+        // Half of the time at the least, and one and a half at the most; longer after many, so that it ends.
+        let life = every.mul_f64(0.5 + (env.random() % 1000) as f64 / 1000.0).mul_f64(1.0 + f64::from(kills / 200));
         if let Some(status) = ended_within(&mut child, life, &env).await? {
             return ended(status);
         }
@@ -41,6 +41,7 @@ pub(crate) async fn run(dev: &Dev, every: Duration, directory: &Path, format: Fo
             println!("\nKilled process {} after {:.1} s.\n", child.id(), life.as_secs_f64());
         }
     }
+    Ok(())
 }
 
 fn start(dev: &Dev, worker: &str, directory: &Path, format: Format) -> Result<Child> {

@@ -259,6 +259,10 @@ impl EventFields {
                 value.clone_from(state);
                 "saw"
             }
+            OperationState::Queued { until_us, .. } => {
+                due = *until_us;
+                "queued"
+            }
             _ => "unknown",
         };
         let attempts = operation.failures.iter().map(|failed| AttemptFields {

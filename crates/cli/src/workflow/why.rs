@@ -92,7 +92,15 @@ pub(crate) async fn run(
     sentences
         .extend(found.cancel.iter().filter(|_| !status.is_end()).map(|why| format!("It is to be cancelled: {why}")));
     sentences.extend(waits.iter().map(|wait| wait.sentence.clone()));
-    sentences.extend(begun.iter().map(|event| at_work(event, now)));
+    for event in &begun {
+        sentences.push(match (event.state, &event.name) {
+            ("queued", Some(label)) => match lock(locks, &found.id, label).await? {
+                Some(lock) => format!("It waits for {}.{}", lock.name.words(), lock.sentence(now)),
+                None => format!("It has waited for lock {label:?}, and holds it now."),
+            },
+            _ => at_work(event, now),
+        });
+    }
     let outcome = Outcome::of(&found.state);
     let (id, workflow, cancel_reason) = (found.id, found.workflow, found.cancel);
     let told = Told { id, workflow, status, outcome, cancel_reason, waits, begun, sentences };
@@ -112,7 +120,7 @@ async fn open(executions: &Executions, id: &ExecutionId, now: Timestamp) -> Resu
         open.extend(page.operations.into_iter().filter(|operation| match operation.state {
             // Forks are told by what their branches do.
             OperationState::Begun => !matches!(operation.kind, Kind::Join | Kind::Race),
-            OperationState::Retrying { .. } => true,
+            OperationState::Retrying { .. } | OperationState::Queued { .. } => true,
             OperationState::Until(until) => until > now.0,
             _ => false,
         }));

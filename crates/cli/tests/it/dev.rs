@@ -83,7 +83,7 @@ fn killed_in_the_middle_it_goes_on_where_it_was() {
 fn it_kills_itself_and_ends_well() {
     let directory = tempfile::tempdir().unwrap();
     let store = directory.path().join("data");
-    let said = succeeded(latch(&[&FEW[..], &["--crash-every", "800ms"]].concat(), &store).output().unwrap());
+    let said = succeeded(latch(&[&FEW[..], &["--crash-every", "300ms"]].concat(), &store).output().unwrap());
     assert!(said.contains("Killed process ") && said.contains("No transfer was lost"), "{said}");
     let summary = json(&["dev"], &store);
     // One that was killed before it had opened the directory has not counted itself.
@@ -91,7 +91,7 @@ fn it_kills_itself_and_ends_well() {
     assert!(killed > 0 && killed <= said.matches("Killed process ").count() as u64, "{said}");
     check_done(&summary, 12, 4);
     // A new one is begun once, however often it is killed.
-    let again = ["dev", "--fresh", "--transfers", "4", "--accounts", "2", "--crash-every", "800ms"];
+    let again = ["dev", "--fresh", "--transfers", "4", "--accounts", "2", "--crash-every", "300ms"];
     let again = json(&again, &store);
     assert_eq!(again["round"], 2);
     check_done(&again, 4, 2);

@@ -149,6 +149,10 @@ fn a_release_hands_the_lock_on_and_runs_nothing() {
     assert_eq!(released["granted"][0]["token"], shown["waiters"][0]["token"]);
     let after = json(&["lock", "show", "account-42"], &store);
     assert_eq!((&after["forced"][0]["reason"], &after["forced"][0]["was_held"]), (&"it hangs".into(), &true.into()));
+    let why = succeeded(run(&["workflow", "why", "first"], &store));
+    assert!(why.contains("It has waited for lock \"account-42\", and holds it now."), "{why}");
+    let events = json(&["workflow", "show", "second"], &store)["events"].clone();
+    assert_eq!((&events[0]["kind"], &events[0]["state"]), (&"lock".into(), &"queued".into()));
     let status = |id: &str| json(&["workflow", "show", id], &store)["status"].clone();
     assert_eq!((status("first"), status("second")), ("running".into(), "waiting".into()));
     let (code, _) = refused(release(&token("holders"), &["--yes"]));
