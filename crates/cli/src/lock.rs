@@ -17,7 +17,7 @@ use crate::output::Output;
 
 #[derive(Subcommand)]
 pub(crate) enum Lock {
-    /// Lists locks: those that everybody shares first, shorter names first.
+    /// Lists locks by their names, those that everybody shares first.
     List(list::List),
     /// Shows who holds a lock, who waits for it, and who was made to let go of it.
     Show(show::Show),

@@ -1,4 +1,4 @@
-//! `latch lock list`: locks in the order in which they are stored.
+//! `latch lock list`: locks by their names.
 
 use anyhow::Result;
 use clap::Args;

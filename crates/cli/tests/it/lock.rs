@@ -74,12 +74,12 @@ fn locks_are_listed_and_shown() {
     let list = succeeded(run(&["lock", "list"], &store));
     let lines: Vec<Vec<&str>> = list.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[0], ["NAME", "SHARED", "BY", "KIND", "HELD", "WAITING"]);
-    assert_eq!(lines[1], ["config", "read-write", "lock", "a", "writer", "0"]);
-    assert_eq!(lines[2], ["account-42", "mutex", "held", "2"]);
+    assert_eq!(lines[1], ["account-42", "mutex", "held", "2"]);
+    assert_eq!(lines[2], ["config", "read-write", "lock", "a", "writer", "0"]);
     assert_eq!(lines[3], ["vendor", "workflow", "transfer", "semaphore", "of", "3", "2", "of", "3", "0"]);
     let first = json(&["lock", "list", "--limit", "2", "--held"], &store);
-    assert_eq!((first["locks"].as_array().unwrap().len(), &first["next"]), (2, &"account-42".into()));
-    let rest = json(&["lock", "list", "--after", "account-42"], &store);
+    assert_eq!((first["locks"].as_array().unwrap().len(), &first["next"]), (2, &"config".into()));
+    let rest = json(&["lock", "list", "--after", "config"], &store);
     assert_eq!((&rest["locks"][0]["name"], &rest["next"]), (&"vendor".into(), &Value::Null));
     let scoped = json(&["lock", "list", "--workflow", "transfer"], &store);
     let expected = serde_json::json!([{"name": "vendor", "workflow": "transfer", "tree": null, "kind": "semaphore",
