@@ -214,8 +214,11 @@ const STORE: &str = "latchwork-store";
 const LIBRARY: &str = "latchwork";
 
 /// The tests that take a seed, and print what happens.
-const SIMULATIONS: [&str; 2] =
-    ["workflow::simulation::engines_keep_their_promises", "workflow::talk::conversations_hold_under_any_faults"];
+const SIMULATIONS: [&str; 3] = [
+    "workflow::simulation::engines_keep_their_promises",
+    "workflow::talk::conversations_hold_under_any_faults",
+    "lock::simulation::locks_keep_their_promises_under_any_faults",
+];
 
 /// Runs tests of packages with a larger number in the environment.
 fn campaign(parts: &[(&str, &str, &str, u64)], seed: Option<u64>) -> Result<()> {

@@ -8,15 +8,16 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::lock::error::{DeadlockLink, LockRefused, Result};
 use crate::lock::lane::Ask;
+use crate::lock::name::read_ticket;
 use crate::lock::service::AGAIN;
 use crate::lock::stored::{Head, Request};
 use crate::lock::{LockName, Owner};
-use crate::store::{Order, View};
+use crate::store::{Key, Order, View};
 use crate::workflow::ExecutionId;
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Status, Wait, WaitsFor};
+use crate::workflow::record::{Status, Wait, read_text};
 
-/// Of locks that more hold than this it is supposed that somebody will let go.
+/// Of locks that more hold or wait for than this it is supposed that somebody will let go.
 const MOST_HOLDERS: usize = 1000;
 
 /// A wait for a lock.
@@ -26,10 +27,29 @@ struct Waiting {
     permits: u32,
     free: u32,
     holders: Vec<(Owner, u32)>,
+    /// Those who wait for the same and are before, in the order of tickets.
+    before: Vec<Owner>,
+}
+
+impl Waiting {
+    fn others(&self) -> impl Iterator<Item = &Owner> {
+        self.holders.iter().map(|(owner, _)| owner).chain(&self.before)
+    }
 }
 
 /// Looks at those that have begun to wait, one after the other.
 pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<ExecutionId>) {
+    let Some(env) = engine.upgrade().map(|engine| engine.store.env().clone()) else { return };
+    loop {
+        let Some(engine) = engine.upgrade() else { return };
+        match engine.suspect_all().await {
+            Ok(()) => break,
+            Err(_) if engine.is_stopped() => return,
+            Err(_) => {}
+        }
+        drop(engine);
+        env.sleep(AGAIN).await;
+    }
     while let Some(suspect) = suspects.recv().await {
         let Some(engine) = engine.upgrade() else { return };
         while engine.untangle(&suspect).await.is_err() {
@@ -42,6 +62,21 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<E
 }
 
 impl Inner {
+    /// Suspects all that have several requests: an earlier process may have ended before it has looked at them.
+    async fn suspect_all(&self) -> Result<()> {
+        let range = self.locks.spaces.owned.prefix([0]);
+        let owned = self.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
+        let mut last = None;
+        for (key, _) in owned {
+            let id = key.bytes().get(1..).and_then(read_text).map(|(id, _)| ExecutionId::from(id));
+            if id.is_some() && id == last {
+                id.iter().for_each(|id| drop(self.locks.suspects.send(id.clone())));
+            }
+            last = id;
+        }
+        Ok(())
+    }
+
     /// Ends the wait of an execution if it would never end.
     async fn untangle(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
         let view = self.store.view().await?;
@@ -53,8 +88,7 @@ impl Inner {
                 continue;
             }
             let waits = self.waits_for_locks(&view, &id).await?;
-            let holders = waits.iter().flat_map(|wait| &wait.holders);
-            next.extend(holders.filter_map(|(owner, _)| match owner {
+            next.extend(waits.iter().flat_map(Waiting::others).filter_map(|owner| match owner {
                 Owner::Execution(id) => Some(id.clone()),
                 Owner::Session(_) => None,
             }));
@@ -69,7 +103,7 @@ impl Inner {
             let never = |wait: &Waiting| {
                 let given = wait.holders.iter().filter(|(owner, _)| !is_stuck(owner));
                 let given = given.fold(wait.free, |given, (_, permits)| given.saturating_add(*permits));
-                given < wait.permits
+                given < wait.permits || wait.before.iter().any(is_stuck)
             };
             let goes_on: Vec<ExecutionId> =
                 stuck.iter().filter(|(_, waits)| !waits.iter().all(never)).map(|(id, _)| id.clone()).collect();
@@ -88,11 +122,10 @@ impl Inner {
 
     /// What an execution waits for, if that is nothing but locks, and for as long as it takes.
     async fn waits_for_locks(&self, view: &View, id: &ExecutionId) -> Result<Vec<Waiting>> {
-        let is_lock = |wait: &Wait| matches!(wait.what, WaitsFor::Lock(_)) && wait.until_us.is_none();
         let is_blocked = match self.resident(id) {
-            Some(run) => run.with(|state| state.only_waits() && state.doing().iter().all(is_lock)),
+            Some(run) => run.with(|state| state.only_waits() && state.doing().iter().all(Wait::is_for_lock)),
             None => match self.read(id).await {
-                Ok(Some((execution, _))) => execution.status == Status::Waiting && execution.waits.iter().all(is_lock),
+                Ok(Some((execution, _))) => execution.status == Status::Waiting && execution.waits.iter().all(Wait::is_for_lock),
                 _ => false,
             },
         };
@@ -117,7 +150,16 @@ impl Inner {
                 }
                 let holders = held.into_iter().filter_map(|(_, item)| Request::decode(&item.value));
                 let holders = holders.map(|held| (held.owner, held.permits)).collect();
-                waits.push(Waiting { lock: lock.clone(), ticket, permits: request.permits, free, holders });
+                let before = spaces.requests_from(&lock, head.granted + 1);
+                let before = view.scan(&before, Order::Ascending, MOST_HOLDERS + 1).await?;
+                let is_before = |key: &Key| read_ticket(key).is_some_and(|(_, other)| other < ticket);
+                let before: Vec<_> = before.into_iter().take_while(|(key, _)| is_before(key)).collect();
+                if before.len() > MOST_HOLDERS {
+                    return Ok(Vec::new());
+                }
+                let before = before.into_iter().filter_map(|(_, item)| Request::decode(&item.value));
+                let before = before.map(|request| request.owner).collect();
+                waits.push(Waiting { lock: lock.clone(), ticket, permits: request.permits, free, holders, before });
             }
         }
         Ok(waits)
@@ -129,11 +171,11 @@ fn cycle(id: &ExecutionId, wait: &Waiting, stuck: &BTreeMap<ExecutionId, Vec<Wai
     let mut links: Vec<DeadlockLink> = Vec::new();
     let (mut at, mut wait) = (id, wait);
     loop {
-        let held_by = wait.holders.iter().filter_map(|(owner, _)| match owner {
+        let held_by = wait.others().filter_map(|owner| match owner {
             Owner::Execution(id) => stuck.get_key_value(id),
             Owner::Session(_) => None,
         });
-        let holders = wait.holders.iter().map(|(owner, _)| owner.clone()).collect();
+        let holders = wait.others().cloned().collect();
         links.push(DeadlockLink { waiter: Owner::Execution(at.clone()), lock: wait.lock.to_string(), holders });
         let is_known =
             |id: &ExecutionId| links.iter().any(|link| matches!(&link.waiter, Owner::Execution(known) if known == id));

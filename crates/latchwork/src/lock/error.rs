@@ -96,7 +96,7 @@ pub struct DeadlockLink {
     pub waiter: Owner,
     /// For which lock.
     pub lock: String,
-    /// Who holds it.
+    /// Who holds it, or waits for it before.
     pub holders: Vec<Owner>,
 }
 

@@ -104,6 +104,8 @@ pub(crate) enum Heard {
 pub(crate) enum Gone {
     Refused(LockRefused),
     SessionLost,
+    /// Its owner has let go of it.
+    LetGo,
 }
 
 /// Hears what becomes of a request.

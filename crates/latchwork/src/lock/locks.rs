@@ -168,7 +168,11 @@ impl Lock {
             let answer = self.engine.ask(&self.name, Ask::Acquire(want), None).await;
             match answer {
                 Ok(Answer::Granted(ticket)) => return Ok(Some(asked.granted(ticket, ear))),
-                Ok(Answer::Queued(ticket)) => return asked.wait(ticket, ear, until).await,
+                Ok(Answer::Queued(ticket)) => match asked.wait(ticket, ear, until).await? {
+                    Waited::Granted(guard) => return Ok(Some(guard)),
+                    Waited::TooLong => return Ok(None),
+                    Waited::LetGo => {}
+                },
                 Ok(_) => {
                     asked.is_over = true;
                     return Ok(None);
@@ -219,6 +223,14 @@ impl Drop for Asked<'_> {
     }
 }
 
+/// What a wait has come to.
+enum Waited {
+    Granted(LockGuard),
+    TooLong,
+    /// Somebody else who has made the same request does not want it any more.
+    LetGo,
+}
+
 impl Asked<'_> {
     fn granted(mut self, ticket: u64, ear: Ear) -> LockGuard {
         self.is_over = true;
@@ -228,7 +240,7 @@ impl Asked<'_> {
         LockGuard { engine, lock, session: self.session.clone(), token, ear, is_released: false }
     }
 
-    async fn wait(mut self, ticket: u64, ear: Ear, until: Option<Duration>) -> Result<Option<LockGuard>> {
+    async fn wait(mut self, ticket: u64, ear: Ear, until: Option<Duration>) -> Result<Waited> {
         let engine = &self.lock.engine;
         let env = engine.store.env();
         let mut heard = ear.subscribe();
@@ -248,22 +260,22 @@ impl Asked<'_> {
         };
         if !is_in_time {
             match engine.ask(&self.lock.name, Ask::Withdraw { ticket }, None).await? {
-                Answer::Granted(_) => return Ok(Some(self.granted(ticket, ear))),
+                Answer::Granted(_) => return Ok(Waited::Granted(self.granted(ticket, ear))),
                 Answer::Withdrawn => {
                     self.is_over = true;
-                    engine.locks.forget(&self.lock.name, ticket);
-                    return Ok(None);
+                    return Ok(Waited::TooLong);
                 }
                 _ => {}
             }
         }
         let heard = ear.borrow().clone();
         if let Heard::Granted = heard {
-            return Ok(Some(self.granted(ticket, ear)));
+            return Ok(Waited::Granted(self.granted(ticket, ear)));
         }
         self.is_over = true;
         match heard {
             Heard::Gone(Gone::Refused(why)) => Err(why.into()),
+            Heard::Gone(Gone::LetGo) => Ok(Waited::LetGo),
             _ if engine.is_stopped() => Err(LockError::Stopped),
             _ => Err(LockError::SessionLost { session: self.session.id().to_string() }),
         }
@@ -381,7 +393,6 @@ impl LockGuard {
         let ask = Ask::Release { ticket: self.token.number };
         let answer = self.engine.ask(&self.lock, ask, None).await?;
         self.is_released = true;
-        self.engine.locks.forget(&self.lock, self.token.number);
         Ok(matches!(answer, Answer::Released(true)))
     }
 }
@@ -391,7 +402,6 @@ impl Drop for LockGuard {
         if self.is_released || self.engine.is_stopped() {
             return;
         }
-        self.engine.locks.forget(&self.lock, self.token.number);
         let (engine, lock, ticket) = (self.engine.clone(), self.lock.clone(), self.token.number);
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         // The session is not to end before.

@@ -20,8 +20,8 @@ use crate::workflow::engine::Inner;
 pub(crate) struct Service {
     pub(crate) spaces: Spaces,
     pub(crate) lanes: Mutex<Lanes>,
-    /// The requests of sessions in this process, held and waiting.
-    ears: Mutex<HashMap<(LockName, u64), (Uuid, Ear)>>,
+    /// The requests of sessions in this process, held and waiting, with all who have made them.
+    ears: Mutex<HashMap<(LockName, u64), (Uuid, Vec<Ear>)>>,
     /// The session of those who have none of their own.
     pub(crate) own: tokio::sync::Mutex<Option<Session>>,
     /// Sessions that end if they are not renewed, and nobody in this process does that by itself.
@@ -52,16 +52,11 @@ impl Service {
         self.suspected.lock().take()
     }
 
-    /// A request of a session is over.
-    pub(crate) fn forget(&self, lock: &LockName, ticket: u64) {
-        self.ears.lock().remove(&(lock.clone(), ticket));
-    }
-
     /// A session is lost, and with it everything it had.
     pub(crate) fn lose(&self, session: Uuid) {
         let mut ears = self.ears.lock();
         let lost = ears.extract_if(|_, (owner, _)| *owner == session);
-        lost.for_each(|(_, (_, ear))| drop(ear.send_replace(Heard::Gone(Gone::SessionLost))));
+        lost.for_each(|(_, (_, ears))| tell(&ears, &Heard::Gone(Gone::SessionLost)));
     }
 
     /// Nothing is served any more.
@@ -70,8 +65,12 @@ impl Service {
             *own = None;
         }
         let ears = std::mem::take(&mut *self.ears.lock());
-        ears.into_values().for_each(|(_, ear)| drop(ear.send_replace(Heard::Gone(Gone::SessionLost))));
+        ears.into_values().for_each(|(_, ears)| tell(&ears, &Heard::Gone(Gone::SessionLost)));
     }
+}
+
+fn tell(ears: &[Ear], heard: &Heard) {
+    ears.iter().for_each(|ear| drop(ear.send_replace(heard.clone())));
 }
 
 impl Inner {
@@ -83,7 +82,8 @@ impl Inner {
     /// Has somebody hear what becomes of a request.
     pub(crate) fn hears(&self, lock: &LockName, ticket: u64, want: &Want, is_granted: bool) {
         if let (Owner::Session(session), Some(ear)) = (&want.owner, &want.ear) {
-            self.locks.ears.lock().insert((lock.clone(), ticket), (*session, ear.clone()));
+            let mut ears = self.locks.ears.lock();
+            ears.entry((lock.clone(), ticket)).or_insert_with(|| (*session, Vec::new())).1.push(ear.clone());
             if is_granted {
                 ear.send_replace(Heard::Granted);
             }
@@ -99,13 +99,13 @@ impl Inner {
         for told in told {
             match told {
                 Told::Granted(ticket) => {
-                    if let Some((_, ear)) = ears.get(&(lock.clone(), ticket)) {
-                        ear.send_replace(Heard::Granted);
+                    if let Some((_, ears)) = ears.get(&(lock.clone(), ticket)) {
+                        tell(ears, &Heard::Granted);
                     }
                 }
                 Told::Gone(ticket, gone) => {
-                    if let Some((_, ear)) = ears.remove(&(lock.clone(), ticket)) {
-                        ear.send_replace(Heard::Gone(gone));
+                    if let Some((_, ears)) = ears.remove(&(lock.clone(), ticket)) {
+                        tell(&ears, &Heard::Gone(gone));
                     }
                 }
             }

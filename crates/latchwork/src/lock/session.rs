@@ -140,6 +140,7 @@ impl Session {
     /// Ends the session: releases everything it holds, and withdraws what it waits for.
     pub async fn end(self) -> Result<()> {
         self.shared.lose();
+        self.shared.leave();
         self.shared.engine.end_session(self.shared.id, None).await
     }
 }
@@ -171,6 +172,12 @@ impl Shared {
     fn lose(&self) {
         self.lost.send_replace(true);
         self.engine.locks.lose(self.id);
+    }
+
+    /// Nobody renews it any more: unless it is ended before, it ends when it has not been renewed for its lease.
+    fn leave(&self) {
+        let (rev, since) = (Rev::default(), *self.renewed.lock());
+        self.engine.watch(self.id, Watched { rev, lease: self.lease, since });
     }
 
     async fn renew(&self) -> Result<bool> {
@@ -219,7 +226,8 @@ async fn keep(session: Weak<Shared>, is_shared: bool) {
             let since = env.monotonic().saturating_sub(*session.renewed.lock());
             if since >= lease || matches!(error, LockError::Store(StoreError::Closed)) {
                 tracing::warn!(session = %session.id, %error, "the lease could not be renewed");
-                return session.lose();
+                session.lose();
+                return session.leave();
             }
             env.sleep(AGAIN.min(lease / 10)).await;
         }
@@ -299,9 +307,12 @@ impl Inner {
 
     /// Sessions that an earlier process has left are given a full lease again.
     async fn watch_sessions(self: &Arc<Inner>) -> Result<()> {
-        let (spaces, now) = (&self.locks.spaces, self.store.env().monotonic());
+        let spaces = &self.locks.spaces;
         let view = self.store.view().await?;
-        for (key, item) in view.scan(&spaces.sessions.all(), Order::Ascending, usize::MAX).await? {
+        let sessions = view.scan(&spaces.sessions.all(), Order::Ascending, usize::MAX).await?;
+        // They were seen now, and not before it was looked.
+        let now = self.store.env().monotonic();
+        for (key, item) in sessions {
             if let (Ok(id), Some(record)) = (Uuid::from_slice(key.bytes()), Lease::decode(&item.value)) {
                 let lease = Duration::from_micros(record.lease_us);
                 self.locks.watched.lock().insert(id, Watched { rev: item.rev, lease, since: now });

@@ -142,8 +142,8 @@ impl<'a> Plan<'a> {
             Ask::Force { ticket, reason } => self.force(*ticket, reason, mail).await?,
             Ask::Refuse { ticket, why } => match self.request(*ticket).await? {
                 Some(request) if request.granted_us.is_none() => {
-                    self.drop_request(*ticket, &request);
                     self.tell_gone(*ticket, &request, Gone::Refused(why.clone()), mail);
+                    self.drop_request(*ticket, &request);
                     Answer::Withdrawn
                 }
                 _ => return Ok(Answer::Gone),
@@ -258,12 +258,12 @@ impl<'a> Plan<'a> {
         let Some(request) = self.request(ticket).await? else {
             return Err(LockError::NoSuchToken { lock: self.lock.to_string(), token: ticket });
         };
-        self.drop_request(ticket, &request);
         let at_us = self.engine.store.env().now().0;
         let forced = Forced { request: request.clone(), at_us, reason: reason.into() };
         self.writes.push(Write::Put(self.engine.locks.spaces.forced(self.lock, ticket), forced.encode()));
         let why = LockRefused::Forced { lock: self.lock.to_string(), reason: reason.into() };
         self.tell_gone(ticket, &request, Gone::Refused(why), mail);
+        self.drop_request(ticket, &request);
         Ok(Answer::Released(true))
     }
 
@@ -291,7 +291,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Takes a request away, held or waiting.
+    /// Takes a request away, held or waiting. Whoever else hears of it, and was not told why, is told.
     fn drop_request(&mut self, ticket: u64, request: &Request) {
         let (head, spaces) = (&mut self.table.head, &self.engine.locks.spaces);
         if request.granted_us.is_some() {
@@ -301,6 +301,9 @@ impl<'a> Plan<'a> {
             self.table.page.retain(|(waits, _)| *waits != ticket);
         }
         self.writes.push(Write::Delete(spaces.owned(&request.owner, self.lock, &request.id)));
+        if let Owner::Session(_) = request.owner {
+            self.told.push(Told::Gone(ticket, Gone::LetGo));
+        }
         self.touched.insert(ticket, None);
         self.is_changed = true;
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::audit::Audit;
 use super::fault::{Gate, Side};
 use super::trace::{Event, Trace, What};
 use crate::store::backend::{Answer, Backend, MemoryBackend};
@@ -90,6 +91,7 @@ pub(crate) struct World {
     pub(crate) spaces: Mutex<BTreeMap<SpaceId, String>>,
     /// The lives that have owned the executions, in order.
     owners: Mutex<Vec<u32>>,
+    pub(crate) audit: Mutex<Audit>,
 }
 
 impl World {
@@ -103,8 +105,8 @@ impl World {
             slow: drawn(faults.slow, [0, 20, 100, 400]),
             jump: drawn(faults.clock_jumps, [0, 0, 10, 50]),
         };
-        let (trace, spaces, owners) = (Trace::default(), Mutex::default(), Mutex::default());
-        World { env, clock, memory, trace, faults, odds, chance, spaces, owners }
+        let (trace, spaces, owners, audit) = (Trace::default(), Mutex::default(), Mutex::default(), Mutex::default());
+        World { env, clock, memory, trace, faults, odds, chance, spaces, owners, audit }
     }
 
     /// Whether a life owns the executions.
@@ -154,6 +156,7 @@ impl World {
     /// Commits, and writes down what became of it.
     async fn land(&self, life: u32, commit: Commit) -> Result<Outcome> {
         let (mut writes, mut ended, mut owns) = (BTreeMap::<String, u32>::new(), None, false);
+        let (mut locks, checks) = (Vec::new(), commit.checks().to_vec());
         {
             let spaces = self.spaces.lock();
             for write in commit.writes() {
@@ -165,6 +168,9 @@ impl World {
                     ended = read_alarm_key(key.bytes()).map(|(_, id)| id);
                 }
                 owns |= name == "workflow.shards";
+                if name.starts_with("lock.") {
+                    locks.push((name.clone(), write.clone()));
+                }
                 *writes.entry(name).or_default() += 1;
             }
         }
@@ -180,6 +186,8 @@ impl World {
                 if let Some(id) = ended {
                     self.note(life, What::Ended(id));
                 }
+                let told = self.audit.lock().landed(&locks, &checks, self.env.monotonic());
+                told.into_iter().for_each(|what| self.note(life, what));
             }
             Ok(Outcome::Refused(refusal)) => self.note(life, What::Refused(refusal.to_string())),
             Err(error) => self.note(life, What::Refused(error.to_string())),

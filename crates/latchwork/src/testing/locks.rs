@@ -79,7 +79,7 @@ async fn dead(
     Ok((!is_alive).then(|| format!("{} is no more, and has request {ticket} for {lock}", request.owner)))
 }
 
-fn contradictions(lock: &LockName, head: &Head, requests: Option<Vec<(u64, Request)>>) -> Vec<String> {
+pub(super) fn contradictions(lock: &LockName, head: &Head, requests: Option<Vec<(u64, Request)>>) -> Vec<String> {
     let requests = requests.unwrap_or_default();
     let mut wrong = Vec::new();
     let granted: Vec<_> = requests.iter().filter(|(_, request)| request.granted_us.is_some()).collect();

@@ -22,6 +22,7 @@
 //! # }
 //! ```
 
+mod audit;
 mod fault;
 mod faults;
 mod lists;

@@ -416,7 +416,9 @@ impl Lives {
         }
         let done = std::mem::take(&mut *self.done.lock());
         let errors = done.into_values().chain(looked).filter_map(Result::err).collect();
-        let (events, misfiled) = (self.world.trace.take(), self.misfiled);
+        let events = self.world.trace.take();
+        let mut misfiled = self.misfiled;
+        misfiled.append(&mut self.world.audit.lock().wrong);
         Report { seed: self.seed, lives: number, events, results, unfinished, parked, errors, misfiled, stuck }
     }
 }
@@ -503,7 +505,8 @@ pub struct Report {
     pub parked: Vec<(ExecutionId, String)>,
     /// What callers were told that they could not go on with.
     pub errors: Vec<WorkflowError>,
-    /// Where lists of executions, timers or families did not agree with the executions' records.
+    /// Where lists of executions, timers or families did not agree with the executions' records, and where locks did
+    /// not keep a promise.
     pub misfiled: Vec<String>,
     /// Why the simulation was given up, if it was: somebody would have waited forever.
     pub stuck: Option<String>,

@@ -7,7 +7,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::fault::Side;
-use crate::store::{Generation, Timestamp};
+use crate::lock::{LockName, Owner};
+use crate::store::{Generation, Timestamp, Uuid};
 use crate::workflow::ExecutionId;
 
 /// Something that happened in a simulation.
@@ -72,6 +73,28 @@ pub enum What {
     Ended(ExecutionId),
     /// What it came to, as read when all was over.
     Result(ExecutionId, String),
+    /// A lock was granted, by the commit before.
+    Granted {
+        /// The lock.
+        lock: LockName,
+        /// The token.
+        token: u64,
+        /// How many permits.
+        permits: u32,
+        /// To whom.
+        owner: Owner,
+    },
+    /// A lock is no longer held, by the commit before.
+    Released {
+        /// The lock.
+        lock: LockName,
+        /// The token.
+        token: u64,
+        /// Who held it.
+        owner: Owner,
+    },
+    /// A session was ended because it was not renewed.
+    Expired(Uuid),
     /// What a caller had to say.
     Note(String),
 }
@@ -98,6 +121,9 @@ impl fmt::Display for Event {
             What::Jump(by) => write!(f, "the time of day jumps by {:.6} s, to {}", *by as f64 / 1e6, self.time),
             What::Ended(id) => write!(f, "ended {id}"),
             What::Result(id, result) => write!(f, "result of {id}: {result}"),
+            What::Granted { lock, token, permits, owner } => write!(f, "{owner} has {permits} of {lock}, token {token}"),
+            What::Released { lock, token, owner } => write!(f, "{owner} no longer has {lock}, token {token}"),
+            What::Expired(session) => write!(f, "session {session} was not renewed"),
             What::Note(text) => write!(f, "{text}"),
         }
     }

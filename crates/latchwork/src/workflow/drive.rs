@@ -19,7 +19,7 @@ use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::definition::Running;
 use crate::workflow::engine::{Inner, Resident};
-use crate::workflow::record::{Status, failure_text};
+use crate::workflow::record::{Status, Wait, failure_text};
 use crate::workflow::run::{Next, Run, Sent, Stop, Todo};
 use crate::workflow::step::panicked;
 
@@ -330,6 +330,7 @@ async fn commit(run: Arc<Run>, next: Next) {
         Next::Continues(_) => Some(Stop::Continued),
         Next::Runs | Next::Rests(_) => None,
     };
+    let waits_for_lock = matches!(&next, Next::Waits(_, waits) if waits.iter().any(Wait::is_for_lock));
     let continues = matches!(next, Next::Continues(_));
     if continues && run.with(|state| state.has_locks) {
         // What it holds is not the next run's.
@@ -337,7 +338,13 @@ async fn commit(run: Arc<Run>, next: Next) {
     }
     let (commit, boarded) = run.board(Commit::new(), next);
     match run.send(commit, boarded).await {
-        Sent::Landed => stop.into_iter().for_each(|stop| run.set_stop(stop)),
+        Sent::Landed => {
+            // Other branches may have ended since it has begun to wait.
+            if waits_for_lock && run.with(|state| !state.holds.is_empty()) {
+                let _ = run.engine.locks.suspects.send(run.id.clone());
+            }
+            stop.into_iter().for_each(|stop| run.set_stop(stop));
+        }
         Sent::Stopped(stop) => run.set_stop(stop),
         // It is taken up again, and comes by here again.
         Sent::Refused(_) if continues => run.set_stop(Stop::Changed),

@@ -223,6 +223,11 @@ impl Inner {
 }
 
 impl Wait {
+    /// Whether it is for a lock, for as long as it takes.
+    pub(crate) fn is_for_lock(&self) -> bool {
+        matches!(self.what, WaitsFor::Lock(_)) && self.until_us.is_none()
+    }
+
     /// Since when.
     pub fn since(&self) -> Timestamp {
         Timestamp(self.since_us)

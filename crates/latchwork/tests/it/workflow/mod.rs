@@ -13,7 +13,7 @@ mod once_wrong;
 mod reading;
 mod recovery;
 mod replay;
-mod simulation;
+pub(crate) mod simulation;
 mod slots;
 mod starts;
 mod steps;

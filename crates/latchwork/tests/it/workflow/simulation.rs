@@ -15,12 +15,12 @@ use parking_lot::Mutex;
 
 use jobs::Workload;
 
-pub(super) fn number(variable: &str) -> Option<u64> {
+pub(crate) fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|text| text.parse().ok())
 }
 
 /// Runs a seed, and tells what was wrong.
-pub(super) type Simulate = fn(u64, Faults) -> (Report, Vec<String>);
+pub(crate) type Simulate = fn(u64, Faults) -> (Report, Vec<String>);
 
 fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
     let workload = Workload::drawn(seed);
@@ -70,7 +70,7 @@ pub(super) fn assert_same(first: &Report, second: &Report) {
 }
 
 /// Runs the seed that is asked for, or as many as are, or so many.
-pub(super) fn campaign_of(simulate: Simulate, seeds: u64) {
+pub(crate) fn campaign_of(simulate: Simulate, seeds: u64) {
     if let Some(seed) = number("LATCHWORK_SEED") {
         let (report, complaints) = simulate(seed, Faults::default());
         println!("{report}");

@@ -1,0 +1,208 @@
+//! What everybody was told of locks, and whether it is so. The trace tells what was stored, in the store's order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use latchwork::lock::{LockName, Owner, Token};
+use latchwork::store::{Env, Uuid};
+use latchwork::testing::{Report, What};
+use latchwork::workflow::WorkflowError;
+use parking_lot::Mutex;
+
+type Grant = (String, u64);
+
+#[derive(Default)]
+pub struct Log {
+    env: OnceLock<Env>,
+    said: Mutex<Said>,
+}
+
+#[derive(Default)]
+struct Said {
+    complaints: Vec<String>,
+    /// Who was told to have a lock, and when.
+    told: BTreeMap<Grant, (String, Duration)>,
+    /// When somebody has begun to let go, or was made to.
+    lets_go: BTreeMap<Grant, Duration>,
+    /// When somebody was told that a lock of its own is released.
+    freed: BTreeMap<Grant, Duration>,
+    writes: u64,
+}
+
+impl Log {
+    pub fn meet(&self, env: &Env) {
+        let _ = self.env.set(env.clone());
+    }
+
+    fn now(&self) -> Duration {
+        self.env.get().expect("nothing runs before somebody has started it").monotonic()
+    }
+
+    pub fn complain(&self, what: String) {
+        self.said.lock().complaints.push(what);
+    }
+
+    pub fn told(&self, owner: &str, lock: &LockName, token: &Token) {
+        let (grant, now) = ((lock.to_string(), token.number()), self.now());
+        let mut said = self.said.lock();
+        let first = said.told.entry(grant.clone()).or_insert_with(|| (owner.into(), now)).0.clone();
+        if first != owner {
+            said.complaints.push(format!("{grant:?} was given to {first} and to {owner}"));
+        }
+    }
+
+    pub fn lets_go(&self, lock: &LockName, token: &Token) {
+        self.takes_away(lock, token.number());
+    }
+
+    pub fn takes_away(&self, lock: &LockName, token: u64) {
+        let now = self.now();
+        self.said.lock().lets_go.entry((lock.to_string(), token)).or_insert(now);
+    }
+
+    pub fn freed(&self, lock: &LockName, token: &Token) {
+        let now = self.now();
+        self.said.lock().freed.entry((lock.to_string(), token.number())).or_insert(now);
+    }
+
+    /// Whether somebody has begun to let go of it, or to take it away.
+    pub fn is_let_go(&self, lock: &LockName, token: u64) -> bool {
+        self.said.lock().lets_go.contains_key(&(lock.to_string(), token))
+    }
+
+    /// A number for a write.
+    pub fn writes(&self) -> u64 {
+        let mut said = self.said.lock();
+        said.writes += 1;
+        said.writes
+    }
+}
+
+/// Everything that is wrong.
+pub fn judge(log: &Log, play: &str, report: &Report) -> Vec<String> {
+    let said = std::mem::take(&mut *log.said.lock());
+    let mut judge = Judge::new(&said);
+    judge.settled(report);
+    for event in &report.events {
+        judge.happened(event.at, &event.what);
+    }
+    judge.afterwards();
+    if !judge.complaints.is_empty() {
+        judge.complaints.insert(0, play.to_string());
+    }
+    judge.complaints
+}
+
+struct Judge<'a> {
+    said: &'a Said,
+    complaints: Vec<String>,
+    held: BTreeSet<Grant>,
+    granted: BTreeMap<Grant, (String, Duration)>,
+    released: BTreeMap<Grant, Duration>,
+    /// The last token that was granted of a lock.
+    last: BTreeMap<String, u64>,
+    ended: BTreeSet<String>,
+    expired: BTreeSet<Uuid>,
+    /// Whether the lock was held when a write was sent.
+    sent: BTreeMap<u64, (Grant, bool)>,
+}
+
+impl Judge<'_> {
+    fn new(said: &Said) -> Judge<'_> {
+        Judge {
+            said,
+            complaints: said.complaints.clone(),
+            held: BTreeSet::new(),
+            granted: BTreeMap::new(),
+            released: BTreeMap::new(),
+            last: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            expired: BTreeSet::new(),
+            sent: BTreeMap::new(),
+        }
+    }
+
+    fn complain(&mut self, wrong: bool, what: impl FnOnce() -> String) {
+        if wrong {
+            self.complaints.push(what());
+        }
+    }
+
+    fn settled(&mut self, report: &Report) {
+        self.complain(report.stuck.is_some(), || format!("stuck: {:?}", report.stuck));
+        self.complain(!report.unfinished.is_empty(), || format!("unfinished: {:?}", report.unfinished));
+        self.complain(!report.parked.is_empty(), || format!("parked: {:?}", report.parked));
+        self.complain(!report.errors.is_empty(), || format!("callers were told: {:?}", report.errors));
+        self.complain(!report.misfiled.is_empty(), || format!("misfiled: {:?}", report.misfiled));
+        for (id, result) in &report.results {
+            let Err(WorkflowError::Failed { failure, .. }) = result else { continue };
+            let known = ["would never end", "terminated", "meant to fail"];
+            let is_known = known.iter().any(|known| failure.message().contains(known));
+            self.complain(!is_known, || format!("{id} failed: {failure}"));
+        }
+    }
+
+    fn happened(&mut self, at: Duration, what: &What) {
+        match what {
+            What::Ended(id) => drop(self.ended.insert(format!("execution {id}"))),
+            What::Expired(session) => drop(self.expired.insert(*session)),
+            What::Granted { lock, token, owner, .. } => {
+                let lock = lock.to_string();
+                let last = self.last.insert(lock.clone(), *token).unwrap_or(0);
+                self.complain(*token <= last, || format!("{lock}: token {token} after {last}"));
+                self.held.insert((lock.clone(), *token));
+                self.granted.insert((lock, *token), (owner.to_string(), at));
+            }
+            What::Released { lock, token, owner } => self.released(at, (lock.to_string(), *token), owner),
+            What::Note(text) => self.wrote(text),
+            _ => {}
+        }
+    }
+
+    /// Nobody loses a lock but by letting go of it, by an operator, by its end, or by a lease that was not renewed.
+    fn released(&mut self, at: Duration, grant: Grant, owner: &Owner) {
+        self.held.remove(&grant);
+        let is_told = self.said.told.get(&grant).is_some_and(|(_, told)| *told <= at);
+        let lets_go = self.said.lets_go.get(&grant).is_some_and(|begun| *begun <= at);
+        let is_over = match owner {
+            Owner::Session(session) => self.expired.contains(session),
+            owner => self.ended.contains(&owner.to_string()),
+        };
+        self.complain(is_told && !lets_go && !is_over, || format!("{owner} has lost {grant:?} at {at:?}"));
+        self.released.insert(grant, at);
+    }
+
+    /// `write sent: number lock token`, and then `write applied` or `write refused`.
+    fn wrote(&mut self, text: &str) {
+        let Some((what, rest)) = text.split_once(": ") else { return };
+        let mut words = rest.split(' ');
+        let Some(number) = words.next().and_then(|number| number.parse::<u64>().ok()) else { return };
+        if let ("write sent", Some(lock), Some(Ok(token))) = (what, words.next(), words.next().map(str::parse)) {
+            let grant = (lock.to_string(), token);
+            let is_held = self.held.contains(&grant);
+            self.sent.insert(number, (grant, is_held));
+            return;
+        }
+        let Some((grant, was_held)) = self.sent.remove(&number) else { return };
+        let is_held = self.held.contains(&grant);
+        self.complain(what == "write applied" && !was_held, || format!("{grant:?} is stale, and has written"));
+        self.complain(what == "write refused" && was_held && is_held, || format!("{grant:?} was held, and refused"));
+    }
+
+    fn afterwards(&mut self) {
+        let said = self.said;
+        for (grant, (owner, told)) in &said.told {
+            let granted = self.granted.get(grant).cloned();
+            let fits = granted.as_ref().is_some_and(|(granted, at)| granted == owner && at <= told);
+            self.complain(!fits, || format!("{owner} was told of {grant:?}, which was granted {granted:?}"));
+        }
+        for (grant, freed) in &said.freed {
+            let fits = self.released.get(grant).is_some_and(|released| released <= freed);
+            self.complain(!fits, || format!("{grant:?} was said to be released at {freed:?}"));
+        }
+        let left: Vec<_> = self.held.iter().filter_map(|grant| self.granted.get(grant)).cloned().collect();
+        let left: Vec<_> = left.into_iter().filter(|(owner, _)| owner.starts_with("execution")).collect();
+        self.complain(!left.is_empty(), || format!("{left:?} still hold locks"));
+    }
+}
