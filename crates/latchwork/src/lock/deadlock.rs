@@ -17,8 +17,9 @@ use crate::workflow::ExecutionId;
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{Status, Wait, read_text};
 
-/// Of locks that more hold or wait for than this it is supposed that somebody will let go.
+/// Of locks that more hold than this, or more wait for before, it is supposed that somebody will let go.
 const MOST_HOLDERS: usize = 1000;
+const MOST_BEFORE: usize = 64;
 
 /// A wait for a lock.
 struct Waiting {
@@ -151,10 +152,10 @@ impl Inner {
                 let holders = held.into_iter().filter_map(|(_, item)| Request::decode(&item.value));
                 let holders = holders.map(|held| (held.owner, held.permits)).collect();
                 let before = spaces.requests_from(&lock, head.granted + 1);
-                let before = view.scan(&before, Order::Ascending, MOST_HOLDERS + 1).await?;
+                let before = view.scan(&before, Order::Ascending, MOST_BEFORE + 1).await?;
                 let is_before = |key: &Key| read_ticket(key).is_some_and(|(_, other)| other < ticket);
                 let before: Vec<_> = before.into_iter().take_while(|(key, _)| is_before(key)).collect();
-                if before.len() > MOST_HOLDERS {
+                if before.len() > MOST_BEFORE {
                     return Ok(Vec::new());
                 }
                 let before = before.into_iter().filter_map(|(_, item)| Request::decode(&item.value));

@@ -340,7 +340,7 @@ async fn commit(run: Arc<Run>, next: Next) {
     match run.send(commit, boarded).await {
         Sent::Landed => {
             // Other branches may have ended since it has begun to wait.
-            if waits_for_lock && run.with(|state| !state.holds.is_empty()) {
+            if waits_for_lock {
                 let _ = run.engine.locks.suspects.send(run.id.clone());
             }
             stop.into_iter().for_each(|stop| run.set_stop(stop));

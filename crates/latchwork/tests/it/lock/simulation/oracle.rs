@@ -194,7 +194,9 @@ impl Judge<'_> {
         let said = self.said;
         for (grant, (owner, told)) in &said.told {
             let granted = self.granted.get(grant).cloned();
-            let fits = granted.as_ref().is_some_and(|(granted, at)| granted == owner && at <= told);
+            // It may have been granted and taken away by an operator in one commit.
+            let is_taken = granted.is_none() && said.lets_go.get(grant).is_some_and(|taken| taken < told);
+            let fits = is_taken || granted.as_ref().is_some_and(|(granted, at)| granted == owner && at <= told);
             self.complain(!fits, || format!("{owner} was told of {grant:?}, which was granted {granted:?}"));
         }
         for (grant, freed) in &said.freed {
