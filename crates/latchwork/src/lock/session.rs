@@ -390,6 +390,8 @@ impl Inner {
                     (known.rev, known.since) = (item.rev, now);
                     return Ok(());
                 }
+                // It was renewed while it was looked.
+                (Some(known), Some(_)) if known.since + known.lease > now => return Ok(()),
                 (Some(known), Some(_)) => Some(known.rev),
                 (Some(_), None) => None,
             }

@@ -11,7 +11,7 @@ use latchwork::workflow::{Ctx, Engine, Failure, History, Retry, Workflow, workfl
 use crate::workflow::simulation::number;
 
 const DIRECTORY: &str = "LATCHWORK_LOCK_DIRECTORY";
-const ACCOUNTS: u32 = 6;
+const ACCOUNTS: u32 = 12;
 const TRANSFERS: u32 = 60;
 const BALANCE: i64 = 1000;
 
@@ -19,14 +19,15 @@ fn account(n: u32) -> String {
     format!("account-{n}")
 }
 
-/// Moves an amount in two writes, with time in between, under the mutexes of both accounts, which it takes in any
-/// order. Gives whether it was alone.
+/// Moves an amount in two writes, with time in between, under the mutexes of both accounts, which some take in the
+/// wrong order. Gives whether it was alone.
 fn transfer() -> Workflow<u32, bool> {
     workflow("transfer").run(async |ctx: Ctx, n: u32| {
         let (from, to) = (n % ACCOUNTS, (n + 1 + n / ACCOUNTS % (ACCOUNTS - 1)) % ACCOUNTS);
+        let (one, other) = if n % 5 == 0 { (from, to) } else { (from.min(to), from.max(to)) };
         let guards = loop {
-            let first = ctx.mutex(account(from)).acquire().await?;
-            match ctx.mutex(account(to)).acquire().await {
+            let first = ctx.mutex(account(one)).acquire().await?;
+            match ctx.mutex(account(other)).acquire().await {
                 Ok(second) => break (first, second),
                 Err(failure) if matches!(failure.get(), Some(LockRefused::Deadlock { .. })) => {
                     first.release().await?;

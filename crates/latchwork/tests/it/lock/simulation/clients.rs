@@ -121,7 +121,7 @@ impl Play {
     pub fn judge(&self, report: &Report) -> Vec<String> {
         let plans = self.plans.iter().map(|plan| format!("{plan:?}"));
         let play: Vec<String> = plans.chain(self.acts.iter().map(|act| format!("{act:?}"))).collect();
-        oracle::judge(&self.log, &play.join("\n"), report)
+        oracle::judge(&self.log, &play.join("\n"), self.is_calm, report)
     }
 
     pub fn simulation(&self, seed: u64) -> Simulation {

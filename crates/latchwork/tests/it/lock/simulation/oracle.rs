@@ -80,7 +80,7 @@ impl Log {
 }
 
 /// Everything that is wrong.
-pub fn judge(log: &Log, play: &str, report: &Report) -> Vec<String> {
+pub fn judge(log: &Log, play: &str, is_calm: bool, report: &Report) -> Vec<String> {
     let said = std::mem::take(&mut *log.said.lock());
     let mut judge = Judge::new(&said);
     judge.settled(report);
@@ -88,6 +88,9 @@ pub fn judge(log: &Log, play: &str, report: &Report) -> Vec<String> {
         judge.happened(event.at, &event.what);
     }
     judge.afterwards();
+    if is_calm {
+        judge.unknown();
+    }
     if !judge.complaints.is_empty() {
         judge.complaints.insert(0, play.to_string());
     }
@@ -188,6 +191,17 @@ impl Judge<'_> {
         let is_held = self.held.contains(&grant);
         self.complain(what == "write applied" && !was_held, || format!("{grant:?} is stale, and has written"));
         self.complain(what == "write refused" && was_held && is_held, || format!("{grant:?} was held, and refused"));
+    }
+
+    /// Without faults, nobody has a lock for long without having been told.
+    fn unknown(&mut self) {
+        let is_known = |grant: &Grant| self.said.told.contains_key(grant);
+        let unknown = self.granted.iter().filter(|(grant, _)| !is_known(grant));
+        let is_long = |(grant, (_, at)): &(&Grant, &(String, Duration))| {
+            self.released.get(*grant).is_none_or(|released| *released > *at + Duration::from_secs(1))
+        };
+        let unknown: Vec<_> = unknown.filter(is_long).map(|(grant, (owner, _))| format!("{owner} {grant:?}")).collect();
+        self.complain(!unknown.is_empty(), || format!("nobody was told of {unknown:?}"));
     }
 
     fn afterwards(&mut self) {
