@@ -126,7 +126,9 @@ impl Inner {
         let is_blocked = match self.resident(id) {
             Some(run) => run.with(|state| state.only_waits() && state.doing().iter().all(Wait::is_for_lock)),
             None => match self.read(id).await {
-                Ok(Some((execution, _))) => execution.status == Status::Waiting && execution.waits.iter().all(Wait::is_for_lock),
+                Ok(Some((execution, _))) => {
+                    execution.status == Status::Waiting && execution.waits.iter().all(Wait::is_for_lock)
+                }
                 _ => false,
             },
         };

@@ -17,11 +17,14 @@ use crate::store::{Check, Store, StoreError, Uuid};
 use crate::workflow::ExecutionId;
 use crate::workflow::engine::Inner;
 
+/// By lock and ticket.
+type Ears = HashMap<(LockName, u64), (Uuid, Vec<Ear>)>;
+
 pub(crate) struct Service {
     pub(crate) spaces: Spaces,
     pub(crate) lanes: Mutex<Lanes>,
     /// The requests of sessions in this process, held and waiting, with all who have made them.
-    ears: Mutex<HashMap<(LockName, u64), (Uuid, Vec<Ear>)>>,
+    ears: Mutex<Ears>,
     /// The session of those who have none of their own.
     pub(crate) own: tokio::sync::Mutex<Option<Session>>,
     /// Sessions that end if they are not renewed, and nobody in this process does that by itself.

@@ -104,7 +104,8 @@ impl Audit {
         let (renewed, lease) = self.sessions.remove(&id)?;
         checks.iter().find(|check| matches!(check, Check::AtRev(key, _) if key == write.key()))?;
         if now < renewed + lease {
-            self.wrong.push(format!("session {id} was ended {:?} after its renewal, its lease is {lease:?}", now - renewed));
+            self.wrong
+                .push(format!("session {id} was ended {:?} after its renewal, its lease is {lease:?}", now - renewed));
         }
         Some(What::Expired(id))
     }

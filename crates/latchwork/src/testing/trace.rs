@@ -121,7 +121,9 @@ impl fmt::Display for Event {
             What::Jump(by) => write!(f, "the time of day jumps by {:.6} s, to {}", *by as f64 / 1e6, self.time),
             What::Ended(id) => write!(f, "ended {id}"),
             What::Result(id, result) => write!(f, "result of {id}: {result}"),
-            What::Granted { lock, token, permits, owner } => write!(f, "{owner} has {permits} of {lock}, token {token}"),
+            What::Granted { lock, token, permits, owner } => {
+                write!(f, "{owner} has {permits} of {lock}, token {token}")
+            }
             What::Released { lock, token, owner } => write!(f, "{owner} no longer has {lock}, token {token}"),
             What::Expired(session) => write!(f, "session {session} was not renewed"),
             What::Note(text) => write!(f, "{text}"),

@@ -24,7 +24,7 @@ fn account(n: u32) -> String {
 fn transfer() -> Workflow<u32, bool> {
     workflow("transfer").run(async |ctx: Ctx, n: u32| {
         let (from, to) = (n % ACCOUNTS, (n + 1 + n / ACCOUNTS % (ACCOUNTS - 1)) % ACCOUNTS);
-        let (one, other) = if n % 5 == 0 { (from, to) } else { (from.min(to), from.max(to)) };
+        let (one, other) = if n.is_multiple_of(5) { (from, to) } else { (from.min(to), from.max(to)) };
         let guards = loop {
             let first = ctx.mutex(account(one)).acquire().await?;
             match ctx.mutex(account(other)).acquire().await {
@@ -42,8 +42,7 @@ fn transfer() -> Workflow<u32, bool> {
             is_alone &= inside.update(|inside| inside.unwrap_or(0) + 1).await?.value == 1;
         }
         let amount = i64::from(n % 17);
-        let (from_slot, to_slot) =
-            (ctx.state().global::<i64>(&account(from)), ctx.state().global::<i64>(&account(to)));
+        let (from_slot, to_slot) = (ctx.state().global::<i64>(&account(from)), ctx.state().global::<i64>(&account(to)));
         let (left, there) = (from_slot.get().await?.unwrap_or(BALANCE), to_slot.get().await?.unwrap_or(BALANCE));
         from_slot.set(left - amount).await?;
         ctx.run("pause", async || Ok::<_, Failure>(())).retry(Retry::exponential()).await?;
@@ -52,7 +51,7 @@ fn transfer() -> Workflow<u32, bool> {
             let inside = ctx.state().global::<i64>(&format!("inside-{n}"));
             is_alone &= inside.update(|inside| inside.unwrap_or(0) - 1).await?.value == 0;
         }
-        if n % 3 == 0 {
+        if n.is_multiple_of(3) {
             guards.0.release().await?;
         }
         Ok(is_alone)
@@ -99,7 +98,7 @@ async fn killed_processes_leave_no_lock_and_no_money_behind() {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.is_ok_and(|line| line.ends_with("open"))), "the process opens the store");
-        std::thread::sleep(Duration::from_millis(random.u64(1..=150)));
+        tokio::time::sleep(Duration::from_millis(random.u64(1..=150))).await;
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -31,13 +31,34 @@ enum Gone {
 #[derive(Debug, Clone)]
 enum Act {
     /// Takes a lock, and holds it for several times, after each of which it writes.
-    Holds { what: What, how: How, by: By, holds: Vec<(u64, bool)>, gone: Gone },
+    Holds {
+        what: What,
+        how: How,
+        by: By,
+        holds: Vec<(u64, bool)>,
+        gone: Gone,
+    },
     /// Asks for the same twice.
-    Repeats { what: What, lease: u64, hold: u64 },
+    Repeats {
+        what: What,
+        lease: u64,
+        hold: u64,
+    },
     /// Does not wait for an answer.
-    GivesUp { what: What, by: By, after: u64 },
-    Forces { after: u64, pick: usize },
-    Ends { id: String, after: u64, terminates: bool },
+    GivesUp {
+        what: What,
+        by: By,
+        after: u64,
+    },
+    Forces {
+        after: u64,
+        pick: usize,
+    },
+    Ends {
+        id: String,
+        after: u64,
+        terminates: bool,
+    },
 }
 
 pub struct Play {
