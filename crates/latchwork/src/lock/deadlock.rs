@@ -1,7 +1,7 @@
 //! Executions that wait for each other in a circle. Whenever one that holds locks begins to wait for another, it is
 //! looked whether that can ever end; if not, its request is taken back and it is told of the circle.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -29,12 +29,12 @@ struct Waiting {
     free: u32,
     holders: Vec<(Owner, u32)>,
     /// Those who wait for the same and are before, in the order of tickets.
-    before: Vec<Owner>,
+    before: Vec<(Owner, u32)>,
 }
 
 impl Waiting {
     fn others(&self) -> impl Iterator<Item = &Owner> {
-        self.holders.iter().map(|(owner, _)| owner).chain(&self.before)
+        self.holders.iter().chain(&self.before).map(|(owner, _)| owner)
     }
 }
 
@@ -104,7 +104,12 @@ impl Inner {
             let never = |wait: &Waiting| {
                 let given = wait.holders.iter().filter(|(owner, _)| !is_stuck(owner));
                 let given = given.fold(wait.free, |given, (_, permits)| given.saturating_add(*permits));
-                given < wait.permits || wait.before.iter().any(is_stuck)
+                // Nobody is overtaken. Of sessions it is known only what they want here.
+                let blocks = |(owner, permits): &(Owner, u32)| match owner {
+                    Owner::Execution(_) => is_stuck(owner),
+                    Owner::Session(_) => given < *permits,
+                };
+                given < wait.permits || wait.before.iter().any(blocks)
             };
             let goes_on: Vec<ExecutionId> =
                 stuck.iter().filter(|(_, waits)| !waits.iter().all(never)).map(|(id, _)| id.clone()).collect();
@@ -116,7 +121,8 @@ impl Inner {
         let Some(last) = stuck.get(id).and_then(|waits| waits.iter().max_by_key(|wait| wait.ticket)) else {
             return Ok(());
         };
-        let why = LockRefused::Deadlock { lock: last.lock.to_string(), cycle: cycle(id, last, &stuck) };
+        let Some(cycle) = cycle(id, &stuck) else { return Ok(()) };
+        let why = LockRefused::Deadlock { lock: last.lock.to_string(), cycle };
         tracing::warn!(%id, %why, "a deadlock");
         self.ask(&last.lock, Ask::Refuse { ticket: last.ticket, why }, None).await.map(drop)
     }
@@ -161,7 +167,7 @@ impl Inner {
                     return Ok(Vec::new());
                 }
                 let before = before.into_iter().filter_map(|(_, item)| Request::decode(&item.value));
-                let before = before.map(|request| request.owner).collect();
+                let before = before.map(|request| (request.owner, request.permits)).collect();
                 waits.push(Waiting { lock: lock.clone(), ticket, permits: request.permits, free, holders, before });
             }
         }
@@ -169,22 +175,34 @@ impl Inner {
     }
 }
 
-/// From whom to whom it goes until it closes.
-fn cycle(id: &ExecutionId, wait: &Waiting, stuck: &BTreeMap<ExecutionId, Vec<Waiting>>) -> Vec<DeadlockLink> {
-    let mut links: Vec<DeadlockLink> = Vec::new();
-    let (mut at, mut wait) = (id, wait);
+/// The shortest way from an execution back to itself, along those who wait. None if it only waits for others who do so
+/// in a circle: one of them is told.
+fn cycle(id: &ExecutionId, stuck: &BTreeMap<ExecutionId, Vec<Waiting>>) -> Option<Vec<DeadlockLink>> {
+    let mut came_from: BTreeMap<&ExecutionId, (&ExecutionId, &Waiting)> = BTreeMap::new();
+    let mut next = VecDeque::from([id]);
+    while let Some(at) = next.pop_front().filter(|_| !came_from.contains_key(id)) {
+        for wait in stuck.get(at).into_iter().flatten() {
+            let others = wait.others().filter_map(|owner| match owner {
+                Owner::Execution(other) => stuck.get_key_value(other),
+                Owner::Session(_) => None,
+            });
+            for (other, _) in others {
+                came_from.entry(other).or_insert_with(|| {
+                    next.push_back(other);
+                    (at, wait)
+                });
+            }
+        }
+    }
+    let mut links = Vec::new();
+    let (mut at, mut wait) = *came_from.get(id)?;
     loop {
-        let held_by = wait.others().filter_map(|owner| match owner {
-            Owner::Execution(id) => stuck.get_key_value(id),
-            Owner::Session(_) => None,
-        });
         let holders = wait.others().cloned().collect();
         links.push(DeadlockLink { waiter: Owner::Execution(at.clone()), lock: wait.lock.to_string(), holders });
-        let is_known =
-            |id: &ExecutionId| links.iter().any(|link| matches!(&link.waiter, Owner::Execution(known) if known == id));
-        match held_by.into_iter().find(|(id, _)| !is_known(id)) {
-            Some((next, waits)) => (at, wait) = (next, &waits[0]),
-            None => return links,
+        if at == id {
+            links.reverse();
+            return Some(links);
         }
+        (at, wait) = came_from[at];
     }
 }

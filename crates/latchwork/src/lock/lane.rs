@@ -14,10 +14,10 @@ use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::table::{Plan, Table, Told};
 use crate::lock::{LockKind, LockName, Owner};
 use crate::store::{Check, Commit, ErrorKind, Outcome, Receipt, Refusal, Sleep, StoreError, Write};
-use crate::workflow::WorkflowError;
 use crate::workflow::engine::Inner;
 use crate::workflow::post::Mail;
 use crate::workflow::run::Effect;
+use crate::workflow::{ExecutionId, WorkflowError};
 
 /// How many operations share a commit.
 const MOST: usize = 128;
@@ -113,6 +113,9 @@ pub(crate) type Ear = Arc<watch::Sender<Heard>>;
 
 /// Somebody whose own record goes into the same commit.
 pub(crate) trait Rider: Send {
+    /// The execution that it is.
+    fn execution(&self) -> &ExecutionId;
+
     /// Adds itself to the commit.
     fn board(&mut self, commit: Commit, answer: &Answer) -> Commit;
 
@@ -422,7 +425,9 @@ impl Worker {
         }
         plan.is_changed = is_changed;
         let (checks, writes, told, is_unfinished) = plan.close();
-        let posted = match mail.effects(engine, from_store).await {
+        let boards = jobs.iter().zip(&answers).filter(|(_, (answer, changes))| *changes && answer.is_ok());
+        let boards = boards.filter_map(|(job, _)| Some(job.rider.as_ref()?.execution().clone())).collect();
+        let posted = match mail.effects(engine, from_store, &boards).await {
             Ok(posted) => posted,
             Err(WorkflowError::Store(error)) => return Err(error.into()),
             Err(_) => return Ok(None),

@@ -1,6 +1,7 @@
 //! Children: executions that an execution starts, in the commit that records it; and what the end of one means for the
 //! other.
 
+use std::collections::BTreeSet;
 use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -377,7 +378,7 @@ impl Inner {
             }
         }
         let freed = self.freed(id, before.has_locks, &mut mail, from_store).await?;
-        let mut effects = mail.effects(self, from_store).await?;
+        let mut effects = mail.effects(self, from_store, &BTreeSet::new()).await?;
         effects.extend(freed.effects);
         Ok(Closing { effects, _lanes: freed.lanes })
     }

@@ -5,7 +5,7 @@
 //! that the count is what it knows: so no message is overlooked between the two.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -252,10 +252,21 @@ impl Mail {
         self.0.entry(id.clone()).or_default().cancel = Some(reason);
     }
 
-    /// What the commit has to hold for that. What is known in memory is asked there, unless that was out of date.
-    pub(crate) async fn effects(self, engine: &Inner, from_store: bool) -> Result<Vec<Effect>> {
+    /// What the commit has to hold for that. What is known in memory is asked there, unless that was out of date. The
+    /// records of executions that board the commit are left to them.
+    pub(crate) async fn effects(
+        self,
+        engine: &Inner,
+        from_store: bool,
+        boards: &BTreeSet<ExecutionId>,
+    ) -> Result<Vec<Effect>> {
         let mut effects = Vec::new();
         for (id, post) in self.0 {
+            let boarding = engine.resident(&id).filter(|_| boards.contains(&id));
+            if let Some(rev) = boarding.and_then(|run| run.with(|state| state.rev)) {
+                effects.push(engine.deliveries(&id, Target::Running(rev), post.letters));
+                continue;
+            }
             match engine.posted(&id, post.letters, post.cancel, from_store).await {
                 Ok(posted) => effects.extend(posted),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) if !post.is_needed => {}

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::lock::lane::{Answer, Ask, Rider};
 use crate::lock::{LockError, LockName, LockRefused, Owner};
 use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
+use crate::workflow::ExecutionId;
 use crate::workflow::locks::refused;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, EntryState, WaitsFor, failure_text};
@@ -169,6 +170,10 @@ fn stops(run: &Run, error: LockError) -> Stop {
 }
 
 impl Rider for Passenger {
+    fn execution(&self) -> &ExecutionId {
+        &self.seat.run.id
+    }
+
     fn board(&mut self, commit: Commit, answer: &Answer) -> Commit {
         self.seat.rise();
         self.answered(answer);

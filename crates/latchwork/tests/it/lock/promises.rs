@@ -258,6 +258,27 @@ async fn l8_a_circle_of_executions_is_reported_and_not_waited_out() {
     }
 }
 
+/// L8: somebody outside waits for what an execution holds, and the execution waits behind it.
+#[tokio::test]
+async fn l8_a_circle_through_the_queue_is_found() {
+    let more = workflow("more").run(async |ctx: Ctx, ()| {
+        let _one = ctx.semaphore("s", 3).acquire().await?;
+        ctx.sleep(Duration::from_secs(10)).await?;
+        let _more = ctx.semaphore("s", 3).acquire().await?;
+        Ok(())
+    });
+    let test = TestEngine::new(&more, 1).await.unwrap();
+    let handle = test.engine().start(&more, ()).id("m").await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(5))).await;
+    let all = tokio::spawn({
+        let semaphore = test.engine().semaphore("s", 3);
+        async move { semaphore.acquire_many(3).await }
+    });
+    let Err(WorkflowError::Failed { failure, .. }) = test.run(handle.result()).await else { panic!("no deadlock") };
+    assert!(matches!(failure.get(), Some(LockRefused::Deadlock { .. })), "{failure}");
+    test.run(all).await.unwrap().unwrap().release().await.unwrap();
+}
+
 /// L8: one that waits for itself, and one whose wait ends by itself.
 #[tokio::test]
 async fn l8_what_can_still_go_on_is_not_a_deadlock() {
