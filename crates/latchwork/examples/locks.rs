@@ -91,7 +91,7 @@ async fn outside(engine: &Engine) -> Result {
 }
 
 async fn work() {
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    tokio::task::yield_now().await;
 }
 
 async fn operate(engine: &Engine) -> Result {

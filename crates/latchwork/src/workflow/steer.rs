@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::lock::Owner;
 use crate::store::{Commit, Timestamp};
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::handle::Handle;
@@ -153,6 +154,8 @@ impl Inner {
                 }
                 continue;
             }
+            // It may be taken up meanwhile, and come to more that goes with its end: that does not change its record.
+            let view = self.store.view().await?;
             let (before, rev) = self.known(id).await?;
             if before.status.is_terminal() {
                 // The answer to the commit may have been lost.
@@ -162,7 +165,9 @@ impl Inner {
             let mut closing = self.closing(id, &before, Some(&status), true).await?;
             let mut after = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
             let key = self.spaces.executions.key(id.as_bytes());
-            let commit = Commit::new().at_rev(&key, rev);
+            let requests = self.locks.spaces.owned_by(&Owner::Execution(id.clone()));
+            let commit = Commit::new().at_rev(&key, rev).unchanged(&requests, view.generation());
+            let commit = commit.unchanged(&self.kept(id).children(), view.generation());
             let (commit, due) = turn(self, commit, id, Some(&before), &mut after, None);
             let mut effects = vec![Effect::of(commit.put(&key, after.encode()))];
             effects.append(&mut closing.effects);
