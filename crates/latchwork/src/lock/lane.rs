@@ -227,22 +227,26 @@ impl Asked {
         }
     }
 
-    /// Leaves the work to a task of its own.
+    /// Leaves the work, or the wait for company, to a task of its own.
     fn leave(&mut self) {
-        let is_wanted = self.company.take().is_some() && self.worker.is_none() && self.lane.begin();
-        if is_wanted {
-            self.worker = Some(Worker::on(&self.engine, &self.lane, false));
+        let (worker, company) = (self.worker.take(), self.company.take());
+        if worker.is_none() && company.is_none() {
+            return;
         }
-        let Some(mut worker) = self.worker.take() else { return };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (engine, lane) = (self.engine.clone(), self.lane.clone());
         runtime.spawn(async move {
-            while let Worked::WantsCompany = worker.await {
-                engine.store.env().sleep(COMPANY).await;
-                if !lane.begin() {
-                    return;
+            let mut worker = worker;
+            let mut company = company;
+            loop {
+                if let Some(worker) = worker.take()
+                    && let Worked::WantsCompany = worker.await
+                {
+                    company = Some(engine.store.env().sleep(COMPANY));
                 }
-                worker = Worker::on(&engine, &lane, false);
+                let Some(company) = company.take() else { return };
+                company.await;
+                worker = lane.begin().then(|| Worker::on(&engine, &lane, false));
             }
         });
     }
