@@ -146,7 +146,8 @@ impl Lock {
         if id.len() > 257 {
             return Err(LockError::Name { name: self.name.to_string(), reason: "a request's id is at most 256 bytes" });
         }
-        let until = limit.map(|limit| env.monotonic() + limit);
+        // What is beyond all time is no limit.
+        let until = limit.and_then(|limit| env.monotonic().checked_add(limit));
         let mut is_known = self.request.is_some();
         loop {
             let session = match &self.session {

@@ -160,7 +160,8 @@ impl<'a> Plan<'a> {
 
     async fn acquire(&mut self, want: &Want) -> Result<Answer> {
         let lock = self.lock.to_string();
-        let kind = *self.table.head.kind.get_or_insert(want.kind);
+        // It becomes so with the first who is given it, or waits.
+        let kind = self.table.head.kind.unwrap_or(want.kind);
         if kind != want.kind {
             return Err(LockRefused::Capacity { lock, stored: kind, asked: want.kind }.into());
         }
@@ -208,6 +209,9 @@ impl<'a> Plan<'a> {
         self.is_changed = true;
         self.touched.insert(ticket, Some(request.clone()));
         let head = &mut self.table.head;
+        if head.kind.is_none() {
+            (head.kind, head.since_us) = (Some(kind), now);
+        }
         if is_busy {
             head.waiting += 1;
             if self.table.whole && self.table.page.len() < MOST_KEPT {

@@ -80,6 +80,10 @@ async fn what_cannot_be_is_refused_and_says_why() {
         assert!(matches!(many, LockError::Refused(LockRefused::TooMany { .. })), "{many}");
     }
     assert!(engine.semaphore("none", 0).acquire().await.is_err());
+    assert!(engine.semaphore("none", 3).acquire_many(4).await.is_err());
+    // What was refused has left nothing behind.
+    let none = engine.mutex("none").wait_at_most(Duration::MAX).acquire().await.unwrap().unwrap();
+    none.release().await.unwrap();
     for name in ["".to_string(), "x".repeat(257)] {
         assert!(matches!(engine.mutex(name).acquire().await, Err(LockError::Name { .. })));
     }
