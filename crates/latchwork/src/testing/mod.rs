@@ -42,7 +42,7 @@ use serde::de::DeserializeOwned;
 
 use crate::store::backend::MemoryBackend;
 use crate::store::disk::RealDisk;
-use crate::store::{Env, Limits, Store, VirtualClock};
+use crate::store::{Env, Limits, Store, Timestamp, VirtualClock};
 use crate::workflow::{Engine, EngineBuilder, ExecutionId, Failure, Handle, History, Result, Workflow, WorkflowError};
 
 pub use fault::{Crash, Side};
@@ -142,6 +142,12 @@ impl TestEngine {
     /// The environment, for the time.
     pub fn env(&self) -> &Env {
         &self.env
+    }
+
+    /// Sets the time of day, forwards or backwards, as an operator or NTP would. What is due by then is seen to, but not
+    /// at once: nobody is told that the time was set.
+    pub fn set_time(&self, now: Timestamp) {
+        self.clock.jump_to(now);
     }
 
     /// The names of the steps whose bodies ran so far, in order.

@@ -34,8 +34,8 @@ pub(crate) struct Alarms {
 struct Heard {
     /// The earliest that was set since it looked last, as far as it has to know.
     earliest: Option<Timestamp>,
-    /// It sleeps until then, and need not be told of what is due later.
-    sleeps: Option<Timestamp>,
+    /// It sleeps until then, by the clock that is never set, and need not be told of what is due later.
+    sleeps: Option<Duration>,
 }
 
 /// An alarm that is due.
@@ -46,10 +46,11 @@ pub(crate) struct Due {
 }
 
 impl Alarms {
-    /// An alarm was committed.
-    pub(crate) fn set(&self, due: Timestamp) {
+    /// An alarm was committed. Time may have jumped ahead since somebody went to sleep: then that is longer than until
+    /// what it sleeps for, and perhaps longer than until this.
+    pub(crate) fn set(&self, due: Timestamp, env: &Env) {
         let mut told = self.state.lock();
-        if told.sleeps.is_some_and(|until| until <= due) {
+        if told.sleeps.is_some_and(|until| until <= env.monotonic().saturating_add(left(due, env))) {
             return;
         }
         told.earliest = Some(told.earliest.map_or(due, |earliest| earliest.min(due)));
@@ -59,20 +60,17 @@ impl Alarms {
 
     /// Waits until the next alarm is due, or at most for a pause, or until an earlier one is set.
     async fn wait(&self, env: &Env, next: Next) {
-        let (until, pause) = match next {
-            Next::Due(due) => {
-                let left = Duration::from_micros(due.0.saturating_sub(env.now().0));
-                (Some(due), Some(left.min(LONGEST)))
-            }
-            Next::Nothing => (None, None),
-            Next::Again(pause) => (None, Some(pause)),
+        let pause = match next {
+            Next::Due(due) => Some(left(due, env).min(LONGEST)),
+            Next::Nothing => None,
+            Next::Again(pause) => Some(pause),
         };
         {
             let mut told = self.state.lock();
             if told.earliest.is_some() {
                 return;
             }
-            told.sleeps = until;
+            told.sleeps = pause.map(|pause| env.monotonic().saturating_add(pause));
         }
         let mut set = std::pin::pin!(self.set.notified());
         let mut sleep = pause.map(|pause| env.sleep(pause));
@@ -83,6 +81,11 @@ impl Alarms {
         .await;
         self.state.lock().sleeps = None;
     }
+}
+
+/// How long it is until then, by the time of day.
+fn left(due: Timestamp, env: &Env) -> Duration {
+    Duration::from_micros(due.0.saturating_sub(env.now().0))
 }
 
 /// When to look again.

@@ -75,7 +75,7 @@ async fn drive(run: Arc<Run>) {
     let stop = run.stop();
     tracing::debug!(?stop, "left memory");
     match stop {
-        Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(timer)),
+        Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(timer, run.env())),
         Some(Stop::Failed(error)) => return again(&run, error).await,
         Some(Stop::Changed) => return take_up(&run, true).await,
         // Whoever is the owner now goes on with it; here nobody can.

@@ -296,7 +296,7 @@ impl Starting {
             return Ok(false);
         }
         match execution.timer_us {
-            Some(timer) => inner.timers.set(Timestamp(timer)),
+            Some(timer) => inner.timers.set(Timestamp(timer), inner.store.env()),
             None => inner.wake_up(id),
         }
         Ok(true)

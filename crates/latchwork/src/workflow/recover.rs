@@ -163,8 +163,9 @@ impl Inner {
         residents.sort_by(|a, b| a.id.cmp(&b.id));
         residents.iter().for_each(|run| run.doubt());
         // Time may have jumped since; those that were rung before and are still there are few.
-        self.timers.set(Timestamp(0));
-        self.removals.set(Timestamp(0));
+        let env = self.store.env();
+        self.timers.set(Timestamp(0), env);
+        self.removals.set(Timestamp(0), env);
         self.tell_all();
         self.listen_again().await?;
         let mut rest = self.left(false);

@@ -172,7 +172,7 @@ impl Inner {
             let mut effects = vec![Effect::of(commit.put(&key, after.encode()))];
             effects.append(&mut closing.effects);
             if self.perform_all(id, effects).await? {
-                due.into_iter().for_each(|due| self.removals.set(due));
+                due.into_iter().for_each(|due| self.removals.set(due, self.store.env()));
                 self.set_aside.lock().remove(id);
                 self.metrics.ended(&before.workflow, &status);
                 self.ended(id, Some(status));

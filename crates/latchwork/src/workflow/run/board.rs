@@ -262,7 +262,7 @@ impl Run {
             effects.push((effect, writes));
         }
         if let Some(due) = boarded.removal {
-            self.engine.removals.set(due);
+            self.engine.removals.set(due, self.env());
         }
         // Those who wait for a commit look whether it was theirs.
         state.wake(|_, waits| !waits);

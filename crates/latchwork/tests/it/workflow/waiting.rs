@@ -84,6 +84,28 @@ async fn a_hundred_thousand_timers_are_due_in_the_same_second() {
     assert!(late <= 1_000_000, "the last was there {late} µs after noon");
 }
 
+/// Whoever sees to timers sleeps for the first of them, by a clock that is never set. If the time of day is set forward
+/// meanwhile, close to that timer or past it, it sleeps for too long; a timer that is set from then on is not to.
+#[tokio::test]
+async fn a_timer_that_is_set_after_time_has_jumped_ahead_is_not_overslept() {
+    let sleeper = workflow("sleeper").run(async |ctx: Ctx, seconds: u64| {
+        ctx.sleep(Duration::from_secs(seconds)).await?;
+        Ok(())
+    });
+    for jump in [490, 600, 100_000] {
+        let test = TestEngine::new(&sleeper, 1).await.unwrap();
+        let first = test.engine().start(&sleeper, 500).await.unwrap();
+        test.run(test.env().sleep(Duration::from_secs(1))).await;
+        test.set_time(test.env().now().plus(Duration::from_secs(jump)));
+        let began = test.env().monotonic();
+        let second = test.engine().start(&sleeper, 20).await.unwrap();
+        test.run(second.result()).await.unwrap();
+        assert_eq!(test.env().monotonic() - began, Duration::from_secs(20), "after {jump} s");
+        test.run(first.result()).await.unwrap();
+        assert_eq!(test.env().monotonic() - began, Duration::from_secs(20), "the first was due before");
+    }
+}
+
 #[tokio::test]
 async fn an_execution_that_takes_too_long_is_timed_out_awake_or_asleep() {
     let slow = workflow("slow").timeout(Duration::from_secs(100)).run(async |ctx: Ctx, asleep: bool| {
