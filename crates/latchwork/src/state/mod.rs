@@ -198,6 +198,13 @@ impl States {
         self.shelf.space.prefix(self.key(&["slot", "execution", execution]).bytes())
     }
 
+    /// The slot of the same name of another execution.
+    pub(crate) fn slot_of_another(&self, slot: &Key, execution: &str, other: &str) -> Key {
+        let of = |execution: &str| self.key(&["slot", "execution", execution]);
+        let name = &slot.bytes()[of(execution).bytes().len()..];
+        self.shelf.space.key([of(other).bytes(), name].concat())
+    }
+
     fn key(&self, parts: &[&str]) -> Key {
         let mut key = Vec::new();
         for part in parts {
@@ -216,6 +223,19 @@ fn check_name(name: &str) -> Result<()> {
     }
 }
 
+/// How messages and journals say whose a slot is.
+fn of(scope: &str, owner: &str) -> String {
+    format!(" of {scope} {owner:?}")
+}
+
+/// The name of a slot as an execution records it: without the execution's id, if it is its own.
+pub(crate) fn name_within(slot: &str, execution: &str) -> String {
+    match slot.strip_suffix(&of("execution", execution)) {
+        Some(name) => format!("{name} of this execution"),
+        None => slot.into(),
+    }
+}
+
 /// The slots of one scope.
 #[derive(Clone, Debug)]
 pub struct Slots {
@@ -229,9 +249,7 @@ impl Slots {
     pub fn slot<T: Serialize + DeserializeOwned>(&self, name: &str) -> Slot<T> {
         let (shown, parts) = match &self.owner {
             None => (format!("slot {name:?}"), vec!["slot", self.scope, name]),
-            Some(owner) => {
-                (format!("slot {name:?} of {} {owner:?}", self.scope), vec!["slot", self.scope, owner, name])
-            }
+            Some(owner) => (format!("slot {name:?}{}", of(self.scope, owner)), vec!["slot", self.scope, owner, name]),
         };
         Slot::new(self.states.stored(shown, &parts, &self.states.setups[BARE]))
     }

@@ -144,8 +144,8 @@ impl TestEngine {
         &self.env
     }
 
-    /// Sets the time of day, forwards or backwards, as an operator or NTP would. What is due by then is seen to, but not
-    /// at once: nobody is told that the time was set.
+    /// Sets the time of day, forwards or backwards, as an operator or NTP would. Nobody is told: what is due by then is
+    /// seen to some time later.
     pub fn set_time(&self, now: Timestamp) {
         self.clock.jump_to(now);
     }

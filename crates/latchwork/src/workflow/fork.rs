@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::json;
-use crate::store::{Commit, Outcome, Receipt, Uuid, View, Write};
+use crate::store::{Bytes, Commit, Generation, Item, Key, Order, Outcome, Receipt, Rev, StoreError, Uuid, View, Write};
 use crate::workflow::engine::{Engine, Inner, check_name};
-use crate::workflow::history::entries;
+use crate::workflow::history::{Recorded, entries};
 use crate::workflow::kept::{Published, Token};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{ANYTHING, Close, Entry, EntryState, Execution, Kind, Status, journal_key};
@@ -39,12 +39,13 @@ enum At {
 struct Source {
     execution: Execution,
     /// In the order in which the code came to them.
-    entries: Vec<(Place, Entry)>,
+    entries: Vec<(Place, Recorded)>,
 }
 
 impl Engine {
     /// Forks an execution: a new one keeps what this has recorded before some place, and does the rest anew, by the
-    /// code that is registered now. What was sent to this one and not received goes to this one only.
+    /// code that is registered now. What was sent to this one and not received goes to this one only. The fork has
+    /// slots of its own, that hold what was in this one's at that place.
     ///
     /// ```
     /// # use latchwork::workflow::{Engine, Result};
@@ -78,7 +79,7 @@ impl Fork {
         self
     }
 
-    /// With another input. What is kept then stays, whatever it was given.
+    /// With another input. What is kept stays, whatever it was given.
     pub fn input(mut self, input: &impl Serialize) -> Fork {
         self.input = Some(json::to_value(input).map(|input| input.to_string()));
         self
@@ -98,7 +99,6 @@ impl Fork {
         let name = source.execution.workflow.clone();
         let definition = engine.definition(&name).cloned();
         let definition = definition.ok_or_else(|| WorkflowError::NotRegistered { name: name.clone() })?;
-        let is_other = input.is_some();
         let input = match input {
             Some(input) => input.map_err(|cause| WorkflowError::Input { workflow: name.clone(), cause })?,
             None => source.execution.input.clone(),
@@ -115,9 +115,9 @@ impl Fork {
         let place = source.place(&source_id, &at)?;
         let mut kept = source.kept(place.as_ref());
         source.check_children(&engine, &view, &source_id, place.as_ref(), &kept).await?;
-        if is_other {
-            kept.values_mut().for_each(|entry| entry.argument = ANYTHING);
-        }
+        let slots = source.slots(&engine, &view, &source_id, place.as_ref(), &kept).await?;
+        // What an operation was given may follow from the input, or from the execution's id.
+        kept.values_mut().for_each(|entry| entry.argument = ANYTHING);
         let now = engine.store.env().now();
         let execution = Execution {
             deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
@@ -125,7 +125,9 @@ impl Fork {
             forked: Some(source_id.to_string()),
             ..Execution::new(name, input, now)
         };
-        let writes = source.writes(&engine, &view, &source_id, &id, &kept).await?;
+        let mut writes = source.writes(&engine, &view, &source_id, &id, &kept).await?;
+        let its = |key: &Key| engine.states.slot_of_another(key, &source_id, &id);
+        writes.extend(slots.into_iter().map(|(key, value)| Write::Put(its(&key), value)));
         store(&engine, &id, execution, writes).await?;
         engine.metrics.started(&definition.name);
         engine.wake_up(&id);
@@ -139,8 +141,7 @@ impl Source {
         let item = item.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
         let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
         let execution = Execution::decode(&item.value).ok_or_else(damaged)?;
-        let entries = entries(view, &engine.spaces.journal, id, &execution, item.time).await?;
-        let entries = entries.into_iter().map(|(place, (entry, _))| (place, entry)).collect();
+        let entries = entries(view, &engine.spaces.journal, id, &execution, &item).await?;
         Ok(Source { execution, entries })
     }
 
@@ -154,7 +155,7 @@ impl Source {
             }
             At::Step(name) => {
                 let is_it = |entry: &Entry| entry.kind == Kind::Step && *entry.name == **name;
-                let found = self.entries.iter().find(|(_, entry)| is_it(entry)).map(|(place, _)| place.clone());
+                let found = self.entries.iter().find(|(_, it)| is_it(&it.entry)).map(|(place, _)| place.clone());
                 (format!("step {name:?}"), found)
             }
         };
@@ -166,7 +167,7 @@ impl Source {
     fn kept(&self, at: Option<&Place>) -> BTreeMap<Place, Entry> {
         let Some(at) = at else { return BTreeMap::new() };
         let mut kept = BTreeMap::new();
-        for (place, entry) in &self.entries {
+        for (place, Recorded { entry, .. }) in &self.entries {
             match fate(place, at) {
                 Fate::Kept => kept.insert(place.clone(), entry.clone()),
                 Fate::Reset => kept.insert(place.clone(), Entry { state: EntryState::Begun, ..entry.clone() }),
@@ -218,7 +219,41 @@ impl Source {
         Ok(())
     }
 
-    /// Everything that is stored of the fork but its record.
+    /// The slots of the source as what is kept has left them, by the source's keys.
+    async fn slots(
+        &self,
+        engine: &Inner,
+        view: &View,
+        id: &ExecutionId,
+        at: Option<&Place>,
+        kept: &BTreeMap<Place, Entry>,
+    ) -> Result<Vec<(Key, Bytes)>> {
+        let is_kept = |place: &Place| kept.get(place).is_some_and(is_finished);
+        let (kept, dropped): (Vec<_>, Vec<_>) = self.entries.iter().partition(|(place, _)| is_kept(place));
+        let Some(last) = kept.iter().map(|(_, it)| it.generation).max() else { return Ok(Vec::new()) };
+        let changes = dropped.iter().filter(|(_, it)| changes_slots(&it.entry)).map(|(_, it)| it.generation);
+        let undone: BTreeSet<Generation> = changes.collect();
+        let (mut rest, mut slots) = (engine.states.slots_of(id), Vec::new());
+        loop {
+            let found = view.scan(&rest, Order::Ascending, WRITES).await?;
+            let Some((newest, _)) = found.last() else { return Ok(slots) };
+            rest = rest.after(newest);
+            for (key, item) in found {
+                let was = match slot_at(engine, &key, item, last, &undone).await {
+                    Err(WorkflowError::Store(StoreError::HistoryDropped { .. })) => {
+                        let at = at.map(Place::to_string).unwrap_or_default();
+                        let reason = "a slot of the execution was changed after that, and what it held then is no \
+                                      longer in the history of `state`";
+                        return Err(WorkflowError::Fork { id: id.clone(), at, reason: reason.into() });
+                    }
+                    was => was?,
+                };
+                slots.extend(was.map(|value| (key, value)));
+            }
+        }
+    }
+
+    /// Everything that is stored of the fork but its record and its slots.
     async fn writes(
         &self,
         engine: &Inner,
@@ -364,6 +399,32 @@ fn acquire_anew(kept: &mut BTreeMap<Place, Entry>) {
             entry.state = EntryState::Begun;
         }
     }
+}
+
+/// What a slot held at a generation, without the changes of some at the end.
+async fn slot_at(
+    engine: &Inner,
+    key: &Key,
+    mut item: Item,
+    last: Generation,
+    undone: &BTreeSet<Generation>,
+) -> Result<Option<Bytes>> {
+    while item.generation > last || undone.contains(&item.generation) {
+        if item.rev == Rev(1) {
+            return Ok(None);
+        }
+        let before = Generation(last.0.min(item.generation.0 - 1));
+        match engine.store.view_at(before).await?.get(key).await? {
+            Some(earlier) => item = earlier,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(item.value))
+}
+
+/// Whether slots may have been changed in the commit that recorded this.
+fn changes_slots(entry: &Entry) -> bool {
+    matches!(entry.kind, Kind::Slot | Kind::Transaction) && matches!(entry.state, EntryState::Done(_))
 }
 
 fn is_fork(entry: &Entry) -> bool {

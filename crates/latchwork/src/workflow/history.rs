@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::store::{Key, Order, Space, Store, Timestamp, View};
+use crate::store::{Generation, Item, Key, Order, Space, Store, Timestamp, View};
 use crate::workflow::engine::{EXECUTIONS, Engine, JOURNAL};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, EntryState, Execution, FailedAttempt, Kind, Status, read_place, run_key};
@@ -187,7 +187,7 @@ impl History {
         let Some(item) = view.get(&executions.key(id.as_bytes())).await? else { return Ok(None) };
         let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
         let execution = Execution::decode(&item.value).ok_or_else(damaged)?;
-        let operations = operations(&view, &journal, &id, &execution, item.time).await?;
+        let operations = operations(&view, &journal, &id, &execution, &item).await?;
         Ok(Some(History::new(&id, execution, item.time, operations)))
     }
 
@@ -251,24 +251,37 @@ async fn operations(
     journal: &Space,
     id: &ExecutionId,
     execution: &Execution,
-    changed: Timestamp,
+    item: &Item,
 ) -> Result<Vec<Operation>> {
-    let entries = entries(view, journal, id, execution, changed).await?;
-    Ok(entries.into_iter().map(|(place, (entry, recorded))| Operation::new(&place, entry, recorded)).collect())
+    let entries = entries(view, journal, id, execution, item).await?;
+    Ok(entries.into_iter().map(|(place, it)| Operation::new(&place, it.entry, it.time)).collect())
 }
 
-/// What an execution's journal holds and when that was recorded, in the order in which the code came to it.
+/// What a journal holds of an operation, and since when.
+pub(crate) struct Recorded {
+    pub(crate) entry: Entry,
+    pub(crate) time: Timestamp,
+    pub(crate) generation: Generation,
+}
+
+impl Recorded {
+    fn by(item: &Item, entry: Entry) -> Recorded {
+        Recorded { entry, time: item.time, generation: item.generation }
+    }
+}
+
+/// What the journal of an execution holds, in the order in which the code came to it.
 pub(crate) async fn entries(
     view: &View,
     journal: &Space,
     id: &ExecutionId,
     execution: &Execution,
-    changed: Timestamp,
-) -> Result<Vec<(Place, (Entry, Timestamp))>> {
+    own: &Item,
+) -> Result<Vec<(Place, Recorded)>> {
     let mut entries = BTreeMap::new();
-    let first = execution.intent.clone().map(|first| (Path::default().at(0), (first.into_entry(), changed)));
+    let first = execution.intent.clone().map(|first| (Path::default().at(0), Recorded::by(own, first.into_entry())));
     // A step that is begun for the first time has no record of its own.
-    let mut intents: Vec<(Place, (Entry, Timestamp))> = first.into_iter().collect();
+    let mut intents: Vec<(Place, Recorded)> = first.into_iter().collect();
     let mut rest = journal.prefix(run_key(id, execution.run));
     loop {
         let found = view.scan(&rest, Order::Ascending, BATCH).await?;
@@ -276,12 +289,12 @@ pub(crate) async fn entries(
         rest = rest.after(last);
         for (key, item) in &found {
             let (place, entry, next) = read_entry(id, key, &item.value)?;
-            intents.extend(next.map(|next| (place.branch.at(place.number + 1), (next, item.time))));
-            entries.insert(place, (entry, item.time));
+            intents.extend(next.map(|next| (place.branch.at(place.number + 1), Recorded::by(item, next))));
+            entries.insert(place, Recorded::by(item, entry));
         }
     }
     for (place, entry) in &execution.tail {
-        entries.insert(place.clone(), (entry.clone(), changed));
+        entries.insert(place.clone(), Recorded::by(own, entry.clone()));
     }
     for (place, entry) in intents {
         entries.entry(place).or_insert(entry);

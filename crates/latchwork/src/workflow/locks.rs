@@ -118,7 +118,7 @@ impl<'a> CtxLock<'a> {
 
     async fn take(&self, permits: u32, waits: bool, limit: Option<Duration>) -> Outcome<Option<CtxGuard>> {
         self.name.check().map_err(refused)?;
-        let (ctx, label) = (self.ctx, self.name.to_string());
+        let (ctx, label) = (self.ctx, label(&self.ctx.run, &self.name));
         let limit_us = limit.map(|limit| limit.as_micros() as u64);
         let argument = hash(&(self.kind, permits, waits, limit_us, self.is_reentrant));
         let call = Call { kind: Kind::Lock, name: &label, argument };
@@ -163,6 +163,14 @@ impl<'a> CtxLock<'a> {
         let (mut asking, taken) = taken.await;
         asking.is_over = true;
         Ok(taken?.map(|ticket| CtxGuard::new(ctx, &self.name, ticket)))
+    }
+}
+
+/// What a lock is called in the journal of an execution, and in that of a fork, which is the root of another tree.
+fn label(run: &Run, lock: &LockName) -> String {
+    match &lock.scope {
+        LockScope::Tree(root) if *root == run.root() => format!("{} of this tree", lock.name),
+        _ => lock.to_string(),
     }
 }
 
@@ -391,7 +399,7 @@ impl CtxGuard {
     /// an execution that is cancelled.
     pub async fn release(mut self) -> Outcome<bool> {
         let (ctx, ticket) = (self.ctx.clone(), self.token.number);
-        let label = self.lock.to_string();
+        let label = label(&ctx.run, &self.lock);
         let (ctx, lock, is_last) = (&ctx, &self.lock, self.is_last());
         self.is_released = true;
         if !is_last {

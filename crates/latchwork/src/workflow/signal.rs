@@ -141,7 +141,9 @@ impl Ctx {
         let id = id.into();
         let payload = written(&self.run.engine, "the payload of a signal", payload)?;
         let letter = Letter::Signal { name: name.into(), payload };
-        let what = format!("signal {name} to {id}");
+        // A fork has another id.
+        let what =
+            if id == self.run.id { format!("signal {name} to itself") } else { format!("signal {name} to {id}") };
         let (id, argument) = (&id, hash(&letter));
         self.send(&what, argument, |engine| {
             let letter = letter.clone();

@@ -9,7 +9,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::state::{Batch, Changed, Held, Job, Known, Place, Rider, Settled, Slot, Slots, StateError, Steward};
+use crate::state::{
+    Batch, Changed, Held, Job, Known, Place, Rider, Settled, Slot, Slots, StateError, Steward, name_within,
+};
 use crate::store::{Commit, Receipt, Refusal, Rev, StoreError};
 use crate::workflow::ctx::{Call, Ctx};
 use crate::workflow::place::Place as Spot;
@@ -70,7 +72,7 @@ type Recorded = (Value, u64, bool);
 impl Steward for Journal {
     fn read<'a>(&'a self, place: &'a Place) -> Pin<Box<dyn Future<Output = Result<Known, StateError>> + Send + 'a>> {
         Box::pin(async move {
-            let (run, name) = (&self.ctx.run, format!("get {}", place.name));
+            let (run, name) = (&self.ctx.run, self.label("get", place));
             let call = Call { kind: Kind::Slot, name: &name, argument: 0 };
             let (spot, found) = self.ctx.take(&call).await;
             if let Some(found) = found {
@@ -93,7 +95,7 @@ impl Steward for Journal {
         mut job: Job,
     ) -> Pin<Box<dyn Future<Output = Result<(), StateError>> + Send + 'a>> {
         Box::pin(async move {
-            let (name, argument) = (format!("{} {}", job.operation, place.name), job.fingerprint());
+            let (name, argument) = (self.label(job.operation, place), job.fingerprint());
             let call = Call { kind: Kind::Slot, name: &name, argument };
             let (spot, found) = self.ctx.take(&call).await;
             match found.map(|found| found.state) {
@@ -134,6 +136,11 @@ impl Steward for Journal {
 }
 
 impl Journal {
+    /// What an operation is called in the journal, and in that of a fork.
+    fn label(&self, operation: &str, place: &Place) -> String {
+        format!("{operation} {}", name_within(&place.name, &self.ctx.run.id))
+    }
+
     async fn unreadable<T>(&self, spot: &Spot) -> T {
         self.ctx.run.park(format!("what operation {spot} did cannot be read")).await
     }

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use latchwork::state::States;
+use latchwork::store::History;
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{Ctx, ExecutionState, Failure, Kind, Operation, Workflow, WorkflowError, workflow};
 
@@ -146,6 +148,104 @@ async fn a_fork_of_more_than_a_commit_holds_is_whole() {
         let id = test.engine().fork("source").at(at).start().await.unwrap();
         assert_eq!(test.run(test.engine().handle(&long, &id).result()).await.unwrap(), output);
         assert_eq!(test.bodies().len() - before, count, "at {at}");
+    }
+}
+
+/// Changes a slot of its own in every way there is: alone, in a transaction, in vain, and by reading. Gives what it
+/// saw.
+fn counter() -> Workflow<(), Vec<u64>> {
+    workflow("counter").run(async |ctx: Ctx, ()| {
+        let own = || ctx.state().execution::<u64>("n");
+        let mut saw = vec![own().increment(1).await?.value];
+        // What is noted on the way goes into the commit of the next change.
+        ctx.now().await;
+        saw.push(own().increment(10).await?.value);
+        saw.push(own().get().await?.unwrap_or_default());
+        saw.push(own().update(|n| n.unwrap_or_default()).await?.value);
+        let gave = ctx.transaction("tx", async |tx| {
+            tx.execution::<Vec<u64>>("list").set(vec![1, 2]).await?;
+            Ok::<_, Failure>(tx.execution::<u64>("n").increment(100).await?.value)
+        });
+        saw.push(gave.await?);
+        ctx.run("with its id", async || Ok::<_, Failure>(())).input(ctx.id()).await?;
+        saw.push(own().increment(1000).await?.value);
+        ctx.state().execution::<Vec<u64>>("list").delete().await?;
+        saw.push(own().update(|n| n.unwrap_or_default() + 10_000).await?.value);
+        Ok(saw)
+    })
+}
+
+async fn slots_of(test: &TestEngine, id: &str) -> (Option<u64>, Option<Vec<u64>>) {
+    let slots = test.engine().states().execution(id);
+    (slots.slot("n").get().await.unwrap(), slots.slot("list").get().await.unwrap())
+}
+
+#[tokio::test]
+async fn a_fork_has_the_slots_as_they_were_at_that_place() {
+    let counter = counter();
+    let test = TestEngine::new(&counter, 1).await.unwrap();
+    let handle = test.engine().start(&counter, ()).id("source").await.unwrap();
+    let output = test.run(handle.result()).await.unwrap();
+    assert_eq!(output, [1, 11, 11, 11, 111, 1111, 11111]);
+    // Others write to it, too.
+    let others = test.engine().states().execution("source").slot::<u64>("n");
+    others.set(0).await.unwrap();
+    let source = test.history("source").await.unwrap();
+    assert_eq!(source.operations.len(), 10);
+    for operation in &source.operations {
+        let at = text(operation);
+        let id = test.engine().fork("source").at(&at).start().await.unwrap();
+        assert_eq!(test.run(test.engine().handle(&counter, &id).result()).await.unwrap(), output, "at {at}");
+        assert_eq!(slots_of(&test, &id).await, (Some(11111), None), "at {at}");
+        // Of a fork, in turn.
+        let again = test.engine().fork(&id).at(&at).start().await.unwrap();
+        assert_eq!(test.run(test.engine().handle(&counter, &again).result()).await.unwrap(), output, "at {at}");
+    }
+    assert_eq!(slots_of(&test, "source").await, (Some(0), None), "the source stays as it was");
+}
+
+/// Only the newest state of slots is kept. What was changed after the place is not known as it was; what was not, is.
+#[tokio::test]
+async fn a_fork_whose_slots_are_not_known_any_more_is_refused() {
+    let counter = counter();
+    let test = TestEngine::new(&counter, 1).await.unwrap();
+    States::with_history(test.engine().store(), History::Generations(0)).await.unwrap();
+    let handle = test.engine().start(&counter, ()).id("source").await.unwrap();
+    let output = test.run(handle.result()).await.unwrap();
+    while test.engine().store().maintain().await.unwrap() {}
+    for at in ["2", "3", "5", "8"] {
+        match test.engine().fork("source").at(at).start().await {
+            Err(WorkflowError::Fork { at: told, reason, .. }) => {
+                assert_eq!(told, at);
+                assert!(reason.contains("no longer"), "{reason}");
+            }
+            other => panic!("at {at}: {other:?}"),
+        }
+    }
+    let id = test.engine().fork("source").start().await.unwrap();
+    assert_eq!(test.run(test.engine().handle(&counter, &id).result()).await.unwrap(), output);
+}
+
+/// Names that hold the execution's id, or that of the root of its tree, mean the fork's own in a fork.
+#[tokio::test]
+async fn a_fork_takes_what_was_its_own_for_its_own() {
+    let own = workflow("own").run(async |ctx: Ctx, ()| {
+        let mutex = ctx.mutex("m").of_tree();
+        let guard = mutex.acquire().await?;
+        ctx.signal(ctx.id().clone(), "note", &7u64).await?;
+        let note = ctx.receive::<u64>("note").await?;
+        guard.release().await?;
+        let guard = mutex.acquire().await?;
+        ctx.run("under it", async || Ok::<_, Failure>(())).await?;
+        guard.release().await?;
+        ctx.run("last", async || Ok::<_, Failure>(note)).await
+    });
+    let test = TestEngine::new(&own, 1).await.unwrap();
+    let handle = test.engine().start(&own, ()).id("source").await.unwrap();
+    assert_eq!(test.run(handle.result()).await.unwrap(), 7);
+    for at in ["under it", "last"] {
+        let id = test.engine().fork("source").at_step(at).start().await.unwrap();
+        assert_eq!(test.run(test.engine().handle(&own, &id).result()).await.unwrap(), 7, "at {at}");
     }
 }
 
