@@ -34,8 +34,9 @@ pub(crate) struct Alarms {
 struct Heard {
     /// The earliest that was set since it looked last, as far as it has to know.
     earliest: Option<Timestamp>,
-    /// It sleeps until then, by the clock that is never set, and need not be told of what is due later.
-    sleeps: Option<Duration>,
+    /// It sleeps for this alarm, and until then by the clock that is never set. It need not be told of what is due later
+    /// than both.
+    sleeps: Option<(Timestamp, Duration)>,
 }
 
 /// An alarm that is due.
@@ -46,11 +47,13 @@ pub(crate) struct Due {
 }
 
 impl Alarms {
-    /// An alarm was committed. Time may have jumped ahead since somebody went to sleep: then that is longer than until
-    /// what it sleeps for, and perhaps longer than until this.
+    /// An alarm was committed. Time may have jumped since somebody went to sleep. If it went ahead, that is longer than
+    /// until what it sleeps for, and perhaps longer than until this; if it went back, this may be due before alarms that
+    /// were rung.
     pub(crate) fn set(&self, due: Timestamp, env: &Env) {
         let mut told = self.state.lock();
-        if told.sleeps.is_some_and(|until| until <= env.monotonic().saturating_add(left(due, env))) {
+        let wakes = |until| until <= env.monotonic().saturating_add(left(due, env));
+        if told.sleeps.is_some_and(|(next, until)| next <= due && wakes(until)) {
             return;
         }
         told.earliest = Some(told.earliest.map_or(due, |earliest| earliest.min(due)));
@@ -60,17 +63,17 @@ impl Alarms {
 
     /// Waits until the next alarm is due, or at most for a pause, or until an earlier one is set.
     async fn wait(&self, env: &Env, next: Next) {
-        let pause = match next {
-            Next::Due(due) => Some(left(due, env).min(LONGEST)),
-            Next::Nothing => None,
-            Next::Again(pause) => Some(pause),
+        let (due, pause) = match next {
+            Next::Due(due) => (Some(due), Some(left(due, env).min(LONGEST))),
+            Next::Nothing => (None, None),
+            Next::Again(pause) => (None, Some(pause)),
         };
         {
             let mut told = self.state.lock();
             if told.earliest.is_some() {
                 return;
             }
-            told.sleeps = pause.map(|pause| env.monotonic().saturating_add(pause));
+            told.sleeps = due.zip(pause.map(|pause| env.monotonic().saturating_add(pause)));
         }
         let mut set = std::pin::pin!(self.set.notified());
         let mut sleep = pause.map(|pause| env.sleep(pause));

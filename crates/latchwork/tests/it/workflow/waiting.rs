@@ -106,6 +106,26 @@ async fn a_timer_that_is_set_after_time_has_jumped_ahead_is_not_overslept() {
     }
 }
 
+/// The other way round: one that is set after time has gone back is due before others that were rung.
+#[tokio::test]
+async fn a_timer_that_is_set_after_time_has_gone_back_is_not_overlooked() {
+    let sleeper = workflow("sleeper").run(async |ctx: Ctx, seconds: u64| {
+        ctx.sleep(Duration::from_secs(seconds)).await?;
+        Ok(())
+    });
+    let test = TestEngine::new(&sleeper, 1).await.unwrap();
+    test.complete(&sleeper, 5000).await.unwrap();
+    let last = test.engine().start(&sleeper, 30).await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(1))).await;
+    test.set_time(test.env().now().minus(Duration::from_secs(1000)));
+    let began = test.env().monotonic();
+    // Whoever sees to timers wakes before this one is due, by either clock.
+    let early = test.engine().start(&sleeper, 60).await.unwrap();
+    test.run(early.result()).await.unwrap();
+    assert_eq!(test.env().monotonic() - began, Duration::from_secs(60));
+    test.run(last.result()).await.unwrap();
+}
+
 #[tokio::test]
 async fn an_execution_that_takes_too_long_is_timed_out_awake_or_asleep() {
     let slow = workflow("slow").timeout(Duration::from_secs(100)).run(async |ctx: Ctx, asleep: bool| {
