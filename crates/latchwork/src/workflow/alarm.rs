@@ -34,7 +34,7 @@ pub(crate) struct Alarms {
 struct Heard {
     /// The earliest that was set since it looked last, as far as it has to know.
     earliest: Option<Timestamp>,
-    /// It sleeps for this alarm, and until then by the clock that is never set. It need not be told of what is due later
+    /// It sleeps for this alarm, and until then by the clock that is never set. It need not know of what is due later
     /// than both.
     sleeps: Option<(Timestamp, Duration)>,
 }
@@ -48,8 +48,8 @@ pub(crate) struct Due {
 
 impl Alarms {
     /// An alarm was committed. Time may have jumped since somebody went to sleep. If it went ahead, that is longer than
-    /// until what it sleeps for, and perhaps longer than until this; if it went back, this may be due before alarms that
-    /// were rung.
+    /// until what it sleeps for, and perhaps longer than until this; if it went back, this may be due before alarms
+    /// that were rung.
     pub(crate) fn set(&self, due: Timestamp, env: &Env) {
         let mut told = self.state.lock();
         let wakes = |until| until <= env.monotonic().saturating_add(left(due, env));

@@ -151,7 +151,7 @@ struct Driver<'a> {
     is_late: bool,
     /// Since when there was nothing to do, by the clock that only goes forward; and when to look again.
     idle_since: Option<Duration>,
-    later: Option<crate::store::Sleep>,
+    later: Option<(Duration, crate::store::Sleep)>,
     /// Everybody else has their turn, to see whether the code is woken by that; and whether they had.
     turn: Option<Flight>,
     is_sure: bool,
@@ -287,8 +287,12 @@ impl Driver<'_> {
         match self.run.todo(idle, self.is_sure) {
             Todo::Nothing => false,
             Todo::Later(pause) => {
-                let later = self.later.get_or_insert_with(|| self.run.env().sleep(pause));
-                later.as_mut().poll(context).is_ready() && self.later.take().is_some()
+                let due = now.saturating_add(pause);
+                let later = self.later.take().filter(|(set, _)| *set <= due);
+                let (due, mut sleep) = later.unwrap_or_else(|| (due, self.run.env().sleep(pause)));
+                let is_over = sleep.as_mut().poll(context).is_ready();
+                self.later = (!is_over).then_some((due, sleep));
+                is_over
             }
             Todo::MakeSure => {
                 // What the code has yielded for is due before this.

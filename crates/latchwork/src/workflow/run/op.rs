@@ -340,15 +340,27 @@ impl Run {
         if state.stop.is_some() || state.carrier.is_some() || !state.flying.is_empty() || !state.submitted.is_empty() {
             return Todo::Nothing;
         }
-        if state.inbox.as_ref().is_some_and(Inbox::is_stale) {
+        let patience = state.inbox.as_ref().and_then(|inbox| inbox.patience(self.env().monotonic()));
+        if state.inbox.as_ref().is_some_and(Inbox::is_stale) || patience.is_some_and(|left| left.is_zero()) {
             return Todo::Read;
         }
-        if let Some(input) = state.continues.take() {
+        match (state.todo(now, idle, is_sure), patience) {
+            (Todo::Nothing, Some(left)) => Todo::Later(left),
+            (Todo::Later(pause), Some(left)) => Todo::Later(pause.min(left)),
+            (todo, _) => todo,
+        }
+    }
+}
+
+impl State {
+    /// The same, when all messages are known and no commit is on its way.
+    fn todo(&mut self, now: Timestamp, idle: Duration, is_sure: bool) -> Todo {
+        if let Some(input) = self.continues.take() {
             return Todo::Commit(Next::Continues(input));
         }
-        let is_stored = state.rev.is_some();
-        if !state.only_waits() {
-            let is_wanted = state.wants_record || !state.pending.is_empty() && state.first_pending <= state.wanted;
+        let is_stored = self.rev.is_some();
+        if !self.only_waits() {
+            let is_wanted = self.wants_record || !self.pending.is_empty() && self.first_pending <= self.wanted;
             return match (is_wanted, is_stored) {
                 (true, _) => Todo::Commit(Next::Runs),
                 (false, true) => Todo::Nothing,
@@ -360,15 +372,15 @@ impl Run {
         if !is_sure {
             return Todo::MakeSure;
         }
-        let until = state.ops.values().filter_map(|op| op.until).min();
+        let until = self.ops.values().filter_map(|op| op.until).min();
         let is_soon = until.is_some_and(|until| until <= now.plus(IDLE));
-        let is_timer = until.is_some() && !state.ops.values().any(|op| op.what.is_message());
-        let is_settled = is_stored && state.pending.is_empty() && !state.is_to_be_written();
+        let is_timer = until.is_some() && !self.ops.values().any(|op| op.what.is_message());
+        let is_settled = is_stored && self.pending.is_empty() && !self.is_to_be_written();
         // One that was woken for nothing goes where it was.
-        let has_waited = is_stored && state.pending.is_empty() && state.execution.status == Status::Waiting;
+        let has_waited = is_stored && self.pending.is_empty() && self.execution.status == Status::Waiting;
         if !is_soon && (is_timer || has_waited || is_settled && idle >= IDLE) {
-            let until = until.into_iter().chain(state.execution.deadline_us.map(Timestamp)).min();
-            return Todo::Commit(Next::Waits(until, state.doing()));
+            let until = until.into_iter().chain(self.execution.deadline_us.map(Timestamp)).min();
+            return Todo::Commit(Next::Waits(until, self.doing()));
         }
         match is_settled {
             false => Todo::Commit(Next::Runs),
