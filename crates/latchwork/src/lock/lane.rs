@@ -13,7 +13,7 @@ use tokio::sync::{OwnedMutexGuard, oneshot, watch};
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::table::{Plan, Table, Told};
 use crate::lock::{LockKind, LockName, Owner};
-use crate::store::{Check, Commit, ErrorKind, Outcome, Receipt, Refusal, Sleep, StoreError, Write};
+use crate::store::{Check, Commit, ErrorKind, Outcome, Receipt, Refusal, StoreError, Write};
 use crate::workflow::engine::Inner;
 use crate::workflow::post::Mail;
 use crate::workflow::run::Effect;
@@ -155,6 +155,8 @@ pub(crate) struct Lane {
 struct Queue {
     jobs: VecDeque<Job>,
     is_working: bool,
+    /// Whether somebody sees to it that nobody is left behind.
+    is_guarded: bool,
     /// How many operations the next commit may have.
     most: usize,
     /// When the last commit landed, by the clock that only goes forward.
@@ -176,7 +178,7 @@ impl Inner {
         if lanes.len() >= MOST_LANES {
             lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
         }
-        let queue = Queue { jobs: VecDeque::new(), is_working: false, most: MOST, landed: None };
+        let queue = Queue { jobs: VecDeque::new(), is_working: false, is_guarded: false, most: MOST, landed: None };
         let lane = Lane { lock: lock.clone(), queue: Mutex::new(queue), table: Arc::default() };
         let lane = Arc::new(lane);
         lanes.insert(lock.clone(), lane.clone());
@@ -192,63 +194,25 @@ impl Inner {
         let is_first = !std::mem::replace(&mut queue.is_working, true);
         drop(queue);
         let worker = is_first.then(|| Worker::on(self, &lane, true));
-        Asked { engine: self.clone(), lane, worker, company: None, answered }
+        Asked { worker, answered }
     }
 }
 
 /// Something that was asked for. Whoever finds the lane idle works for it until he has his own answer: so he who is
 /// alone waits for nobody's turn but his own.
 pub(crate) struct Asked {
-    engine: Arc<Inner>,
-    lane: Arc<Lane>,
     worker: Option<Working>,
-    /// The end of the wait for company, if it waits for some.
-    company: Option<Sleep>,
     answered: oneshot::Receiver<Result<Answer>>,
 }
 
 impl Asked {
-    /// Works, or waits for others to do so, as long as there is no answer.
-    fn work(&mut self, context: &mut Context<'_>) {
-        loop {
-            if let Some(worker) = &mut self.worker {
-                let Poll::Ready(worked) = worker.as_mut().poll(context) else { return };
-                self.worker = None;
-                if let Worked::WantsCompany = worked {
-                    self.company = Some(self.engine.store.env().sleep(COMPANY));
-                }
-            }
-            let Some(company) = &mut self.company else { return };
-            if company.as_mut().poll(context).is_pending() {
-                return;
-            }
-            self.company = None;
-            self.worker = self.lane.begin().then(|| Worker::on(&self.engine, &self.lane, false));
-        }
-    }
-
-    /// Leaves the work, or the wait for company, to a task of its own.
+    /// Leaves the work to a task of its own.
     fn leave(&mut self) {
-        let (worker, company) = (self.worker.take(), self.company.take());
-        if worker.is_none() && company.is_none() {
-            return;
+        if let Some(worker) = self.worker.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(worker);
         }
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let (engine, lane) = (self.engine.clone(), self.lane.clone());
-        runtime.spawn(async move {
-            let mut worker = worker;
-            let mut company = company;
-            loop {
-                if let Some(worker) = worker.take()
-                    && let Worked::WantsCompany = worker.await
-                {
-                    company = Some(engine.store.env().sleep(COMPANY));
-                }
-                let Some(company) = company.take() else { return };
-                company.await;
-                worker = lane.begin().then(|| Worker::on(&engine, &lane, false));
-            }
-        });
     }
 }
 
@@ -256,7 +220,9 @@ impl Future for Asked {
     type Output = Result<Answer>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Answer>> {
-        self.work(context);
+        if self.worker.as_mut().is_some_and(|worker| worker.as_mut().poll(context).is_ready()) {
+            self.worker = None;
+        }
         let answer = std::task::ready!(Pin::new(&mut self.answered).poll(context));
         self.leave();
         Poll::Ready(answer.unwrap_or(Err(LockError::Stopped)))
@@ -269,26 +235,48 @@ impl Drop for Asked {
     }
 }
 
-impl Lane {
-    /// Whether there is something to do and nobody does it: then it is for whoever has asked.
-    fn begin(&self) -> bool {
-        let mut queue = self.queue.lock();
-        let is_wanted = !queue.is_working && !queue.jobs.is_empty();
-        queue.is_working |= is_wanted;
-        is_wanted
+/// Sees to it that those whom workers leave behind, because they have to wait anyway, are not left for long.
+struct Guard {
+    engine: Arc<Inner>,
+    lane: Arc<Lane>,
+    /// Whether it is still for it to see to them.
+    is_on: bool,
+}
+
+impl Guard {
+    async fn keep(mut self) {
+        self.engine.store.env().sleep(COMPANY).await;
+        let is_wanted = {
+            let mut queue = self.lane.queue.lock();
+            (queue.is_guarded, self.is_on) = (false, false);
+            // Whoever works sees to them, or leaves them to the next guard.
+            let is_wanted = !queue.is_working && !queue.jobs.is_empty();
+            queue.is_working |= is_wanted;
+            is_wanted
+        };
+        if is_wanted {
+            Worker::on(&self.engine, &self.lane, false).await;
+        }
+    }
+}
+
+impl Drop for Guard {
+    /// If it ends because the runtime does, those who wait are told by the end of their jobs.
+    fn drop(&mut self) {
+        if !self.is_on {
+            return;
+        }
+        let left = {
+            let mut queue = self.lane.queue.lock();
+            queue.is_guarded = false;
+            if queue.is_working { VecDeque::new() } else { std::mem::take(&mut queue.jobs) }
+        };
+        drop(left);
     }
 }
 
 /// A worker at work.
-type Working = Pin<Box<dyn Future<Output = Worked> + Send>>;
-
-/// Why a worker has ended.
-enum Worked {
-    /// There is nothing more to do.
-    Done,
-    /// All that is left is to wait anyway, and others may come soon whom it could share a commit with.
-    WantsCompany,
-}
+type Working = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Worker {
     engine: Arc<Inner>,
@@ -321,18 +309,19 @@ impl Worker {
         Box::pin(Worker { engine: engine.clone(), lane: lane.clone(), is_patient, is_idle: false }.work())
     }
 
-    async fn work(mut self) -> Worked {
+    /// Works until there is nothing to do, or only what can wait for company.
+    async fn work(mut self) {
         let mut jobs = Vec::new();
         let mut from_store = false;
         loop {
             if !self.take(&mut jobs) {
-                return Worked::Done;
+                return;
             }
             let mut held = self.lane.table.clone().lock_owned().await;
             if self.wants_company(&jobs, &held) {
                 drop(held);
                 if self.put_back(&mut jobs) {
-                    return Worked::WantsCompany;
+                    return;
                 }
                 continue;
             }
@@ -354,6 +343,10 @@ impl Worker {
         }
         queue.jobs.extend(jobs.drain(..));
         (queue.is_working, self.is_idle) = (false, true);
+        if !std::mem::replace(&mut queue.is_guarded, true) {
+            let guard = Guard { engine: self.engine.clone(), lane: self.lane.clone(), is_on: true };
+            tokio::spawn(guard.keep());
+        }
         true
     }
 
@@ -377,7 +370,8 @@ impl Worker {
         };
         let now = self.engine.store.env().monotonic();
         let is_hot = self.lane.queue.lock().landed.is_some_and(|landed| now.saturating_sub(landed) < COMPANY);
-        is_hot && jobs.len() < MOST && jobs.iter().all(is_patient)
+        let may_leave = tokio::runtime::Handle::try_current().is_ok();
+        is_hot && may_leave && jobs.len() < MOST && jobs.iter().all(is_patient)
     }
 
     /// Does what is asked in one commit. Gives back what is to be tried again.
@@ -464,10 +458,11 @@ impl Worker {
         match engine.store.commit(commit).await {
             Ok(Outcome::Applied(receipt)) => {
                 held.iter_mut().for_each(Table::landed);
-                batch.posted.into_iter().for_each(|effect| effect.tell(engine, &mut from, &receipt));
-                // Who has come and been granted it in one commit has to be listened to first.
+                // Who has come and been granted it in one commit has to be listened to first. Who has it now goes on
+                // first: the one who is told last.
                 self.settled(batch.jobs, &receipt);
                 engine.tell_requests(&self.lane.lock, batch.told);
+                batch.posted.into_iter().for_each(|effect| effect.tell(engine, &mut from, &receipt));
                 if batch.is_unfinished {
                     drop(engine.ask(&self.lane.lock, Ask::Grant, None));
                 }

@@ -82,11 +82,11 @@ impl Doing {
 
     /// Takes it off the list.
     pub(crate) fn ends(&self) {
-        self.carried();
         self.run.with(|state| {
             state.stop_waiting(self.op);
             state.ops.remove(&self.op)
         });
+        self.carried();
     }
 
     /// Whether it is to be given up because the execution is cancelled.
@@ -228,15 +228,16 @@ impl Doing {
 
     /// Its own commit is done with.
     pub(crate) fn carried(&self) {
-        let is_it = self.run.with(|state| {
-            let is_it = state.carrier == Some(self.op);
-            if is_it {
-                state.carrier = None;
-                state.wake(|_, waits| !waits);
+        let is_to_look = self.run.with(|state| {
+            if state.carrier != Some(self.op) {
+                return false;
             }
-            is_it
+            state.carrier = None;
+            state.wake(|_, waits| !waits);
+            // Whoever polls the code looks for what is to be done when it has been.
+            !state.is_polled
         });
-        if is_it {
+        if is_to_look {
             self.run.nudge();
         }
     }
