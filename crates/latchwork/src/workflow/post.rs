@@ -80,6 +80,8 @@ impl Inner {
         let id = id.clone();
         let landed = move |engine: &Arc<Inner>, generation, revs: &[Option<Rev>]| {
             if is_woken {
+                // It may be in memory again, for its time is up, and has not written that yet.
+                engine.resident(&id).iter().for_each(|run| run.doubt());
                 engine.wake_up(&id);
             } else if let (Some(run), Some(Some(count))) = (engine.resident(&id), revs.first()) {
                 run.delivered(count.0, generation, messages);
