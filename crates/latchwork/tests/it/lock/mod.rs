@@ -6,6 +6,8 @@ mod kill;
 mod model;
 mod outside;
 mod promises;
+mod races;
 mod simulation;
 mod slots;
+mod turnstile;
 mod within;

@@ -1,0 +1,307 @@
+//! Two things at the very same moment: one who gives up and is granted the lock, another process that was faster, and
+//! a grant to somebody who is no more.
+
+use std::time::Duration;
+
+use latchwork::lock::{LockError, LockGuard, LockRefused, Owner, Result};
+use latchwork::store::Commit;
+use latchwork::testing::Side;
+use latchwork::workflow::{Ctx, Workflow, WorkflowError, workflow};
+use tokio::task::JoinHandle;
+
+use super::turnstile::{Stage, tokens};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+const SIDES: [Side; 2] = [Side::Before, Side::After];
+
+/// A mutex that is held, somebody who waits for it with a limit, and its ticket.
+type Contended = (LockGuard, JoinHandle<Result<Option<LockGuard>>>, u64);
+
+async fn contended(stage: &Stage) -> Contended {
+    let mutex = stage.engine.mutex("m");
+    let held = mutex.acquire().await.unwrap();
+    let waits = stage.begins(async move { mutex.wait_at_most(LIMIT).acquire().await }).await;
+    let (holders, waiters) = tokens(&stage.state("m").await);
+    assert_eq!((holders, waiters.len()), (vec![held.token().number()], 1));
+    (held, waits, waiters[0])
+}
+
+async fn acquired(stage: &Stage, lock: latchwork::lock::Lock) -> JoinHandle<Result<LockGuard>> {
+    stage.begins(async move { lock.acquire().await }).await
+}
+
+#[tokio::test]
+async fn who_gives_up_when_it_was_granted_the_lock_has_it() {
+    for side in SIDES {
+        let stage = Stage::new(|builder| builder).await;
+        let (held, waits, ticket) = contended(&stage).await;
+        stage.hold(side);
+        let released = stage.begins(held.release()).await;
+        // Its time is up, and nobody has told it yet.
+        stage.pass(LIMIT).await;
+        assert!(!waits.is_finished());
+        stage.open();
+        assert!(stage.done(released).await.unwrap());
+        let guard = stage.done(waits).await.unwrap().expect("it was granted it in time");
+        assert_eq!(guard.token().number(), ticket);
+        assert_eq!(tokens(&stage.state("m").await), (vec![ticket], vec![]));
+        assert!(!guard.is_lost());
+        assert!(guard.release().await.unwrap());
+        assert_eq!(tokens(&stage.state("m").await), (vec![], vec![]));
+    }
+}
+
+/// Whoever is first in the commit that both share.
+#[tokio::test]
+async fn a_release_and_a_withdrawal_in_one_commit_come_one_after_the_other() {
+    for is_released_first in [true, false] {
+        let stage = Stage::new(|builder| builder).await;
+        let (held, waits, ticket) = contended(&stage).await;
+        // Something else is on its way, so that the two come together.
+        stage.hold(Side::Before);
+        let next = acquired(&stage, stage.engine.mutex("m")).await;
+        let released = if is_released_first {
+            let released = stage.begins(held.release()).await;
+            stage.pass(LIMIT).await;
+            released
+        } else {
+            stage.pass(LIMIT).await;
+            stage.begins(held.release()).await
+        };
+        assert!(!waits.is_finished() && !released.is_finished() && !next.is_finished());
+        stage.open();
+        assert!(stage.done(released).await.unwrap());
+        let guard = stage.done(waits).await.unwrap();
+        assert_eq!(guard.as_ref().map(|guard| guard.token().number()), is_released_first.then_some(ticket));
+        if let Some(guard) = guard {
+            assert!(!next.is_finished());
+            assert_eq!(tokens(&stage.state("m").await).0, [ticket]);
+            assert!(guard.release().await.unwrap());
+        }
+        let next = stage.done(next).await.unwrap();
+        assert_eq!(tokens(&stage.state("m").await), (vec![next.token().number()], vec![]));
+    }
+}
+
+#[tokio::test]
+async fn who_gives_up_when_an_operator_has_taken_its_place_is_told_so() {
+    for side in SIDES {
+        let stage = Stage::new(|builder| builder).await;
+        let (held, waits, ticket) = contended(&stage).await;
+        stage.hold(side);
+        let locks = stage.engine.locks();
+        let forced = stage.begins(async move { locks.force_release("m", ticket, "enough").await }).await;
+        stage.pass(LIMIT).await;
+        assert!(!waits.is_finished());
+        stage.open();
+        stage.done(forced).await.unwrap();
+        let told = stage.done(waits).await.unwrap_err();
+        assert!(matches!(told, LockError::Refused(LockRefused::Forced { .. })), "{told}");
+        assert_eq!(tokens(&stage.state("m").await), (vec![held.token().number()], vec![]));
+    }
+}
+
+/// And makes room for those behind it.
+#[tokio::test]
+async fn who_gives_up_leaves_the_queue() {
+    let stage = Stage::new(|builder| builder).await;
+    let semaphore = stage.engine.semaphore("s", 3);
+    let two = semaphore.acquire_many(2).await.unwrap();
+    let all = semaphore.clone().wait_at_most(LIMIT);
+    let all = stage.begins(async move { all.acquire_many(3).await }).await;
+    let one = acquired(&stage, semaphore).await;
+    let ticket = tokens(&stage.state("s").await).1[1];
+    assert!(!one.is_finished());
+    stage.pass(LIMIT).await;
+    assert!(stage.done(all).await.unwrap().is_none());
+    let one = stage.done(one).await.unwrap();
+    assert_eq!(tokens(&stage.state("s").await), (vec![two.token().number(), ticket], vec![]));
+    assert_eq!(one.token().number(), ticket);
+}
+
+/// Gives the token if it was granted, and ends later.
+fn patient() -> Workflow<(), Option<u64>> {
+    workflow("patient").run(async |ctx: Ctx, ()| {
+        let guard = ctx.mutex("m").wait_at_most(LIMIT).acquire().await?;
+        ctx.sleep(HOUR).await?;
+        Ok(guard.map(|guard| guard.token().number()))
+    })
+}
+
+#[tokio::test]
+async fn an_execution_that_gives_up_when_it_was_granted_the_lock_has_it() {
+    for side in SIDES {
+        let patient = patient();
+        let stage = Stage::new(|builder| builder.register(&patient)).await;
+        let held = stage.engine.mutex("m").acquire().await.unwrap();
+        let handle = stage.engine.start(&patient, ()).id("p").await.unwrap();
+        stage.pass(Duration::from_secs(1)).await;
+        let ticket = tokens(&stage.state("m").await).1[0];
+        stage.hold(side);
+        let released = stage.begins(held.release()).await;
+        stage.pass(LIMIT).await;
+        stage.open();
+        assert!(stage.done(released).await.unwrap());
+        assert_eq!(tokens(&stage.state("m").await), (vec![ticket], vec![]));
+        stage.pass(2 * HOUR).await;
+        let result = stage.begins(async move { handle.result().await }).await;
+        assert_eq!(stage.done(result).await.unwrap(), Some(ticket));
+        assert_eq!(tokens(&stage.state("m").await), (vec![], vec![]));
+    }
+}
+
+#[tokio::test]
+async fn an_execution_that_gives_up_leaves_the_queue() {
+    let patient = patient();
+    let stage = Stage::new(|builder| builder.register(&patient)).await;
+    let held = stage.engine.mutex("m").acquire().await.unwrap();
+    let handle = stage.engine.start(&patient, ()).id("p").await.unwrap();
+    stage.pass(Duration::from_secs(1)).await;
+    let next = acquired(&stage, stage.engine.mutex("m")).await;
+    let (holders, waiters) = tokens(&stage.state("m").await);
+    stage.pass(LIMIT).await;
+    assert_eq!(tokens(&stage.state("m").await), (holders, vec![waiters[1]]));
+    assert!(held.release().await.unwrap());
+    assert_eq!(stage.done(next).await.unwrap().token().number(), waiters[1]);
+    stage.pass(2 * HOUR).await;
+    let result = stage.begins(async move { handle.result().await }).await;
+    assert_eq!(stage.done(result).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn an_execution_that_is_cancelled_when_it_was_granted_the_lock_gives_it_back() {
+    for side in SIDES {
+        let patient = patient();
+        let stage = Stage::new(|builder| builder.register(&patient)).await;
+        let held = stage.engine.mutex("m").acquire().await.unwrap();
+        let handle = stage.engine.start(&patient, ()).id("p").await.unwrap();
+        stage.pass(Duration::from_secs(1)).await;
+        let next = acquired(&stage, stage.engine.mutex("m")).await;
+        let ticket = tokens(&stage.state("m").await).1[1];
+        stage.hold(side);
+        let released = stage.begins(held.release()).await;
+        stage.engine.cancel("p", "enough").await.unwrap();
+        stage.pass(Duration::from_secs(1)).await;
+        stage.open();
+        assert!(stage.done(released).await.unwrap());
+        let result = stage.begins(async move { handle.result().await }).await;
+        let told = stage.done(result).await.unwrap_err();
+        assert!(matches!(told, WorkflowError::Cancelled { .. }), "{told}");
+        assert_eq!(stage.done(next).await.unwrap().token().number(), ticket);
+        assert_eq!(tokens(&stage.state("m").await), (vec![ticket], vec![]));
+    }
+}
+
+/// What an engine remembers of a lock is no longer so: another one has it by now, or has given it back.
+#[tokio::test]
+async fn another_process_that_was_faster_is_not_overlooked() {
+    let stage = Stage::new(|builder| builder).await;
+    let other = stage.second().await;
+    let (first, second) = (stage.engine.mutex("m"), other.mutex("m"));
+    let mut last = 0;
+    let mut check = |guard: &LockGuard| {
+        assert!(guard.token().number() > last);
+        last = guard.token().number();
+    };
+    for _ in 0..3 {
+        for (one, other) in [(&first, &second), (&second, &first)] {
+            // It remembers that the lock was held, and looks again before it waits.
+            let guard = stage.done(acquired(&stage, one.clone()).await).await.unwrap();
+            check(&guard);
+            // And this one that it was free.
+            assert!(other.try_acquire().await.unwrap().is_none(), "two hold it");
+            assert_eq!(tokens(&stage.state("m").await), (vec![guard.token().number()], vec![]));
+            assert!(guard.release().await.unwrap());
+            assert_eq!(tokens(&stage.state("m").await), (vec![], vec![]));
+        }
+    }
+}
+
+/// Both have looked when it was free, and one was faster; also of a lock that was not there before.
+#[tokio::test]
+async fn another_process_that_is_faster_while_a_commit_is_on_its_way_has_the_lock() {
+    for is_new in [true, false] {
+        let stage = Stage::new(|builder| builder).await;
+        let other = stage.second().await;
+        let (first, second) = (stage.engine.mutex("m"), other.mutex("m"));
+        if !is_new {
+            first.acquire().await.unwrap().release().await.unwrap();
+        }
+        stage.hold(Side::Before);
+        let late = stage.begins(async move { first.try_acquire().await }).await;
+        let guard = second.try_acquire().await.unwrap().expect("it is free");
+        stage.open();
+        assert!(stage.done(late).await.unwrap().is_none(), "two hold it");
+        assert_eq!(tokens(&stage.state("m").await), (vec![guard.token().number()], vec![]));
+    }
+}
+
+/// A release hands over to the first of a queue that has grown elsewhere.
+#[tokio::test]
+async fn those_who_wait_by_another_process_keep_their_places() {
+    let stage = Stage::new(|builder| builder).await;
+    let other = stage.second().await;
+    let (first, second) = (stage.engine.mutex("m"), other.mutex("m"));
+    let held = first.acquire().await.unwrap();
+    let near = acquired(&stage, first).await;
+    let far = acquired(&stage, second).await;
+    let waiters = tokens(&stage.state("m").await).1;
+    assert_eq!(waiters.len(), 2);
+    assert!(held.release().await.unwrap());
+    let near = stage.done(near).await.unwrap();
+    assert_eq!(near.token().number(), waiters[0]);
+    assert_eq!(tokens(&stage.state("m").await), (vec![waiters[0]], vec![waiters[1]]));
+    assert!(near.release().await.unwrap());
+    assert_eq!(tokens(&stage.state("m").await), (vec![waiters[1]], vec![]));
+    assert!(!far.is_finished(), "who waits elsewhere is not told by this process");
+}
+
+/// Between the end of a session and the release of what it has, others release. It has no part in that.
+#[tokio::test]
+async fn a_session_that_is_no_more_is_passed_over_by_the_grant() {
+    let stage = Stage::new(|builder| builder).await;
+    let held = stage.engine.mutex("m").acquire().await.unwrap();
+    let dead = stage.engine.locks().session().lease(HOUR).renewed_by_hand().begin().await.unwrap();
+    let waits = acquired(&stage, stage.engine.mutex("m").by(&dead)).await;
+    let alive = stage.engine.locks().session().lease(HOUR).renewed_by_hand().begin().await.unwrap();
+    let next = acquired(&stage, stage.engine.mutex("m").by(&alive)).await;
+    let waiters = tokens(&stage.state("m").await).1;
+    assert_eq!(waiters.len(), 2);
+    // Another process has found its lease to be over, and did not get any further.
+    let session = stage.space("lock.sessions").await.key(dead.id().as_bytes());
+    assert!(stage.engine.store().commit(Commit::new().delete(&session)).await.unwrap().is_applied());
+    let released = stage.begins(held.release()).await;
+    assert!(stage.done(released).await.unwrap());
+    let state = stage.state("m").await;
+    assert_eq!(tokens(&state), (vec![waiters[1]], vec![]));
+    assert_eq!(state.holders[0].owner, Owner::Session(alive.id()));
+    assert_eq!(stage.done(next).await.unwrap().token().number(), waiters[1]);
+    let told = stage.done(waits).await.unwrap_err();
+    assert!(matches!(told, LockError::SessionLost { .. }), "{told}");
+}
+
+/// An execution whose record is not there has nothing either; one that is alive has what it has waited for.
+#[tokio::test]
+async fn an_execution_that_is_no_more_is_passed_over_by_the_grant() {
+    let patient = patient();
+    let stage = Stage::new(|builder| builder.register(&patient)).await;
+    let held = stage.engine.mutex("m").acquire().await.unwrap();
+    for id in ["dead", "alive"] {
+        stage.engine.start(&patient, ()).id(id).await.unwrap();
+        stage.pass(Duration::from_secs(1)).await;
+    }
+    let next = acquired(&stage, stage.engine.mutex("m")).await;
+    assert_eq!(stage.engine.residents(), 0);
+    let waiters = tokens(&stage.state("m").await).1;
+    assert_eq!(waiters.len(), 3);
+    let record = stage.space("workflow.executions").await.key("dead");
+    assert!(stage.engine.store().commit(Commit::new().delete(&record)).await.unwrap().is_applied());
+    let released = stage.begins(held.release()).await;
+    assert!(stage.done(released).await.unwrap());
+    let state = stage.state("m").await;
+    assert_eq!(tokens(&state), (vec![waiters[1]], vec![waiters[2]]));
+    assert_eq!(state.holders[0].owner, Owner::Execution("alive".into()));
+    stage.pass(2 * HOUR).await;
+    assert_eq!(stage.done(next).await.unwrap().token().number(), waiters[2]);
+}

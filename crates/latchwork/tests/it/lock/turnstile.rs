@@ -1,0 +1,218 @@
+//! A store in memory whose commits to locks can be held up, on either side of what they do: so two things happen at the
+//! very same moment, every time. And one on which several engines are at work, as if each owned a part.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use latchwork::lock::LockState;
+use latchwork::store::backend::{Answer, Backend, Changes, Contents, Damage, MemoryBackend, Retention, Scan, Stats};
+use latchwork::store::disk::RealDisk;
+use latchwork::store::{
+    Check, Commit, Env, Generation, Key, Limits, Outcome, Range, Space, SpaceId, Store, Timestamp, Version,
+    VirtualClock,
+};
+use latchwork::testing::Side;
+use latchwork::workflow::{Engine, EngineBuilder};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+/// How often everybody gets a turn. Whoever is not done by then never will be.
+const TURNS: usize = 200;
+
+#[derive(Default)]
+struct Ways {
+    /// The space of those commits that can be held up.
+    heads: Option<SpaceId>,
+    /// The space that tells which engine owns what, if that is not to be looked at.
+    shards: Option<SpaceId>,
+    /// The next commit to a lock is held up.
+    holds: Option<Side>,
+}
+
+struct Turnstile {
+    memory: MemoryBackend,
+    ways: Mutex<Ways>,
+    opened: Semaphore,
+}
+
+impl Turnstile {
+    /// The commit without the checks of who owns what. They stay at their places.
+    fn by_any_engine(&self, commit: Commit) -> Commit {
+        let Some(shards) = self.ways.lock().shards else { return commit };
+        if commit.writes().iter().any(|write| write.key().space() == shards) {
+            return commit;
+        }
+        let checks = commit.checks().iter().cloned().map(|check| match check {
+            Check::AtRev(key, _) if key.space() == shards => Check::Present(key),
+            check => check,
+        });
+        commit.writes().iter().cloned().fold(checks.fold(Commit::new(), Commit::check), Commit::write)
+    }
+
+    /// Whether, and where, a commit is held up.
+    fn holds(&self, commit: &Commit) -> Option<Side> {
+        let mut ways = self.ways.lock();
+        let is_to_lock = commit.writes().iter().any(|write| Some(write.key().space()) == ways.heads);
+        ways.holds.take_if(|_| is_to_lock)
+    }
+
+    async fn turn(&self) {
+        self.opened.acquire().await.expect("it is never closed").forget();
+    }
+}
+
+impl Backend for Turnstile {
+    fn commit(&self, commit: Commit) -> Answer<'_, Outcome> {
+        Box::pin(async move {
+            let commit = self.by_any_engine(commit);
+            let holds = self.holds(&commit);
+            if holds == Some(Side::Before) {
+                self.turn().await;
+            }
+            let outcome = self.memory.commit(commit).await;
+            if holds == Some(Side::After) {
+                self.turn().await;
+            }
+            outcome
+        })
+    }
+
+    fn latest(&self) -> Answer<'_, Generation> {
+        self.memory.latest()
+    }
+
+    fn get<'a>(&'a self, key: &'a Key, at: Generation) -> Answer<'a, Option<Version>> {
+        self.memory.get(key, at)
+    }
+
+    fn scan(&self, scan: Scan, at: Generation) -> Answer<'_, Vec<(Key, Version)>> {
+        self.memory.scan(scan, at)
+    }
+
+    fn versions<'a>(&'a self, key: &'a Key, at: Generation, limit: usize) -> Answer<'a, Vec<Version>> {
+        self.memory.versions(key, at, limit)
+    }
+
+    fn changes(&self, range: Range, after: Generation, limit: usize) -> Answer<'_, Changes> {
+        self.memory.changes(range, after, limit)
+    }
+
+    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
+        self.memory.newer(than)
+    }
+
+    fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation> {
+        self.memory.generation_at(time)
+    }
+
+    fn retention(&self) -> &Arc<Retention> {
+        self.memory.retention()
+    }
+
+    fn maintain(&self) -> Answer<'_, bool> {
+        self.memory.maintain()
+    }
+
+    fn replace(&self, contents: Contents) -> Answer<'_, Generation> {
+        self.memory.replace(contents)
+    }
+
+    fn verify(&self) -> Answer<'_, Vec<Damage>> {
+        self.memory.verify()
+    }
+
+    fn stats(&self) -> Answer<'_, Stats> {
+        self.memory.stats()
+    }
+
+    fn identity(&self) -> u128 {
+        self.memory.identity()
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        self.memory.close()
+    }
+}
+
+/// An engine on such a store, and time that passes when it is told to.
+pub struct Stage {
+    pub engine: Engine,
+    turnstile: Arc<Turnstile>,
+    clock: Arc<VirtualClock>,
+}
+
+impl Stage {
+    pub async fn new(set_up: impl FnOnce(EngineBuilder) -> EngineBuilder) -> Stage {
+        let (env, clock) = Env::seeded(1);
+        let memory = MemoryBackend::new(env.clone());
+        let turnstile = Arc::new(Turnstile { memory, ways: Mutex::default(), opened: Semaphore::new(0) });
+        let store = Store::with_backend(turnstile.clone(), env, Limits::default(), Arc::new(RealDisk)).await.unwrap();
+        let engine = set_up(Engine::on(&store)).start().await.unwrap();
+        let stage = Stage { engine, turnstile, clock };
+        stage.turnstile.ways.lock().heads = Some(stage.space("lock.heads").await.all().space());
+        stage
+    }
+
+    /// A second engine on the same store. From now on nobody looks who owns what.
+    pub async fn second(&self) -> Engine {
+        let shards = self.space("workflow.shards").await.all().space();
+        self.turnstile.ways.lock().shards = Some(shards);
+        Engine::on(self.engine.store()).start().await.unwrap()
+    }
+
+    pub async fn space(&self, name: &str) -> Space {
+        let spaces = self.engine.store().spaces().await.unwrap();
+        spaces.into_iter().find(|space| space.name() == name).expect("an engine has declared it")
+    }
+
+    pub async fn state(&self, lock: &str) -> LockState {
+        self.engine.locks().inspect(lock).await.unwrap()
+    }
+
+    /// The next commit to a lock is held up, before it is looked at or after it has landed.
+    pub fn hold(&self, side: Side) {
+        self.turnstile.ways.lock().holds = Some(side);
+    }
+
+    /// Lets the commit go that is held up.
+    pub fn open(&self) {
+        assert!(self.turnstile.ways.lock().holds.is_none(), "nothing was held up");
+        self.turnstile.opened.add_permits(1);
+    }
+
+    /// Everybody has turns, while no time passes.
+    pub async fn turns(&self) {
+        for _ in 0..TURNS {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    pub async fn pass(&self, time: Duration) {
+        self.turns().await;
+        self.clock.advance(time);
+        self.turns().await;
+    }
+
+    /// Somebody begins something, and has done of it what can be done at once. A moment passes.
+    pub async fn begins<T: Send + 'static>(&self, what: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        let begun = tokio::spawn(what);
+        self.pass(Duration::from_secs(1)).await;
+        begun
+    }
+
+    /// What something came to that needs no more time.
+    pub async fn done<T>(&self, what: JoinHandle<T>) -> T {
+        self.turns().await;
+        assert!(what.is_finished(), "it takes for ever");
+        what.await.unwrap()
+    }
+}
+
+/// The tokens of those who hold a lock, and of those who wait.
+pub fn tokens(state: &LockState) -> (Vec<u64>, Vec<u64>) {
+    let tokens = |requests: &[latchwork::lock::Requested]| requests.iter().map(|request| request.token).collect();
+    assert_eq!(state.used, state.holders.iter().map(|holder| holder.permits).sum::<u32>());
+    assert_eq!(state.waiting, state.waiters.len() as u64);
+    (tokens(&state.holders), tokens(&state.waiters))
+}
