@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::locks::contradictions;
 use super::trace::What;
-use crate::lock::name::{HEADS, REQUESTS, SESSIONS, read_ticket};
-use crate::lock::stored::{Head, Lease, Request};
+use crate::lock::name::{FORCED, HEADS, REQUESTS, SESSIONS, read_ticket};
+use crate::lock::stored::{Forced, Head, Lease, Request};
 use crate::lock::{LockName, Owner};
 use crate::store::{Check, Key, Uuid, Write};
 
@@ -38,8 +38,8 @@ impl Audit {
         for (space, write) in writes {
             match (&**space, write) {
                 (HEADS, Write::Put(key, value)) => {
-                    let Some((lock, head)) = LockName::read(key.bytes()).map(|(lock, _)| lock).zip(Head::decode(value))
-                    else {
+                    let Some((lock, head)) = LockName::read_head(key).zip(Head::decode(value)) else {
+                        self.wrong.push(format!("the head of a lock cannot be read: {key}"));
                         continue;
                     };
                     let known = &mut self.locks.entry(lock.clone()).or_default().head;
@@ -56,6 +56,11 @@ impl Audit {
                     if let Some(Request { owner, granted_us: Some(_), .. }) = request {
                         events.push(What::Released { lock, token, owner });
                     }
+                }
+                (FORCED, Write::Put(key, value)) => {
+                    let Some(((lock, token), forced)) = read_ticket(key).zip(Forced::decode(value)) else { continue };
+                    let Request { owner, granted_us, .. } = forced.request;
+                    events.push(What::Forced { lock, token, owner, was_held: granted_us.is_some() });
                 }
                 _ => {}
             }
@@ -108,5 +113,24 @@ impl Audit {
                 .push(format!("session {id} was ended {:?} after its renewal, its lease is {lease:?}", now - renewed));
         }
         Some(What::Expired(id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::LockKind;
+    use crate::lock::name::Spaces;
+    use crate::store::Store;
+
+    #[tokio::test]
+    async fn a_head_that_says_otherwise_than_the_requests_is_noticed() {
+        let store = Store::memory().await.expect("a store in memory");
+        let spaces = Spaces::declare(&store).await.expect("the spaces of locks");
+        let head = Head { kind: Some(LockKind::Semaphore { permits: 1 }), used: 1, ..Head::default() };
+        let write = Write::Put(spaces.head(&LockName::global("m")), head.encode());
+        let mut audit = Audit::default();
+        audit.landed(&[(HEADS.to_string(), write)], &[], Duration::ZERO);
+        assert_eq!(audit.wrong, ["m: 0 permits are held, 1 are noted, there are 1"]);
     }
 }

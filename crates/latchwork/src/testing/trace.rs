@@ -93,6 +93,18 @@ pub enum What {
         /// Who held it.
         owner: Owner,
     },
+    /// An operator has had somebody let go of a lock, or of a place in its queue, by the commit before. The same commit
+    /// may have granted it.
+    Forced {
+        /// The lock.
+        lock: LockName,
+        /// The token.
+        token: u64,
+        /// Who held it, or waited for it.
+        owner: Owner,
+        /// Whether it was held.
+        was_held: bool,
+    },
     /// A session was ended because it was not renewed.
     Expired(Uuid),
     /// What a caller had to say.
@@ -125,6 +137,10 @@ impl fmt::Display for Event {
                 write!(f, "{owner} has {permits} of {lock}, token {token}")
             }
             What::Released { lock, token, owner } => write!(f, "{owner} no longer has {lock}, token {token}"),
+            What::Forced { lock, token, owner, was_held } => {
+                let what = if *was_held { "holding" } else { "waiting for" };
+                write!(f, "{owner} was kept from {what} {lock}, token {token}")
+            }
             What::Expired(session) => write!(f, "session {session} was not renewed"),
             What::Note(text) => write!(f, "{text}"),
         }
