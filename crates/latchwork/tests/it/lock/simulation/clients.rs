@@ -243,17 +243,8 @@ impl Client {
         })
     }
 
-    /// Somebody outside who wants much, and is before executions that have some of it and want more, would keep them
-    /// for ever: nobody calls that a deadlock, for nobody knows how patient it is.
-    fn patience(what: What, how: How) -> How {
-        match (what, how) {
-            (What::Permits(2..) | What::Write, How::Acquire | How::Race(_) | How::Beside(_)) => How::Within(40_000),
-            _ => how,
-        }
-    }
-
     async fn take(&self, what: What, how: How, by: Option<&Session>, request: Option<&str>) -> Locked<Option<Held>> {
-        let (engine, how) = (self.caller.engine(), Client::patience(what, how));
+        let engine = self.caller.engine();
         let (lock, permits) = match what {
             What::Mutex(n) => (engine.mutex(format!("m{n}")), 1),
             What::Permits(permits) => (engine.semaphore("s", PERMITS), permits),

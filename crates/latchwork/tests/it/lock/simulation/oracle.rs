@@ -25,6 +25,8 @@ struct Said {
     told: BTreeMap<Grant, (String, Duration)>,
     /// When somebody has begun to let go, or was made to.
     lets_go: BTreeMap<Grant, Duration>,
+    /// When an operator has begun to take one away.
+    taken: BTreeMap<Grant, Duration>,
     /// When somebody was told that a lock of its own is released.
     freed: BTreeMap<Grant, Duration>,
     writes: u64,
@@ -53,12 +55,15 @@ impl Log {
     }
 
     pub fn lets_go(&self, lock: &LockName, token: &Token) {
-        self.takes_away(lock, token.number());
+        let now = self.now();
+        self.said.lock().lets_go.entry((lock.to_string(), token.number())).or_insert(now);
     }
 
     pub fn takes_away(&self, lock: &LockName, token: u64) {
-        let now = self.now();
-        self.said.lock().lets_go.entry((lock.to_string(), token)).or_insert(now);
+        let (grant, now) = ((lock.to_string(), token), self.now());
+        let mut said = self.said.lock();
+        said.lets_go.entry(grant.clone()).or_insert(now);
+        said.taken.entry(grant).or_insert(now);
     }
 
     pub fn freed(&self, lock: &LockName, token: &Token) {
@@ -103,6 +108,8 @@ struct Judge<'a> {
     held: BTreeSet<Grant>,
     granted: BTreeMap<Grant, (String, Duration)>,
     released: BTreeMap<Grant, Duration>,
+    /// What an operator has taken away from somebody who held it.
+    forced: BTreeMap<Grant, (String, Duration)>,
     /// The last token that was granted of a lock.
     last: BTreeMap<String, u64>,
     ended: BTreeSet<String>,
@@ -119,6 +126,7 @@ impl Judge<'_> {
             held: BTreeSet::new(),
             granted: BTreeMap::new(),
             released: BTreeMap::new(),
+            forced: BTreeMap::new(),
             last: BTreeMap::new(),
             ended: BTreeSet::new(),
             expired: BTreeSet::new(),
@@ -158,6 +166,14 @@ impl Judge<'_> {
                 self.granted.insert((lock, *token), (owner.to_string(), at));
             }
             What::Released { lock, token, owner } => self.released(at, (lock.to_string(), *token), owner),
+            What::Forced { lock, token, owner, was_held } => {
+                let grant = (lock.to_string(), *token);
+                let is_wanted = self.said.taken.get(&grant).is_some_and(|taken| *taken <= at);
+                self.complain(!is_wanted, || format!("{owner} was made to let go of {grant:?}, and nobody wanted it"));
+                if *was_held {
+                    self.forced.insert(grant, (owner.to_string(), at));
+                }
+            }
             What::Note(text) => self.wrote(text),
             _ => {}
         }
@@ -207,10 +223,9 @@ impl Judge<'_> {
     fn afterwards(&mut self) {
         let said = self.said;
         for (grant, (owner, told)) in &said.told {
-            let granted = self.granted.get(grant).cloned();
-            // It may have been granted and taken away by an operator in one commit.
-            let is_taken = granted.is_none() && said.lets_go.get(grant).is_some_and(|taken| taken < told);
-            let fits = is_taken || granted.as_ref().is_some_and(|(granted, at)| granted == owner && at <= told);
+            // One that was granted and taken away by an operator in one commit is on record with the operator alone.
+            let granted = self.granted.get(grant).or_else(|| self.forced.get(grant)).cloned();
+            let fits = granted.as_ref().is_some_and(|(granted, at)| granted == owner && at <= told);
             self.complain(!fits, || format!("{owner} was told of {grant:?}, which was granted {granted:?}"));
         }
         for (grant, freed) in &said.freed {
