@@ -60,12 +60,15 @@ enum Task {
     },
     /// Simulates whole workflow engines under faults, for longer than `test` does.
     Sim {
-        /// How many seeds, from 1 on.
-        #[arg(long, default_value_t = 10_000)]
-        seeds: u64,
+        /// How many seeds, from 1 on: 10000 unless something is said.
+        #[arg(long)]
+        seeds: Option<u64>,
         /// Runs this seed alone and prints its trace.
-        #[arg(long, conflicts_with = "seeds")]
+        #[arg(long, conflicts_with_all = ["seeds", "grants"])]
         seed: Option<u64>,
+        /// Grants of one semaphore to callers who all want it at once, in the order of asking.
+        #[arg(long)]
+        grants: Option<u64>,
     },
     /// Checks the rules of style that no other tool knows.
     Tidy,
@@ -96,9 +99,7 @@ fn work(task: Task) -> Result<()> {
             ];
             campaign(&parts, None)
         }
-        Task::Sim { seeds, seed } => {
-            campaign(&SIMULATIONS.map(|simulation| (LIBRARY, simulation, "LATCHWORK_SEEDS", seeds)), seed)
-        }
+        Task::Sim { seeds, seed, grants } => sim(seeds, seed, grants),
         Task::Tidy => tidy::check(&root()),
         Task::Deny => deny(),
     }
@@ -207,6 +208,13 @@ fn crash(images: Option<u64>, kill: Option<u64>, seed: Option<u64>) -> Result<()
         [(STORE, "kill::", "LATCHWORK_KILLS", kills), (LIBRARY, "::kill::", "LATCHWORK_KILLS", kills)]
     });
     campaign(&images.chain(kills).collect::<Vec<_>>(), seed)
+}
+
+fn sim(seeds: Option<u64>, seed: Option<u64>, grants: Option<u64>) -> Result<()> {
+    let seeds = seeds.or(grants.is_none().then_some(10_000));
+    let seeds = seeds.into_iter().flat_map(|seeds| SIMULATIONS.map(|part| (LIBRARY, part, "LATCHWORK_SEEDS", seeds)));
+    let grants = grants.map(|grants| (LIBRARY, "lock::grants::", "LATCHWORK_GRANTS", grants));
+    campaign(&seeds.chain(grants).collect::<Vec<_>>(), seed)
 }
 
 /// The packages that have campaigns.

@@ -1,4 +1,4 @@
-//! Very many grants of one semaphore. `LATCHWORK_GRANTS` says how many.
+//! Very many grants of one semaphore. `LATCHWORK_GRANTS` says how many; `cargo xtask sim --grants` does, too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -51,4 +51,5 @@ async fn a_million_grants_in_order() {
     assert_eq!(*count.lock(), wanted);
     let state = engine.locks().inspect("s").await.unwrap();
     assert_eq!((state.used, state.waiting), (0, 0));
+    println!("{wanted} grants");
 }
