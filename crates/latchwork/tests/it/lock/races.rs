@@ -102,6 +102,41 @@ async fn who_gives_up_when_an_operator_has_taken_its_place_is_told_so() {
     }
 }
 
+/// A session is told. An execution has a token that is refused, as one has that was forced later.
+#[tokio::test]
+async fn who_is_granted_the_lock_and_made_to_let_go_in_one_commit_does_not_have_it() {
+    for is_execution in [false, true] {
+        let patient = patient();
+        let stage = Stage::new(|builder| builder.register(&patient)).await;
+        let mutex = stage.engine.mutex("m");
+        let held = mutex.acquire().await.unwrap();
+        let waits = if is_execution {
+            stage.engine.start(&patient, ()).id("p").await.unwrap();
+            stage.pass(Duration::from_secs(1)).await;
+            None
+        } else {
+            Some(acquired(&stage, mutex.clone()).await)
+        };
+        let ticket = tokens(&stage.state("m").await).1[0];
+        stage.hold(Side::Before);
+        let next = acquired(&stage, mutex).await;
+        let released = stage.begins(held.release()).await;
+        let locks = stage.engine.locks();
+        let forced = stage.begins(async move { locks.force_release("m", ticket, "enough").await }).await;
+        stage.open();
+        assert!(stage.done(released).await.unwrap());
+        stage.done(forced).await.unwrap();
+        if let Some(waits) = waits {
+            let told = stage.done(waits).await.unwrap_err();
+            assert!(matches!(told, LockError::Refused(LockRefused::Forced { .. })), "{told}");
+        }
+        let next = stage.done(next).await.unwrap();
+        let state = stage.state("m").await;
+        assert_eq!(tokens(&state), (vec![next.token().number()], vec![]));
+        assert_eq!((state.forced[0].token, state.forced[0].was_held), (ticket, true));
+    }
+}
+
 /// And makes room for those behind it.
 #[tokio::test]
 async fn who_gives_up_leaves_the_queue() {
