@@ -3,6 +3,7 @@
 mod examples;
 mod grants;
 mod kill;
+mod line;
 mod model;
 mod outside;
 mod promises;

@@ -1,0 +1,510 @@
+//! Three clients and two permits of a lock by name, in every order of calls, crashes and ends of leases. The engine is
+//! the real one, which is led to each state anew; beside it there is a line of a few rules, written apart, and what is
+//! stored and what clients are told has to be what the line says.
+//!
+//! Clients are alike: those in line go by their places, and whoever comes is one of the others. So there are few
+//! states, and the search ends by itself, with no bound on calls or time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use latchwork::lock::{LockError, LockGuard, Owner, Requested, Result, Session};
+use latchwork::store::{Commit, Order, Uuid};
+use latchwork::testing::Side;
+use parking_lot::Mutex;
+use stateright::{Checker, HasDiscoveries, Model, Property};
+use tokio::task::JoinHandle;
+
+use super::turnstile::{Stage, tokens};
+
+const PERMITS: u32 = 2;
+const CLIENTS: usize = 3;
+const LIMIT: Duration = Duration::from_secs(1000);
+const LEASE: Duration = Duration::from_secs(1_000_000);
+
+/// Somebody in line, as the rules have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Place {
+    /// Its place when something began to happen.
+    was: usize,
+    permits: u32,
+    is_granted: bool,
+    /// Whether it waits for so long only.
+    is_limited: bool,
+    life: Life,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Life {
+    Alive,
+    /// It does nothing any more, and nobody has noticed.
+    Crashed,
+    /// Its session is over, and what it has is not freed yet.
+    Over,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum How {
+    Waits,
+    Within,
+    Tries,
+}
+
+/// What happens next; those in line by their places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Action {
+    Comes(u32, How),
+    Releases(usize),
+    GivesUp(usize),
+    /// Ends its session.
+    Ends(usize),
+    Crashes(usize),
+    /// Another process finds its session to be over, and gets no further.
+    IsOver(usize),
+    /// The time of those who wait for so long only is up.
+    TimeIsUp,
+    /// The leases of those that have crashed end.
+    LeasesEnd,
+    /// Two calls in one commit: another process is faster than the first, which is tried again with the second.
+    Together(Call, Call),
+}
+
+/// What can be done together with something else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Call {
+    Comes(u32),
+    Releases(usize),
+    GivesUp(usize),
+    TimeIsUp,
+}
+
+/// The line: the tickets' order. Those who hold are before those who wait.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+struct Line(Vec<Place>);
+
+impl Line {
+    fn used(&self) -> u32 {
+        self.0.iter().filter(|place| place.is_granted).map(|place| place.permits).sum()
+    }
+
+    fn comes(&mut self, permits: u32, how: How) {
+        let is_free = self.0.iter().all(|place| place.is_granted) && self.used() + permits <= PERMITS;
+        if is_free || how != How::Tries {
+            let is_limited = !is_free && how == How::Within;
+            self.0.push(Place { was: CLIENTS, permits, is_granted: is_free, is_limited, life: Life::Alive });
+        }
+    }
+
+    /// Somebody leaves, and those who wait are given what there is, in their order.
+    fn leaves(&mut self, place: usize) {
+        self.0.remove(place);
+        while let Some(first) = self.0.iter().position(|place| !place.is_granted) {
+            if self.used() + self.0[first].permits > PERMITS {
+                return;
+            }
+            if self.0[first].life == Life::Over {
+                self.0.remove(first);
+                continue;
+            }
+            (self.0[first].is_granted, self.0[first].is_limited) = (true, false);
+        }
+    }
+
+    fn all_leave(&mut self, who: impl Fn(&Place) -> bool) {
+        while let Some(place) = self.0.iter().position(&who) {
+            self.leaves(place);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Comes(permits, how) => self.comes(permits, how),
+            Action::Releases(place) | Action::GivesUp(place) | Action::Ends(place) => self.leaves(place),
+            Action::Crashes(place) => self.0[place].life = Life::Crashed,
+            Action::IsOver(place) => self.0[place].life = Life::Over,
+            Action::TimeIsUp => self.all_leave(|place| place.is_limited),
+            Action::LeasesEnd => {
+                // All of them are found to be over before any of them is freed, or one after the other: it makes no
+                // difference to those who live.
+                let crashed = self.0.iter_mut().filter(|place| place.life == Life::Crashed);
+                crashed.for_each(|place| place.life = Life::Over);
+                self.all_leave(|place| place.life == Life::Over);
+            }
+            Action::Together(first, second) => [first, second].into_iter().for_each(|call| match call {
+                Call::Comes(permits) => self.comes(permits, How::Waits),
+                Call::Releases(place) | Call::GivesUp(place) => self.all_leave(|found| found.was == place),
+                Call::TimeIsUp => self.all_leave(|place| place.is_limited),
+            }),
+        }
+        self.0.iter_mut().enumerate().for_each(|(number, place)| place.was = number);
+    }
+}
+
+/// A client of the real engine.
+#[derive(Default)]
+struct Client {
+    session: Option<Session>,
+    held: Option<LockGuard>,
+    waits: Option<JoinHandle<Result<Option<LockGuard>>>>,
+}
+
+/// The real engine, and who is in line.
+struct Cast {
+    stage: Stage,
+    line: Line,
+    clients: Vec<Client>,
+    /// Whose sessions are whose.
+    sessions: BTreeMap<Uuid, usize>,
+    /// The clients in line, by place.
+    places: Vec<usize>,
+    /// What clients had that have crashed: it is not dropped before all is over.
+    left: Vec<(usize, Client)>,
+    granted: BTreeSet<u64>,
+}
+
+impl Cast {
+    async fn new() -> Cast {
+        Cast {
+            stage: Stage::new(|builder| builder).await,
+            line: Line::default(),
+            clients: (0..CLIENTS).map(|_| Client::default()).collect(),
+            sessions: BTreeMap::new(),
+            places: Vec::new(),
+            left: Vec::new(),
+            granted: BTreeSet::new(),
+        }
+    }
+
+    /// A client that is not in line comes.
+    async fn comes(&mut self, permits: u32, how: How) {
+        let client = (0..CLIENTS).find(|client| !self.places.contains(client)).expect("not all are in line");
+        let session = match &self.clients[client].session {
+            Some(session) => session.clone(),
+            None => self.stage.engine.locks().session().lease(LEASE).renewed_by_hand().begin().await.unwrap(),
+        };
+        self.sessions.insert(session.id(), client);
+        let semaphore = self.stage.engine.semaphore("s", PERMITS).by(&session);
+        let taken = async move {
+            match how {
+                How::Waits => semaphore.acquire_many(permits).await.map(Some),
+                How::Within => semaphore.wait_at_most(LIMIT).acquire_many(permits).await,
+                How::Tries => semaphore.try_acquire_many(permits).await,
+            }
+        };
+        let waits = Some(self.stage.begins(taken).await);
+        self.clients[client] = Client { session: Some(session), held: None, waits };
+        self.places.push(client);
+    }
+
+    /// Begins a call. What it comes to is seen later.
+    async fn calls(&mut self, call: Call, places: &[usize]) -> Option<JoinHandle<Result<bool>>> {
+        match call {
+            Call::Comes(permits) => self.comes(permits, How::Waits).await,
+            Call::Releases(place) => {
+                let held = self.clients[places[place]].held.take().expect("it holds it");
+                return Some(self.stage.begins(held.release()).await);
+            }
+            Call::GivesUp(place) => {
+                self.clients[places[place]].waits.take().expect("it waits").abort();
+                self.stage.pass(Duration::from_secs(1)).await;
+            }
+            Call::TimeIsUp => self.stage.pass(LIMIT).await,
+        }
+        None
+    }
+
+    async fn releases(&mut self, call: Option<JoinHandle<Result<bool>>>) {
+        if let Some(released) = call {
+            assert!(self.stage.done(released).await.unwrap(), "it was held");
+        }
+    }
+
+    async fn act(&mut self, action: Action) {
+        let places = self.places.clone();
+        match action {
+            Action::Comes(permits, how) => self.comes(permits, how).await,
+            Action::Releases(place) => {
+                let released = self.calls(Call::Releases(place), &places).await;
+                self.releases(released).await;
+            }
+            Action::GivesUp(place) => drop(self.calls(Call::GivesUp(place), &places).await),
+            Action::Ends(place) => {
+                let client = std::mem::take(&mut self.clients[places[place]]);
+                let session = client.session.expect("whoever is in line has one");
+                let ended = self.stage.begins(session.end()).await;
+                self.stage.done(ended).await.unwrap();
+                assert!(client.held.is_none_or(|held| held.is_lost()));
+                if let Some(waits) = client.waits {
+                    assert!(matches!(self.stage.done(waits).await, Err(LockError::SessionLost { .. })));
+                }
+            }
+            Action::Crashes(place) => {
+                let client = places[place];
+                self.left.push((client, std::mem::take(&mut self.clients[client])));
+            }
+            Action::IsOver(place) => {
+                let left = self.left.iter().rev().find(|(client, _)| *client == places[place]);
+                let session = left.and_then(|(_, left)| left.session.clone()).expect("it had one");
+                let record = self.stage.space("lock.sessions").await.key(session.id().as_bytes());
+                let ended = self.stage.engine.store().commit(Commit::new().delete(&record)).await.unwrap();
+                assert!(ended.is_applied());
+            }
+            Action::TimeIsUp => self.stage.pass(LIMIT).await,
+            Action::LeasesEnd => {
+                self.renew().await;
+                self.stage.pass(LEASE / 2).await;
+                self.renew().await;
+                self.stage.pass(LEASE / 2).await;
+                self.renew().await;
+            }
+            Action::Together(first, second) => self.together(first, second, &places).await,
+        }
+    }
+
+    /// The second call comes while the commit of the first is on its way, which is refused then.
+    async fn together(&mut self, first: Call, second: Call, places: &[usize]) {
+        let store = self.stage.engine.store().clone();
+        let (before, sessions) = (store.generation().await.unwrap(), self.sessions.len());
+        self.stage.hold(Side::Before);
+        let first = self.calls(first, places).await;
+        self.touch().await;
+        let second = self.calls(second, places).await;
+        self.stage.open();
+        self.stage.turns().await;
+        self.releases(first).await;
+        self.releases(second).await;
+        // That of the other process, and one for both calls; and the beginning of a session.
+        let commits = 2 + (self.sessions.len() - sessions) as u64;
+        assert_eq!(store.generation().await.unwrap().0 - before.0, commits, "the calls do not share a commit");
+    }
+
+    /// Renews the sessions of those that live.
+    async fn renew(&mut self) {
+        for session in self.clients.iter().filter_map(|client| client.session.as_ref()) {
+            assert!(session.renew().await.unwrap(), "a session of somebody who lives is over");
+        }
+    }
+
+    /// Another process writes the head of the lock, and changes nothing.
+    async fn touch(&self) {
+        let (heads, store) = (self.stage.space("lock.heads").await, self.stage.engine.store());
+        let found = store.view().await.unwrap().scan(&heads.all(), Order::Ascending, 1).await.unwrap();
+        let (key, item) = found.into_iter().next().expect("the lock is there");
+        assert!(store.commit(Commit::new().put(&key, item.value)).await.unwrap().is_applied());
+    }
+
+    /// Clients learn what became of their calls.
+    async fn hear(&mut self) {
+        for client in &mut self.clients {
+            let Some(waits) = client.waits.take_if(|waits| waits.is_finished()) else { continue };
+            client.held = waits.await.unwrap().unwrap();
+        }
+    }
+
+    /// Holds what is stored, and what clients were told, against the line.
+    async fn check(&mut self, before: &Line) {
+        self.hear().await;
+        let state = match self.stage.engine.locks().inspect("s").await {
+            Err(LockError::NotFound { .. }) => return assert!(self.line.0.is_empty(), "it is not there"),
+            state => state.unwrap(),
+        };
+        assert!(state.used <= PERMITS, "more permits are held than there are");
+        let (held, waiting) = tokens(&state);
+        let all: Vec<&Requested> = state.holders.iter().chain(&state.waiters).collect();
+        let found: Vec<(u32, bool)> = all.iter().map(|found| (found.permits, found.granted_us.is_some())).collect();
+        let wanted: Vec<(u32, bool)> = self.line.0.iter().map(|place| (place.permits, place.is_granted)).collect();
+        assert_eq!(found, wanted, "the line is not what it should be; it was {before:?}");
+        let numbers: Vec<u64> = held.iter().chain(&waiting).copied().collect();
+        assert!(numbers.is_sorted_by(|a, b| a < b), "tokens do not rise: {numbers:?}");
+        let last = self.granted.last().copied().unwrap_or(0);
+        let is_new = |token: &&u64| !self.granted.contains(*token);
+        assert!(held.iter().filter(is_new).all(|token| *token > last), "{held:?} were granted after {last}");
+        self.granted.extend(held);
+        self.places = all.iter().map(|found| self.client_of(&found.owner)).collect();
+        for (place, found) in self.line.0.iter().zip(&all) {
+            let client = &self.clients[self.client_of(&found.owner)];
+            let told = client.held.as_ref().map(|held| (held.token().number(), held.is_lost()));
+            let wanted = (place.life == Life::Alive && place.is_granted).then_some((found.token, false));
+            assert_eq!(told, wanted, "what a client was told is not so");
+            assert_eq!(client.waits.is_some(), place.life == Life::Alive && !place.is_granted, "it waits, or not");
+        }
+        for away in (0..CLIENTS).filter(|client| !self.places.contains(client)) {
+            let client = &mut self.clients[away];
+            assert!(client.held.is_none() && client.waits.is_none(), "a client has what it does not have");
+        }
+    }
+
+    fn client_of(&self, owner: &Owner) -> usize {
+        match owner {
+            Owner::Session(session) => self.sessions[session],
+            owner => panic!("{owner} is no client"),
+        }
+    }
+}
+
+/// A state of the line, and a way there.
+#[derive(Debug, Clone)]
+struct State {
+    line: Line,
+    /// Whether the lock was ever used.
+    is_there: bool,
+    way: Vec<Action>,
+    fault: Option<String>,
+}
+
+impl PartialEq for State {
+    fn eq(&self, other: &State) -> bool {
+        (&self.line, self.is_there, &self.fault) == (&other.line, other.is_there, &other.fault)
+    }
+}
+
+impl Hash for State {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        (&self.line, self.is_there, &self.fault).hash(hasher);
+    }
+}
+
+#[derive(Default)]
+struct Lines {
+    /// What has happened, and how often.
+    played: Mutex<BTreeMap<&'static str, u32>>,
+}
+
+impl Lines {
+    /// What can be done at the same time as something else.
+    fn calls(line: &Line) -> Vec<Call> {
+        let call = |(number, place): (usize, &Place)| match place {
+            Place { life: Life::Alive, is_granted: true, .. } => Some(Call::Releases(number)),
+            Place { life: Life::Alive, is_limited: false, .. } => Some(Call::GivesUp(number)),
+            _ => None,
+        };
+        let mut calls: Vec<Call> = line.0.iter().enumerate().filter_map(call).collect();
+        if line.0.len() < CLIENTS {
+            calls.extend((1..=PERMITS).map(Call::Comes));
+        }
+        calls
+    }
+
+    fn together(line: &Line) -> Vec<Action> {
+        let calls = Lines::calls(line);
+        let is_limited = line.0.iter().any(|place| place.is_limited);
+        let seconds: Vec<Call> = calls.iter().copied().chain(is_limited.then_some(Call::TimeIsUp)).collect();
+        let pairs = calls.iter().flat_map(|first| seconds.iter().map(move |second| (*first, *second)));
+        let pairs = pairs.filter(|pair| match pair {
+            (Call::Comes(_), Call::Comes(_)) => line.0.len() + 2 <= CLIENTS,
+            (first, second) => first != second,
+        });
+        pairs.map(|(first, second)| Action::Together(first, second)).collect()
+    }
+
+    fn play(&self, scene: &'static str, is_played: bool) {
+        *self.played.lock().entry(scene).or_default() += u32::from(is_played);
+    }
+
+    /// What can be seen of a step that is worth being seen.
+    fn see(&self, before: &Line, action: Action, after: &Line) {
+        let granted = |line: &Line| line.0.iter().filter(|place| place.is_granted).count();
+        let over = |line: &Line| line.0.iter().filter(|place| place.life == Life::Over && !place.is_granted).count();
+        let is_leaving = matches!(action, Action::Releases(_) | Action::Ends(_));
+        self.play("two are granted it at once", is_leaving && granted(after) == 2 && granted(before) == 1);
+        self.play("the dead are passed over", is_leaving && over(after) < over(before));
+        self.play("who is out of time makes room", action == Action::TimeIsUp && granted(after) > granted(before));
+        self.play("a lease that ends makes room", action == Action::LeasesEnd && !after.0.is_empty());
+        self.play("two calls share a commit", matches!(action, Action::Together(..)));
+        let is_race = matches!(action, Action::Together(Call::Releases(_) | Call::GivesUp(_), Call::TimeIsUp));
+        let limited = |line: &Line| line.0.iter().filter(|place| place.is_limited).count();
+        let stays = after.0.len() + 1 + limited(before) > before.0.len();
+        self.play("who is out of time is granted it just then", is_race && stays && limited(before) > 0);
+    }
+}
+
+async fn led(way: &[Action]) {
+    let mut cast = Cast::new().await;
+    for action in way {
+        let before = cast.line.clone();
+        cast.act(*action).await;
+        cast.line.act(*action);
+        cast.check(&before).await;
+    }
+}
+
+impl Model for Lines {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State { line: Line::default(), is_there: false, way: Vec::new(), fault: None }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        let line = &state.line;
+        let is_busy = line.0.iter().any(|place| !place.is_granted) || line.used() == PERMITS;
+        if line.0.len() < CLIENTS {
+            for permits in 1..=PERMITS {
+                let how = [How::Waits, How::Tries, How::Within];
+                let how = how.into_iter().take(if is_busy { 3 } else { 2 });
+                actions.extend(how.map(|how| Action::Comes(permits, how)));
+            }
+        }
+        for (number, place) in line.0.iter().enumerate() {
+            match place {
+                Place { life: Life::Crashed, .. } => actions.push(Action::IsOver(number)),
+                Place { life: Life::Over, .. } => {}
+                Place { is_granted: true, .. } => actions.extend([Action::Releases(number), Action::Ends(number)]),
+                _ => actions.extend([Action::GivesUp(number), Action::Ends(number)]),
+            }
+            if place.life == Life::Alive && !place.is_limited {
+                actions.push(Action::Crashes(number));
+            }
+        }
+        let is_limited = line.0.iter().any(|place| place.is_limited);
+        let is_alive = line.0.iter().all(|place| place.life == Life::Alive);
+        match (is_limited, is_alive) {
+            (true, _) => actions.push(Action::TimeIsUp),
+            (false, false) => actions.push(Action::LeasesEnd),
+            (false, true) => {}
+        }
+        if state.is_there {
+            actions.extend(Lines::together(line));
+        }
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        if state.fault.is_some() {
+            return None;
+        }
+        let mut next = state.clone();
+        next.line.act(action);
+        next.is_there |= !next.line.0.is_empty();
+        next.way.push(action);
+        self.see(&state.line, action, &next.line);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let led = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(led(&next.way))));
+        next.fault = led.err().map(|_| "the engine is not where the line is".into());
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Lines>> {
+        vec![
+            Property::always("the engine is where the line is", |_, state: &State| state.fault.is_none()),
+            Property::always("whoever is first and fits is granted it", |_, state: &State| {
+                let first = state.line.0.iter().find(|place| !place.is_granted);
+                first.is_none_or(|first| state.line.used() + first.permits > PERMITS)
+            }),
+            Property::always("nobody is overtaken", |_, state: &State| {
+                state.line.0.is_sorted_by_key(|place| !place.is_granted) && state.line.used() <= PERMITS
+            }),
+        ]
+    }
+}
+
+#[test]
+fn in_every_order_the_line_is_as_the_rules_have_it() {
+    let checker = Lines::default().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    checker.assert_properties();
+    println!("{} states, {:?}", checker.unique_state_count(), checker.model().played.lock());
+    assert!(checker.unique_state_count() >= 100, "{} states", checker.unique_state_count());
+    assert!(checker.model().played.lock().values().all(|times| *times > 0), "{:?}", checker.model().played.lock());
+}
