@@ -67,7 +67,7 @@ pub(crate) struct LockFields {
 impl LockFields {
     fn new(name: &LockName, kind: LockKind, used: u32, waiting: u64) -> LockFields {
         let (word, permits) = match kind {
-            LockKind::Semaphore { permits: 1 } => ("mutex", Some(1)),
+            LockKind::Mutex => ("mutex", Some(1)),
             LockKind::Semaphore { permits } => ("semaphore", Some(permits)),
             _ => ("read_write", None),
         };
@@ -163,7 +163,7 @@ impl RequestFields {
             owner: OwnerFields::of(&request.owner, request.label.as_deref()),
             token: request.token,
             permits: if is_written { 1 } else { request.permits },
-            exclusive: is_written || kind == LockKind::Semaphore { permits: 1 },
+            exclusive: is_written || kind == LockKind::Mutex,
             since: Time(request.since()),
             granted_at: request.granted_us.map(Time::from_us),
             position: request.position,

@@ -112,7 +112,7 @@ pub(crate) async fn run(
         }
         match (granted.len(), waiting) {
             (0, 0) => text.line("Nobody waits for it."),
-            (0, waiting) => text.line(format!("{waiting} wait for it as before.")),
+            (0, waiting) => text.line(format!("{waiting} wait for it.")),
             (_, waiting) => text.line(format!("{waiting} still wait.")),
         }
     })

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use latchwork::lock::{Owner, Requested, StoredLocks};
+use latchwork::lock::{LockName, Owner, Requested, StoredLocks};
 use latchwork::store::Timestamp;
 use latchwork::workflow::{
     Description, ExecutionId, ExecutionState, Executions, Kind, Operation, OperationState, Wait, WaitsFor,
@@ -78,7 +78,8 @@ pub(crate) async fn run(
     for wait in &found.waits {
         let mut told = told(executions, &open, wait).await?;
         if let WaitsFor::Lock(label) = &wait.what {
-            told.lock = lock(locks, &found.id, label).await?;
+            let found = standing(locks, &found.id, |name, _| name.to_string() == *label).await?;
+            told.lock = if let Standing::Waits(lock) = found { Some(lock) } else { None };
         }
         // A start that was put off has come to no operation.
         told.sentence = told.sentence(wait.what == WaitsFor::Timer && !is_begun, now);
@@ -92,12 +93,16 @@ pub(crate) async fn run(
     sentences
         .extend(found.cancel.iter().filter(|_| !status.is_end()).map(|why| format!("It is to be cancelled: {why}")));
     sentences.extend(waits.iter().map(|wait| wait.sentence.clone()));
-    for event in &begun {
-        sentences.push(match (event.state, &event.name) {
-            ("queued", Some(label)) => match lock(locks, &found.id, label).await? {
-                Some(lock) => format!("It waits for {}.{}", lock.name.words(), lock.sentence(now)),
-                None => format!("It has waited for lock {label:?}, and holds it now."),
-            },
+    for (event, operation) in begun.iter().zip(&open) {
+        sentences.push(match &operation.state {
+            OperationState::Queued { token, .. } => {
+                let label = &operation.name;
+                match standing(locks, &found.id, |_, its| its == *token).await? {
+                    Standing::Waits(lock) => format!("It waits for {}.{}", lock.name.words(), lock.sentence(now)),
+                    Standing::Holds => format!("It has waited for lock {label:?}, and holds it now."),
+                    Standing::Gone => format!("It has waited for lock {label:?}; the request was taken away."),
+                }
+            }
             _ => at_work(event, now),
         });
     }
@@ -172,20 +177,30 @@ async fn told(executions: &Executions, open: &[Operation], wait: &Wait) -> Resul
     Ok(ToldWait { wait, attempts, last_failure, child_status, lock, sentence })
 }
 
-/// The lock of which waits tell by this label, as the execution stands before it.
-async fn lock(locks: &StoredLocks, id: &ExecutionId, label: &str) -> Result<Option<ToldLock>> {
+/// How an execution stands to a lock.
+enum Standing {
+    Waits(ToldLock),
+    Holds,
+    /// It has nothing to do with it any more.
+    Gone,
+}
+
+/// How an execution stands to a lock that is told by its name or its token.
+async fn standing(locks: &StoredLocks, id: &ExecutionId, is_it: impl Fn(&LockName, u64) -> bool) -> Result<Standing> {
     let owned = locks.of(&Owner::Execution(id.clone())).await?;
-    for (name, token) in owned.into_iter().filter(|(name, _)| name.to_string() == label) {
+    let mut standing = Standing::Gone;
+    for (name, token) in owned.into_iter().filter(|(name, token)| is_it(name, *token)) {
         let state = locks.inspect(&name).await?;
         let is_its = |request: &&Requested| request.token == token;
         if state.holders.iter().any(|holder| is_its(&holder)) {
+            standing = Standing::Holds;
             continue;
         }
         let position = state.waiters.iter().find(is_its).and_then(|waiter| waiter.position);
         let holders = state.holders.iter().map(|holder| RequestFields::of(holder, state.kind)).collect();
-        return Ok(Some(ToldLock { name: NameFields::of(&name), token, position, holders }));
+        return Ok(Standing::Waits(ToldLock { name: NameFields::of(&name), token, position, holders }));
     }
-    Ok(None)
+    Ok(standing)
 }
 
 impl ToldLock {

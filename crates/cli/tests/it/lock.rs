@@ -181,7 +181,7 @@ fn a_place_in_the_line_is_released_as_well() {
     let release = ["lock", "release", "account-42", "--token", &token, "--reason", "not needed", "--yes"];
     let said = succeeded(run(&release, &store));
     assert!(said.starts_with("Execution \"first\"") && said.contains("no longer waits for lock"), "{said}");
-    assert!(said.ends_with("1 wait for it as before.\n"), "{said}");
+    assert!(said.ends_with("1 wait for it.\n"), "{said}");
     block_on(async {
         let engine = Engine::open(&store).register(&transfer()).start().await.unwrap();
         let refused = engine.handle(&transfer(), "first").result().await.unwrap_err();

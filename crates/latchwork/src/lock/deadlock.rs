@@ -1,5 +1,6 @@
-//! Executions that wait for each other in a circle. Whenever one that holds locks begins to wait for another, it is
-//! looked whether that can ever end; if not, its request is taken back and it is told of the circle.
+//! Executions that wait for each other in a circle, for locks or for the ends of children. Whenever one that holds
+//! locks begins to wait, or one whose parent may, it is looked whether that can ever end; if not, a request is taken
+//! back and whoever made it is told of the circle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -15,14 +16,20 @@ use crate::lock::{LockName, Owner};
 use crate::store::{Key, Order, View};
 use crate::workflow::ExecutionId;
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Status, Wait, read_text};
+use crate::workflow::record::{Status, Wait, WaitsFor, read_text};
 
 /// Of locks that more hold than this, or more wait for before, it is supposed that somebody will let go.
 const MOST_HOLDERS: usize = 1000;
 const MOST_BEFORE: usize = 64;
 
-/// A wait for a lock.
-struct Waiting {
+/// A wait that others have to end.
+enum Waiting {
+    Lock(LockWait),
+    /// For the end of a child.
+    Child(ExecutionId),
+}
+
+struct LockWait {
     lock: LockName,
     ticket: u64,
     permits: u32,
@@ -32,9 +39,47 @@ struct Waiting {
     before: Vec<(Owner, u32)>,
 }
 
+/// Executions that may never go on, with everything they wait for.
+type Stuck = BTreeMap<ExecutionId, Vec<Waiting>>;
+
 impl Waiting {
-    fn others(&self) -> impl Iterator<Item = &Owner> {
-        self.holders.iter().chain(&self.before).map(|(owner, _)| owner)
+    fn others(&self) -> Vec<Owner> {
+        match self {
+            Waiting::Lock(wait) => wait.holders.iter().chain(&wait.before).map(|(owner, _)| owner.clone()).collect(),
+            Waiting::Child(child) => vec![Owner::Execution(child.clone())],
+        }
+    }
+
+    /// The executions among them.
+    fn executions(&self) -> impl Iterator<Item = ExecutionId> {
+        self.others().into_iter().filter_map(|owner| match owner {
+            Owner::Execution(id) => Some(id),
+            Owner::Session(_) => None,
+        })
+    }
+
+    fn lock(&self) -> Option<&LockWait> {
+        match self {
+            Waiting::Lock(wait) => Some(wait),
+            Waiting::Child(_) => None,
+        }
+    }
+
+    /// Whether it never ends if none of these goes on.
+    fn never_ends(&self, stuck: &Stuck) -> bool {
+        let wait = match self {
+            Waiting::Lock(wait) => wait,
+            Waiting::Child(child) => return stuck.contains_key(child),
+        };
+        let is_stuck = |owner: &Owner| matches!(owner, Owner::Execution(id) if stuck.contains_key(id));
+        let given = wait.holders.iter().filter(|(owner, _)| !is_stuck(owner));
+        let given = given.fold(wait.free, |given, (_, permits)| given.saturating_add(*permits));
+        // Nobody is overtaken. Of sessions it is known only what they want here.
+        let blocks = |(owner, permits): &(Owner, u32)| match owner {
+            Owner::Execution(_) => is_stuck(owner),
+            Owner::Session(_) => given < *permits,
+        };
+        given < wait.permits || wait.before.iter().any(blocks)
     }
 }
 
@@ -63,36 +108,60 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<E
 }
 
 impl Inner {
-    /// Suspects all that have several requests: an earlier process may have ended before it has looked at them.
+    /// Suspects all that have several requests, or one and a parent: an earlier process may have ended before it has
+    /// looked at them.
     async fn suspect_all(&self) -> Result<()> {
         let range = self.locks.spaces.owned.prefix([0]);
         let owned = self.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
-        let mut last = None;
+        let mut counts: BTreeMap<ExecutionId, usize> = BTreeMap::new();
         for (key, _) in owned {
             let id = key.bytes().get(1..).and_then(read_text).map(|(id, _)| ExecutionId::from(id));
-            if id.is_some() && id == last {
-                id.iter().for_each(|id| drop(self.locks.suspects.send(id.clone())));
+            id.into_iter().for_each(|id| *counts.entry(id).or_default() += 1);
+        }
+        for (id, count) in counts {
+            if count > 1 || self.parent_of(&id).await.is_some() {
+                let _ = self.locks.suspects.send(id);
             }
-            last = id;
         }
         Ok(())
     }
 
+    async fn parent_of(&self, id: &ExecutionId) -> Option<ExecutionId> {
+        let (execution, _) = self.read(id).await.ok()??;
+        execution.parent.map(|parent| parent.id)
+    }
+
+    /// Whether an execution, or one that may wait for its end, has to do with locks.
+    async fn has_locks_above(&self, id: &ExecutionId) -> bool {
+        let mut next = self.parent_of(id).await;
+        while let Some(id) = next {
+            match self.read(&id).await {
+                Ok(Some((execution, _))) if !execution.has_locks => next = execution.parent.map(|parent| parent.id),
+                found => return matches!(found, Ok(Some(_))),
+            }
+        }
+        false
+    }
+
     /// Ends the wait of an execution if it would never end.
     async fn untangle(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
+        let owned = self.requests_of(&Owner::Execution(id.clone())).await?;
+        let count: usize = owned.iter().map(|(_, requests)| requests.len()).sum();
         let view = self.store.view().await?;
-        let mut stuck: BTreeMap<ExecutionId, Vec<Waiting>> = BTreeMap::new();
+        // One that has nothing that others could wait for is not in a circle.
+        let waits = self.waits_of(&view, id).await?;
+        if count <= 1 && waits.iter().all(|wait| wait.lock().is_some()) && !self.has_locks_above(id).await {
+            return Ok(());
+        }
+        let mut stuck = Stuck::new();
         let mut seen = BTreeSet::new();
         let mut next = vec![id.clone()];
         while let Some(id) = next.pop() {
             if !seen.insert(id.clone()) {
                 continue;
             }
-            let waits = self.waits_for_locks(&view, &id).await?;
-            next.extend(waits.iter().flat_map(Waiting::others).filter_map(|owner| match owner {
-                Owner::Execution(id) => Some(id.clone()),
-                Owner::Session(_) => None,
-            }));
+            let waits = self.waits_of(&view, &id).await?;
+            next.extend(waits.iter().flat_map(Waiting::executions));
             if !waits.is_empty() {
                 stuck.insert(id, waits);
             }
@@ -100,47 +169,48 @@ impl Inner {
         drop(view);
         // Whoever can be given something goes on, and so, in time, do those who wait for it.
         loop {
-            let is_stuck = |owner: &Owner| matches!(owner, Owner::Execution(id) if stuck.contains_key(id));
-            let never = |wait: &Waiting| {
-                let given = wait.holders.iter().filter(|(owner, _)| !is_stuck(owner));
-                let given = given.fold(wait.free, |given, (_, permits)| given.saturating_add(*permits));
-                // Nobody is overtaken. Of sessions it is known only what they want here.
-                let blocks = |(owner, permits): &(Owner, u32)| match owner {
-                    Owner::Execution(_) => is_stuck(owner),
-                    Owner::Session(_) => given < *permits,
-                };
-                given < wait.permits || wait.before.iter().any(blocks)
-            };
+            let goes_on = |waits: &[Waiting]| !waits.iter().all(|wait| wait.never_ends(&stuck));
             let goes_on: Vec<ExecutionId> =
-                stuck.iter().filter(|(_, waits)| !waits.iter().all(never)).map(|(id, _)| id.clone()).collect();
+                stuck.iter().filter(|(_, waits)| goes_on(waits)).map(|(id, _)| id.clone()).collect();
             if goes_on.is_empty() {
                 break;
             }
             goes_on.iter().for_each(|id| drop(stuck.remove(id)));
         }
-        let Some(last) = stuck.get(id).and_then(|waits| waits.iter().max_by_key(|wait| wait.ticket)) else {
-            return Ok(());
+        let Some(circle) = circle(id, &stuck) else { return Ok(()) };
+        // It is told itself, unless it waits for children alone; then the last who has asked for a lock.
+        let own = stuck.get(id).into_iter().flatten().filter_map(Waiting::lock);
+        let others = || circle.iter().filter_map(|(_, wait)| wait.lock());
+        let last = own.max_by_key(|wait| wait.ticket).or_else(|| others().max_by_key(|wait| wait.ticket));
+        let Some(last) = last else { return Ok(()) };
+        let link = |(at, wait): &(&ExecutionId, &Waiting)| {
+            let lock = wait.lock().map(|wait| wait.lock.to_string());
+            DeadlockLink { waiter: Owner::Execution((*at).clone()), lock, holders: wait.others() }
         };
-        let Some(cycle) = cycle(id, &stuck) else { return Ok(()) };
-        let why = LockRefused::Deadlock { lock: last.lock.to_string(), cycle };
+        let why = LockRefused::Deadlock { lock: last.lock.to_string(), cycle: circle.iter().map(link).collect() };
         tracing::warn!(%id, %why, "a deadlock");
         self.ask(&last.lock, Ask::Refuse { ticket: last.ticket, why }, None).await.map(drop)
     }
 
-    /// What an execution waits for, if that is nothing but locks, and for as long as it takes.
-    async fn waits_for_locks(&self, view: &View, id: &ExecutionId) -> Result<Vec<Waiting>> {
-        let is_blocked = match self.resident(id) {
-            Some(run) => run.with(|state| state.only_waits() && state.doing().iter().all(Wait::is_for_lock)),
+    /// What an execution waits for, if that is nothing but locks and ends of children, and for as long as it takes.
+    async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Vec<Waiting>> {
+        let waits = match self.resident(id) {
+            Some(run) => run.with(|state| if state.only_waits() { state.doing() } else { Vec::new() }),
             None => match self.read(id).await {
-                Ok(Some((execution, _))) => {
-                    execution.status == Status::Waiting && execution.waits.iter().all(Wait::is_for_lock)
-                }
-                _ => false,
+                Ok(Some((execution, _))) if execution.status == Status::Waiting => execution.waits,
+                _ => Vec::new(),
             },
         };
-        let mut waits = Vec::new();
-        if !is_blocked {
-            return Ok(waits);
+        if !waits.iter().all(Wait::is_for_others) || waits.len() > MOST_BEFORE {
+            return Ok(Vec::new());
+        }
+        let children = waits.iter().filter_map(|wait| match &wait.what {
+            WaitsFor::Child(child) => Some(Waiting::Child(child.as_str().into())),
+            _ => None,
+        });
+        let mut waiting: Vec<Waiting> = children.collect();
+        if waiting.len() == waits.len() {
+            return Ok(waiting);
         }
         let spaces = &self.locks.spaces;
         for (lock, requests) in self.requests_of(&Owner::Execution(id.clone())).await? {
@@ -168,25 +238,22 @@ impl Inner {
                 }
                 let before = before.into_iter().filter_map(|(_, item)| Request::decode(&item.value));
                 let before = before.map(|request| (request.owner, request.permits)).collect();
-                waits.push(Waiting { lock: lock.clone(), ticket, permits: request.permits, free, holders, before });
+                let (lock, permits) = (lock.clone(), request.permits);
+                waiting.push(Waiting::Lock(LockWait { lock, ticket, permits, free, holders, before }));
             }
         }
-        Ok(waits)
+        Ok(waiting)
     }
 }
 
 /// The shortest way from an execution back to itself, along those who wait. None if it only waits for others who do so
 /// in a circle: one of them is told.
-fn cycle(id: &ExecutionId, stuck: &BTreeMap<ExecutionId, Vec<Waiting>>) -> Option<Vec<DeadlockLink>> {
+fn circle<'a>(id: &'a ExecutionId, stuck: &'a Stuck) -> Option<Vec<(&'a ExecutionId, &'a Waiting)>> {
     let mut came_from: BTreeMap<&ExecutionId, (&ExecutionId, &Waiting)> = BTreeMap::new();
     let mut next = VecDeque::from([id]);
     while let Some(at) = next.pop_front().filter(|_| !came_from.contains_key(id)) {
         for wait in stuck.get(at).into_iter().flatten() {
-            let others = wait.others().filter_map(|owner| match owner {
-                Owner::Execution(other) => stuck.get_key_value(other),
-                Owner::Session(_) => None,
-            });
-            for (other, _) in others {
+            for (other, _) in wait.executions().filter_map(|other| stuck.get_key_value(&other)) {
                 came_from.entry(other).or_insert_with(|| {
                     next.push_back(other);
                     (at, wait)
@@ -194,15 +261,10 @@ fn cycle(id: &ExecutionId, stuck: &BTreeMap<ExecutionId, Vec<Waiting>>) -> Optio
             }
         }
     }
-    let mut links = Vec::new();
-    let (mut at, mut wait) = *came_from.get(id)?;
-    loop {
-        let holders = wait.others().cloned().collect();
-        links.push(DeadlockLink { waiter: Owner::Execution(at.clone()), lock: wait.lock.to_string(), holders });
-        if at == id {
-            links.reverse();
-            return Some(links);
-        }
-        (at, wait) = came_from[at];
+    let mut links = vec![*came_from.get(id)?];
+    while let Some((at, _)) = links.last().filter(|(at, _)| *at != id) {
+        links.push(came_from[at]);
     }
+    links.reverse();
+    Some(links)
 }

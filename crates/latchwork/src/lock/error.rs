@@ -73,7 +73,7 @@ pub enum LockRefused {
     #[error("lock {lock:?} is {stored}, and was asked for as {asked}")]
     Capacity { lock: String, stored: LockKind, asked: LockKind },
     /// More permits than there are.
-    #[error("{asked} permits of lock {lock:?} were asked for; there are {capacity}, and none is not enough")]
+    #[error("{asked} permits of lock {lock:?} were asked for; one can have 1 to {capacity}")]
     TooMany { lock: String, asked: u32, capacity: u32 },
     /// The same execution holds it already, and has not said that it may acquire it again.
     #[error(
@@ -94,16 +94,19 @@ pub enum LockRefused {
 pub struct DeadlockLink {
     /// Who waits.
     pub waiter: Owner,
-    /// For which lock.
-    pub lock: String,
-    /// Who holds it, or waits for it before.
+    /// For which lock; `None` if it waits for the end of a child.
+    pub lock: Option<String>,
+    /// Who holds it, or waits for it before; or the child.
     pub holders: Vec<Owner>,
 }
 
 fn links(cycle: &[DeadlockLink]) -> String {
     let link = |link: &DeadlockLink| {
-        let holders: Vec<String> = link.holders.iter().map(Owner::to_string).collect();
-        format!("{} waits for {:?} held by {}", link.waiter, link.lock, holders.join(" and "))
+        let holders = link.holders.iter().map(Owner::to_string).collect::<Vec<_>>().join(" and ");
+        match &link.lock {
+            Some(lock) => format!("{} waits for {lock:?} held by {holders}", link.waiter),
+            None => format!("{} waits for the end of {holders}", link.waiter),
+        }
     };
     cycle.iter().map(link).collect::<Vec<_>>().join("; ")
 }
@@ -113,7 +116,9 @@ fn links(cycle: &[DeadlockLink]) -> String {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LockKind {
-    /// So many permits. With one it is a mutex.
+    /// One at a time.
+    Mutex,
+    /// So many permits.
     Semaphore {
         /// How many.
         permits: u32,
@@ -126,6 +131,7 @@ impl LockKind {
     /// How many permits there are. A writer takes all of them.
     pub(crate) fn capacity(self) -> u32 {
         match self {
+            LockKind::Mutex => 1,
             LockKind::Semaphore { permits } => permits,
             LockKind::ReadWrite => u32::MAX,
         }
@@ -135,7 +141,8 @@ impl LockKind {
 impl fmt::Display for LockKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LockKind::Semaphore { permits: 1 } => f.write_str("a mutex"),
+            LockKind::Mutex => f.write_str("a mutex"),
+            LockKind::Semaphore { permits: 1 } => f.write_str("a semaphore of one permit"),
             LockKind::Semaphore { permits } => write!(f, "a semaphore of {permits} permits"),
             LockKind::ReadWrite => f.write_str("a read-write lock"),
         }

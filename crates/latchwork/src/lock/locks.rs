@@ -61,6 +61,15 @@ impl Engine {
         Locks { engine: self.inner.clone() }
     }
 
+    /// Releases everything that code outside of workflows holds here, and stops all executions where they are. To be
+    /// called at the end of a program: what a guard is dropped for then would be done by nobody, and whoever wants the
+    /// lock next would have to wait for the end of the lease.
+    pub async fn shutdown(&self) -> Result<()> {
+        let ended = self.inner.end_sessions().await;
+        self.stop();
+        ended
+    }
+
     /// A mutex, for code outside of workflows. It is held by this process, whose lease is renewed by itself.
     pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
         self.locks().mutex(name)
@@ -84,7 +93,7 @@ impl Locks {
 
     /// A mutex.
     pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
-        self.lock(name.into(), LockKind::Semaphore { permits: 1 })
+        self.lock(name.into(), LockKind::Mutex)
     }
 
     /// A semaphore of so many permits.

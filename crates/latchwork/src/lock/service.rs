@@ -1,6 +1,6 @@
 //! What an engine knows of locks in memory: lanes, sessions, and who in this process waits for what.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ pub(crate) struct Service {
     ears: Mutex<Ears>,
     /// The session of those who have none of their own.
     pub(crate) own: tokio::sync::Mutex<Option<Session>>,
+    /// The sessions that were begun here and have not ended.
+    pub(crate) begun: Mutex<BTreeSet<Uuid>>,
     /// Sessions that end if they are not renewed, and nobody in this process does that by itself.
     pub(crate) watched: Mutex<HashMap<Uuid, Watched>>,
     pub(crate) watches: Notify,
@@ -43,6 +45,7 @@ impl Service {
             lanes: Mutex::default(),
             ears: Mutex::default(),
             own: tokio::sync::Mutex::default(),
+            begun: Mutex::default(),
             watched: Mutex::default(),
             watches: Notify::new(),
             suspects,

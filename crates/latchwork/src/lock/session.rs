@@ -110,6 +110,7 @@ impl SessionBuilder {
         let commit = Commit::new().check(engine.shard_of(id.as_bytes())).put(&key, record.encode());
         let receipt = engine.store.commit(commit).await?.applied().map_err(|_| LockError::Stopped)?;
         let (lost, renewed) = (watch::Sender::new(false), Mutex::new(began));
+        engine.locks.begun.lock().insert(id);
         let shared = Arc::new(Shared { engine: engine.clone(), id, lease, lost, renewed });
         if renews {
             tokio::spawn(keep(Arc::downgrade(&shared), is_shared));
@@ -263,6 +264,16 @@ impl Inner {
         self.locks.watches.notify_one();
     }
 
+    /// Ends all sessions that were begun here, and frees what they hold.
+    pub(crate) async fn end_sessions(self: &Arc<Inner>) -> Result<()> {
+        *self.locks.own.lock().await = None;
+        let begun = self.locks.begun.lock().clone();
+        for id in begun {
+            self.end_session(id, None).await?;
+        }
+        Ok(())
+    }
+
     /// Ends a session, if it is still at this rev, and frees what it holds.
     async fn end_session(self: &Arc<Inner>, id: Uuid, rev: Option<Rev>) -> Result<()> {
         let key = self.locks.spaces.session(id);
@@ -280,6 +291,7 @@ impl Inner {
         }
         self.free_session(id).await?;
         self.locks.watched.lock().remove(&id);
+        self.locks.begun.lock().remove(&id);
         Ok(())
     }
 

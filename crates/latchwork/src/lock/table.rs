@@ -7,7 +7,7 @@ use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::lane::{Answer, Ask, Gone, Want};
 use crate::lock::name::read_ticket;
 use crate::lock::stored::{Forced, Head, Request};
-use crate::lock::{LockName, Owner};
+use crate::lock::{LockKind, LockName, Owner};
 use crate::store::{Check, Key, Order, Rev, View, Write};
 use crate::workflow::WorkflowError;
 use crate::workflow::engine::Inner;
@@ -178,7 +178,7 @@ impl<'a> Plan<'a> {
         let head = &self.table.head;
         // Somebody has all of it, and it was the last to be granted anything.
         if head.used == capacity
-            && (capacity == 1 || kind.capacity() == u32::MAX)
+            && matches!(kind, LockKind::Mutex | LockKind::ReadWrite)
             && matches!(want.owner, Owner::Execution(_))
         {
             let token = head.granted;

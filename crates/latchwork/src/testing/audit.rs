@@ -127,7 +127,7 @@ mod tests {
     async fn a_head_that_says_otherwise_than_the_requests_is_noticed() {
         let store = Store::memory().await.expect("a store in memory");
         let spaces = Spaces::declare(&store).await.expect("the spaces of locks");
-        let head = Head { kind: Some(LockKind::Semaphore { permits: 1 }), used: 1, ..Head::default() };
+        let head = Head { kind: Some(LockKind::Mutex), used: 1, ..Head::default() };
         let write = Write::Put(spaces.head(&LockName::global("m")), head.encode());
         let mut audit = Audit::default();
         audit.landed(&[(HEADS.to_string(), write)], &[], Duration::ZERO);

@@ -103,6 +103,15 @@ impl Ctx {
         }
     }
 
+    /// The branches beside the first were given up. One that has recorded something, and was not run since the
+    /// execution was taken up again, may hold what only its code would let go of.
+    async fn gave_up(&self, fork: &Fork, branch: usize) {
+        if fork.is_replayed && fork.first.is_none() {
+            self.run.release_lost(&self.branch.path, fork.place.number, branch).await;
+        }
+        self.branch.ends();
+    }
+
     /// Runs branches side by side and waits for all of them: a tuple of functions that are given a context each. Gives
     /// a tuple of what they give.
     pub fn join<'a, B: JoinBranches<'a>>(&'a self, branches: B) -> Boxed<'a, B::Output> {
@@ -157,7 +166,7 @@ impl Ctx {
         // First what is recorded: what was given up goes by it.
         self.was_first(&fork, branch);
         drop(branches);
-        self.branch.ends();
+        self.gave_up(&fork, branch).await;
         (branch, done)
     }
 
@@ -229,13 +238,22 @@ impl Ctx {
             let Some((branch, value)) = crowd.next().await else { break };
             if is_bad(&value) {
                 self.was_first(&fork, branch);
-                bad = Some(value);
+                bad = Some((branch, value));
                 break;
             }
             done[branch] = Some(value);
         }
         drop(crowd);
-        self.branch.ends();
+        let bad = match bad {
+            Some((branch, value)) => {
+                self.gave_up(&fork, branch).await;
+                Some(value)
+            }
+            None => {
+                self.branch.ends();
+                None
+            }
+        };
         (done.into_iter().flatten().collect(), bad)
     }
 }
@@ -335,7 +353,7 @@ macro_rules! branches {
                             (branch, Err(failure)) => {
                                 ctx.was_first(&fork, branch);
                                 drop(branches);
-                                ctx.branch.ends();
+                                ctx.gave_up(&fork, branch).await;
                                 return Err(failure);
                             }
                         }
@@ -368,7 +386,7 @@ macro_rules! branches {
                     let (branch, done) = std::future::poll_fn(|context| branches.poll(context)).await;
                     ctx.was_first(&fork, branch);
                     drop(branches);
-                    ctx.branch.ends();
+                    ctx.gave_up(&fork, branch).await;
                     done
                 })
             }

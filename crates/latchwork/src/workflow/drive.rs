@@ -334,7 +334,7 @@ async fn commit(run: Arc<Run>, next: Next) {
         Next::Continues(_) => Some(Stop::Continued),
         Next::Runs | Next::Rests(_) => None,
     };
-    let waits_for_lock = matches!(&next, Next::Waits(_, waits) if waits.iter().any(Wait::is_for_lock));
+    let waits_for_others = matches!(&next, Next::Waits(_, waits) if waits.iter().any(Wait::is_for_others));
     let continues = matches!(next, Next::Continues(_));
     if continues && run.with(|state| state.has_locks) {
         // What it holds is not the next run's.
@@ -344,7 +344,7 @@ async fn commit(run: Arc<Run>, next: Next) {
     match run.send(commit, boarded).await {
         Sent::Landed => {
             // Other branches may have ended since it has begun to wait.
-            if waits_for_lock {
+            if waits_for_others && run.with(|state| state.has_locks) {
                 let _ = run.engine.locks.suspects.send(run.id.clone());
             }
             stop.into_iter().for_each(|stop| run.set_stop(stop));

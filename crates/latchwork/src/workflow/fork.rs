@@ -213,7 +213,7 @@ impl Source {
             }
             let at = at.map(Place::to_string).unwrap_or_default();
             let reason =
-                format!("child {child:?} was started before that and ended later, which only the source learns");
+                format!("child {child:?} was started before that and had not ended; of its end only the source learns");
             return Err(WorkflowError::Fork { id: id.clone(), at, reason });
         }
         Ok(())

@@ -58,7 +58,7 @@ impl Ctx {
 
     /// A mutex. It is held until it is released or the execution ends, through crashes, restarts and long waits.
     pub fn mutex(&self, name: impl Into<LockName>) -> CtxLock<'_> {
-        self.lock(name, LockKind::Semaphore { permits: 1 })
+        self.lock(name, LockKind::Mutex)
     }
 
     /// A semaphore of so many permits.
@@ -139,6 +139,7 @@ impl<'a> CtxLock<'a> {
                     }
                     run.effect().await;
                     run.ensure_inbox().await;
+                    run.until_left(&self.name).await;
                     run.with(|state| state.has_locks = true);
                     let until = limit.map(|limit| now.plus(limit));
                     let owner = Owner::Execution(run.id.clone());
@@ -234,7 +235,7 @@ impl Waits<'_> {
 
     async fn wait(&self) -> Outcome<Option<u64>> {
         let run = &self.ctx.run;
-        let mut is_told = run.with(|state| state.holds.is_empty());
+        let mut is_told = run.with(|state| state.holds.is_empty() && state.execution.parent.is_none());
         let is_it = self.is_it();
         let look = |state: &mut State| {
             // Others are to see that it waits before it is looked whether that will end.

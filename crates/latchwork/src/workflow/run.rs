@@ -100,6 +100,8 @@ pub(crate) struct State {
     /// The locks it holds, by name and ticket, and how many guards there are of each; and what was let go of.
     pub(crate) holds: BTreeMap<(LockName, u64), usize>,
     pub(crate) dropped: Vec<Dropped>,
+    /// The locks of which something is being released that was dropped, each as often.
+    pub(crate) leaving: Vec<LockName>,
     /// Whether there is nothing in its journal.
     is_fresh: bool,
     /// Commits of operations' own.
@@ -232,6 +234,7 @@ impl Run {
             published: None,
             holds: BTreeMap::new(),
             dropped: Vec::new(),
+            leaving: Vec::new(),
             is_fresh: false,
             submitted: Vec::new(),
             continues: None,

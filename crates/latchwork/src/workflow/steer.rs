@@ -228,9 +228,9 @@ impl Inner {
 }
 
 impl Wait {
-    /// Whether it is for a lock, for as long as it takes.
-    pub(crate) fn is_for_lock(&self) -> bool {
-        matches!(self.what, WaitsFor::Lock(_)) && self.until_us.is_none()
+    /// Whether it is for others to end it, by a lock or as a child, for as long as it takes.
+    pub(crate) fn is_for_others(&self) -> bool {
+        matches!(self.what, WaitsFor::Lock(_) | WaitsFor::Child(_)) && self.until_us.is_none()
     }
 
     /// Since when.

@@ -10,7 +10,7 @@ use crate::workflow::ExecutionId;
 use crate::workflow::locks::refused;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, EntryState, WaitsFor, failure_text};
-use crate::workflow::run::{Doing, Run, Seat, Stop};
+use crate::workflow::run::{Doing, Listed, Run, Seat, Stop};
 
 /// The execution's own name for a request: the run and the place of the operation.
 pub(super) fn request_id(run: &Run, place: &Place) -> Vec<u8> {
@@ -60,6 +60,10 @@ impl Run {
     pub(crate) fn release_dropped(self: &Arc<Run>) {
         for dropped in self.with(|state| std::mem::take(&mut state.dropped)) {
             let passenger = Passenger { seat: Seat::new(Doing::aside(self)), entry: None, ticket: None };
+            let name = match &dropped {
+                Dropped::Guard(lock, _) | Dropped::Request(lock, _) => lock.clone(),
+            };
+            self.with(|state| state.leaving.push(name));
             let (lock, ask) = match dropped {
                 Dropped::Guard(lock, ticket) => (lock, Ask::Release { ticket }),
                 Dropped::Request(lock, id) => (lock, Ask::Abandon { owner: Owner::Execution(self.id.clone()), id }),
@@ -69,7 +73,28 @@ impl Run {
                 if let Err(error) = passenger.send(&lock, ask).await {
                     run.set_stop(stops(&run, error));
                 }
+                run.with(|state| {
+                    if let Some(place) = state.leaving.iter().position(|leaving| *leaving == lock) {
+                        state.leaving.swap_remove(place);
+                    }
+                    state.wake(|_, waits| !waits);
+                });
             });
+        }
+    }
+
+    /// Waits until what its code has dropped of a lock is released.
+    pub(super) async fn until_left(self: &Arc<Run>, lock: &LockName) {
+        let is_of_it = |dropped: &Dropped| match dropped {
+            Dropped::Guard(other, _) | Dropped::Request(other, _) => other == lock,
+        };
+        if self.with(|state| state.dropped.iter().any(is_of_it)) {
+            self.release_dropped();
+        }
+        if self.with(|state| state.leaving.contains(lock)) {
+            let doing = Doing::begin(self, WaitsFor::Store, true);
+            let _listed = Listed(&doing);
+            doing.until(|state| (!state.leaving.contains(lock)).then_some(())).await;
         }
     }
 

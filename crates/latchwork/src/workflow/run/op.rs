@@ -212,7 +212,7 @@ impl Doing {
     }
 
     /// Looks again whenever the operation is woken, until there is what is looked for.
-    async fn until<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
         std::future::poll_fn(|context| {
             let mut state = self.run.state.lock();
             if let Some(found) = look(&mut state) {

@@ -3,6 +3,7 @@
 mod examples;
 mod grants;
 mod kill;
+mod letting_go;
 mod line;
 mod model;
 mod outside;
