@@ -212,8 +212,8 @@ impl Summary {
         let Verdict { sum, expected, lost, doubled, wrong_accounts } = &self.verdict;
         let mut lines = vec![format!("{} transfers between {} accounts are done.", self.transfers, self.accounts)];
         lines.push(match self.killed {
-            0 => "It was never killed. Try that: start it with --fresh, and end it with kill -9, or say \
-                  --crash-every 2s."
+            0 => "It was never killed. Try that: start it with --fresh, and end it with kill -9; or say \
+                  --fresh --crash-every 2s."
                 .into(),
             1 => "It was killed once before it was done, and went on where it was.".into(),
             killed => format!("It was killed {killed} times before it was done, and went on where it was each time."),

@@ -146,7 +146,7 @@ impl Inner {
     /// Ends the wait of an execution if it would never end.
     async fn untangle(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
         let owned = self.requests_of(&Owner::Execution(id.clone())).await?;
-        let count: usize = owned.iter().map(|(_, requests)| requests.len()).sum();
+        let count: usize = owned.values().map(Vec::len).sum();
         let view = self.store.view().await?;
         // One that has nothing that others could wait for is not in a circle.
         let waits = self.waits_of(&view, id).await?;

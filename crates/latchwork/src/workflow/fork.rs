@@ -211,10 +211,9 @@ impl Source {
             if found.and_then(|found| found.parent).is_some_and(|parent| parent.close == Close::Abandon) {
                 continue;
             }
-            let at = at.map(Place::to_string).unwrap_or_default();
             let reason =
                 format!("child {child:?} was started before that and had not ended; of its end only the source learns");
-            return Err(WorkflowError::Fork { id: id.clone(), at, reason });
+            return Err(refused(id, at, reason));
         }
         Ok(())
     }
@@ -241,10 +240,9 @@ impl Source {
             for (key, item) in found {
                 let was = match slot_at(engine, &key, item, last, &undone).await {
                     Err(WorkflowError::Store(StoreError::HistoryDropped { .. })) => {
-                        let at = at.map(Place::to_string).unwrap_or_default();
                         let reason = "a slot of the execution was changed after that, and what it held then is no \
                                       longer in the history of `state`";
-                        return Err(WorkflowError::Fork { id: id.clone(), at, reason: reason.into() });
+                        return Err(refused(id, at, reason.into()));
                     }
                     was => was?,
                 };
@@ -285,6 +283,10 @@ impl Source {
         }
         Ok(writes)
     }
+}
+
+fn refused(id: &ExecutionId, at: Option<&Place>, reason: String) -> WorkflowError {
+    WorkflowError::Fork { id: id.clone(), at: at.map(Place::to_string).unwrap_or_default(), reason }
 }
 
 /// Stores a fork, in one commit unless it is too large for that: then it is parked until everything is there.

@@ -43,7 +43,7 @@ impl FileOptions {
                 // A name that was mistyped should not fill somebody's directory with files.
                 let foreign = |name: &&String| !name.starts_with('.') && !OWN_FILES.contains(&name.as_str());
                 if names.iter().any(|name| foreign(&name)) {
-                    let reason = "it holds other files; a new store needs an empty or missing directory";
+                    let reason = "it holds other files and no store; a new one needs an empty or missing directory";
                     return Err(StoreError::NotAStore { path: directory.into(), reason });
                 }
                 return Ok(None);

@@ -200,7 +200,7 @@ impl FileOptions {
     /// Opens a directory for reading all of it, and changes nothing there. It must be a store already.
     pub(crate) fn open_snapshot(self, directory: &Path) -> Result<FileBackend> {
         if self.read_format(directory)?.is_none() {
-            let reason = "it has no FORMAT file that says that it is complete";
+            let reason = "it holds no store: there is no FORMAT file that says that it is complete";
             return Err(StoreError::NotAStore { path: directory.into(), reason });
         }
         let disk: Arc<dyn Disk> = Arc::new(ShadowDisk(self.disk.clone()));

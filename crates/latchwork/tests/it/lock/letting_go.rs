@@ -153,6 +153,15 @@ fn dad(kid: Workflow<(), usize>) -> Workflow<u64, usize> {
     })
 }
 
+/// So that a deadlock that is not found is a failure.
+async fn within_an_hour<T>(test: &TestEngine, future: impl Future<Output = T>) -> T {
+    let future = std::pin::pin!(future);
+    match test.run(futures_util::future::select(future, test.env().sleep(3600 * SECOND))).await {
+        futures_util::future::Either::Left((done, _)) => done,
+        futures_util::future::Either::Right(_) => panic!("it still waits after an hour"),
+    }
+}
+
 #[tokio::test]
 async fn l8_a_parent_that_holds_what_its_child_wants_is_a_deadlock() {
     let kid = kid();
@@ -178,10 +187,12 @@ async fn l8_a_parent_that_holds_what_its_child_wants_is_a_deadlock() {
     let build = || TestEngine::build(1).register(&kid).register(&dad).register(&grandpa.0).register(&grandpa.1);
     for seconds in [0, 3, 100] {
         let test = build().start().await.unwrap();
-        assert_eq!(test.complete(&dad, seconds).await.unwrap(), 2, "after {seconds} s");
+        let handle = test.engine().start(&dad, seconds).await.unwrap();
+        assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 2, "after {seconds} s");
     }
     let test = build().start().await.unwrap();
-    assert_eq!(test.complete(&grandpa.1, ()).await.unwrap(), 3);
+    let handle = test.engine().start(&grandpa.1, ()).await.unwrap();
+    assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 3);
     let crashes = Crashes::of(&dad, 0).register(&kid).run(|outcome| {
         assert!(matches!(outcome.result, Ok(2)), "{:?}: {:?}", outcome.crash, outcome.result);
     });
