@@ -1,6 +1,6 @@
 //! `latch workflow` on directories that the library has written.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -68,17 +68,19 @@ async fn executions(directory: &Path) {
     engine.store().close().await.unwrap();
 }
 
-/// A directory with executions in it, made once for all tests: nothing here may change it.
+/// A directory with executions in it, made once for all tests of a process: nothing here may change it.
 fn directory() -> &'static Path {
-    static MADE: std::sync::Once = std::sync::Once::new();
-    let directory = Path::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/executions"));
-    MADE.call_once(|| {
-        // What the last run has left.
-        let _ = std::fs::remove_dir_all(directory);
+    static MADE: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    MADE.get_or_init(|| {
+        // Some who run tests have a process for each.
+        let name = format!("executions-{}", std::process::id());
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        // What another has left that had the same number.
+        let _ = std::fs::remove_dir_all(&directory);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(executions(directory));
-    });
-    directory
+        runtime.block_on(executions(&directory));
+        directory
+    })
 }
 
 fn run(arguments: &[&str]) -> Output {
