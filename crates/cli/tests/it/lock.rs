@@ -182,6 +182,8 @@ fn a_place_in_the_line_is_released_as_well() {
     let said = succeeded(run(&release, &store));
     assert!(said.starts_with("Execution \"first\"") && said.contains("no longer waits for lock"), "{said}");
     assert!(said.ends_with("1 wait for it.\n"), "{said}");
+    let why = succeeded(run(&["workflow", "why", "first"], &store));
+    assert!(why.contains("It has waited for lock \"account-42\"; the request was taken away."), "{why}");
     block_on(async {
         let engine = Engine::open(&store).register(&transfer()).start().await.unwrap();
         let refused = engine.handle(&transfer(), "first").result().await.unwrap_err();
