@@ -22,6 +22,13 @@ use crate::workflow::record::{Status, Wait, WaitsFor, read_text};
 const MOST_HOLDERS: usize = 1000;
 const MOST_BEFORE: usize = 64;
 
+/// One that has begun to wait.
+pub(crate) struct Suspect {
+    pub(crate) id: ExecutionId,
+    /// Whether it has nothing that others could wait for, but may have a parent who waits for it.
+    pub(crate) is_child: bool,
+}
+
 /// A wait that others have to end.
 enum Waiting {
     Lock(LockWait),
@@ -84,7 +91,7 @@ impl Waiting {
 }
 
 /// Looks at those that have begun to wait, one after the other.
-pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<ExecutionId>) {
+pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<Suspect>) {
     let Some(env) = engine.upgrade().map(|engine| engine.store.env().clone()) else { return };
     loop {
         let Some(engine) = engine.upgrade() else { return };
@@ -119,8 +126,9 @@ impl Inner {
             id.into_iter().for_each(|id| *counts.entry(id).or_default() += 1);
         }
         for (id, count) in counts {
-            if count > 1 || self.parent_of(&id).await.is_some() {
-                let _ = self.locks.suspects.send(id);
+            let is_child = count == 1;
+            if !is_child || self.parent_of(&id).await.is_some() {
+                let _ = self.locks.suspects.send(Suspect { id, is_child });
             }
         }
         Ok(())
@@ -144,15 +152,11 @@ impl Inner {
     }
 
     /// Ends the wait of an execution if it would never end.
-    async fn untangle(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
-        let owned = self.requests_of(&Owner::Execution(id.clone())).await?;
-        let count: usize = owned.values().map(Vec::len).sum();
-        let view = self.store.view().await?;
-        // One that has nothing that others could wait for is not in a circle.
-        let waits = self.waits_of(&view, id).await?;
-        if count <= 1 && waits.iter().all(|wait| wait.lock().is_some()) && !self.has_locks_above(id).await {
+    async fn untangle(self: &Arc<Inner>, Suspect { id, is_child }: &Suspect) -> Result<()> {
+        if *is_child && !self.has_locks_above(id).await {
             return Ok(());
         }
+        let view = self.store.view().await?;
         let mut stuck = Stuck::new();
         let mut seen = BTreeSet::new();
         let mut next = vec![id.clone()];

@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
+use crate::lock::deadlock::Suspect;
 use crate::lock::lane::{Ask, Ear, Gone, Heard, Lanes, Want};
 use crate::lock::name::Spaces;
 use crate::lock::session::{Session, Watched};
@@ -14,7 +15,6 @@ use crate::lock::stored::Request;
 use crate::lock::table::Told;
 use crate::lock::{LockName, Owner};
 use crate::store::{Check, Store, StoreError, Uuid};
-use crate::workflow::ExecutionId;
 use crate::workflow::engine::Inner;
 
 /// By lock and ticket.
@@ -33,8 +33,8 @@ pub(crate) struct Service {
     pub(crate) watched: Mutex<HashMap<Uuid, Watched>>,
     pub(crate) watches: Notify,
     /// Executions that have begun to wait for a lock.
-    pub(crate) suspects: mpsc::UnboundedSender<ExecutionId>,
-    suspected: Mutex<Option<mpsc::UnboundedReceiver<ExecutionId>>>,
+    pub(crate) suspects: mpsc::UnboundedSender<Suspect>,
+    suspected: Mutex<Option<mpsc::UnboundedReceiver<Suspect>>>,
 }
 
 impl Service {
@@ -54,7 +54,7 @@ impl Service {
     }
 
     /// Those who may be in a deadlock, for the one who looks.
-    pub(crate) fn suspected(&self) -> Option<mpsc::UnboundedReceiver<ExecutionId>> {
+    pub(crate) fn suspected(&self) -> Option<mpsc::UnboundedReceiver<Suspect>> {
         self.suspected.lock().take()
     }
 

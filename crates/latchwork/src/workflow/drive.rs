@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tracing::Instrument;
 
 use crate::backoff::jittered;
+use crate::lock::deadlock::Suspect;
 use crate::state::Quiet;
 use crate::store::{Commit, ErrorKind, StoreError};
 use crate::workflow::Failure;
@@ -345,7 +346,8 @@ async fn commit(run: Arc<Run>, next: Next) {
         Sent::Landed => {
             // Other branches may have ended since it has begun to wait.
             if waits_for_others && run.with(|state| state.has_locks) {
-                let _ = run.engine.locks.suspects.send(run.id.clone());
+                let suspect = Suspect { id: run.id.clone(), is_child: false };
+                let _ = run.engine.locks.suspects.send(suspect);
             }
             stop.into_iter().for_each(|stop| run.set_stop(stop));
         }

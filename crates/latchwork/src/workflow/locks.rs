@@ -7,6 +7,7 @@ mod passenger;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::lock::deadlock::Suspect;
 use crate::lock::lane::{Answer, Ask, Want};
 use crate::lock::{LockError, LockKind, LockName, LockScope, Owner, Token};
 use crate::store::Timestamp;
@@ -235,12 +236,13 @@ impl Waits<'_> {
 
     async fn wait(&self) -> Outcome<Option<u64>> {
         let run = &self.ctx.run;
-        let mut is_told = run.with(|state| state.holds.is_empty() && state.execution.parent.is_none());
+        let is_child = run.with(|state| state.holds.is_empty());
+        let mut is_told = is_child && run.with(|state| state.execution.parent.is_none());
         let is_it = self.is_it();
         let look = |state: &mut State| {
             // Others are to see that it waits before it is looked whether that will end.
             if !std::mem::replace(&mut is_told, true) {
-                let _ = run.engine.locks.suspects.send(run.id.clone());
+                let _ = run.engine.locks.suspects.send(Suspect { id: run.id.clone(), is_child });
             }
             state.inbox().take(&is_it)
         };

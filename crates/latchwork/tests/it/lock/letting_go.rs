@@ -199,6 +199,33 @@ async fn l8_a_parent_that_holds_what_its_child_wants_is_a_deadlock() {
     assert!(crashes.await > 5);
 }
 
+/// L8: one holds two of three permits and wants two more, behind somebody who wants two and holds nothing. That is a
+/// circle as soon as the latter can do nothing else.
+#[tokio::test]
+async fn l8_one_who_holds_nothing_may_close_a_circle() {
+    let waits = workflow("waits").run(async |ctx: Ctx, ()| {
+        let (_, taken) = ctx
+            .join((
+                async |ctx: Ctx| ctx.sleep(10 * SECOND).await,
+                async |ctx: Ctx| ctx.semaphore("s", 3).acquire_many(2).await.map(drop),
+            ))
+            .await;
+        taken
+    });
+    let wants = workflow("wants").run(async |ctx: Ctx, ()| {
+        let _held = ctx.semaphore("s", 3).acquire_many(2).await?;
+        ctx.sleep(3 * SECOND).await?;
+        ctx.semaphore("s", 3).acquire_many(2).await.map(drop)
+    });
+    let test = TestEngine::build(1).register(&waits).register(&wants).start().await.unwrap();
+    let wants = test.engine().start(&wants, ()).await.unwrap();
+    test.run(test.env().sleep(SECOND)).await;
+    let waits = test.engine().start(&waits, ()).await.unwrap();
+    let ends = [within_an_hour(&test, waits.result()).await, within_an_hour(&test, wants.result()).await];
+    let told = ends.iter().filter_map(|end| end.as_ref().err()).filter(|error| error.to_string().contains("never end"));
+    assert_eq!(told.count(), 1, "{ends:?}");
+}
+
 /// A program ends: with `shutdown`, nobody has to wait for the end of a lease.
 #[tokio::test]
 async fn what_is_held_or_dropped_at_the_end_of_a_program_is_released_by_shutdown() {
