@@ -1,6 +1,6 @@
 //! What an engine knows of locks in memory: lanes, sessions, and who in this process waits for what.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use crate::lock::{LockName, Owner};
 use crate::store::{Check, Store, StoreError, Uuid};
 use crate::workflow::engine::Inner;
 
-/// By lock and ticket.
-type Ears = HashMap<(LockName, u64), (Uuid, Vec<Ear>)>;
+/// By lock and ticket, in an order that is the same each time.
+type Ears = BTreeMap<(LockName, u64), (Uuid, Vec<Ear>)>;
 
 pub(crate) struct Service {
     pub(crate) spaces: Spaces,
@@ -61,7 +61,7 @@ impl Service {
     /// A session is lost, and with it everything it had.
     pub(crate) fn lose(&self, session: Uuid) {
         let mut ears = self.ears.lock();
-        let lost = ears.extract_if(|_, (owner, _)| *owner == session);
+        let lost = ears.extract_if(.., |_, (owner, _)| *owner == session);
         lost.for_each(|(_, (_, ears))| tell(&ears, &Heard::Gone(Gone::SessionLost)));
     }
 
