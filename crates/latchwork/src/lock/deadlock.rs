@@ -13,10 +13,10 @@ use crate::lock::name::read_ticket;
 use crate::lock::service::AGAIN;
 use crate::lock::stored::{Head, Request};
 use crate::lock::{LockName, Owner};
-use crate::store::{Key, Order, View};
+use crate::store::{ErrorKind, Key, Order, View};
 use crate::workflow::ExecutionId;
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Status, Wait, WaitsFor, read_text};
+use crate::workflow::record::{Execution, Status, Wait, WaitsFor, read_text};
 
 /// Of locks that more hold than this, or more wait for before, it is supposed that somebody will let go.
 const MOST_HOLDERS: usize = 1000;
@@ -105,9 +105,13 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<S
     }
     while let Some(suspect) = suspects.recv().await {
         let Some(engine) = engine.upgrade() else { return };
-        while engine.untangle(&suspect).await.is_err() {
+        while let Err(error) = engine.untangle(&suspect).await {
             if engine.is_stopped() {
                 return;
+            }
+            if error.kind() == ErrorKind::Corrupt {
+                tracing::error!(id = %suspect.id, %error, "it cannot be told whether it waits in a circle");
+                break;
             }
             engine.store.env().sleep(AGAIN).await;
         }
@@ -125,35 +129,44 @@ impl Inner {
             let id = key.bytes().get(1..).and_then(read_text).map(|(id, _)| ExecutionId::from(id));
             id.into_iter().for_each(|id| *counts.entry(id).or_default() += 1);
         }
+        let mut suspects = Vec::new();
         for (id, count) in counts {
             let is_child = count == 1;
-            if !is_child || self.parent_of(&id).await.is_some() {
-                let _ = self.locks.suspects.send(Suspect { id, is_child });
+            if !is_child || self.parent_of(&id).await?.is_some() {
+                suspects.push(Suspect { id, is_child });
             }
         }
+        suspects.into_iter().for_each(|suspect| drop(self.locks.suspects.send(suspect)));
         Ok(())
     }
 
-    async fn parent_of(&self, id: &ExecutionId) -> Option<ExecutionId> {
-        let (execution, _) = self.read(id).await.ok()??;
-        execution.parent.map(|parent| parent.id)
+    /// The newest record of an execution. Of one that is damaged nothing is known, and it stands in nobody's way; a
+    /// store that does not answer is an error.
+    async fn recorded(&self, id: &ExecutionId) -> Result<Option<Execution>> {
+        let item = self.store.view().await?.get(&self.spaces.executions.key(id.as_bytes())).await?;
+        Ok(item.and_then(|item| Execution::decode(&item.value)))
     }
 
-    /// Whether an execution, or one that may wait for its end, has to do with locks.
-    async fn has_locks_above(&self, id: &ExecutionId) -> bool {
-        let mut next = self.parent_of(id).await;
+    async fn parent_of(&self, id: &ExecutionId) -> Result<Option<ExecutionId>> {
+        Ok(self.recorded(id).await?.and_then(|execution| execution.parent).map(|parent| parent.id))
+    }
+
+    /// Whether one that may wait for an execution's end has to do with locks.
+    async fn has_locks_above(&self, id: &ExecutionId) -> Result<bool> {
+        let mut next = self.parent_of(id).await?;
         while let Some(id) = next {
-            match self.read(&id).await {
-                Ok(Some((execution, _))) if !execution.has_locks => next = execution.parent.map(|parent| parent.id),
-                found => return matches!(found, Ok(Some(_))),
+            match self.recorded(&id).await? {
+                Some(execution) if execution.has_locks => return Ok(true),
+                Some(execution) => next = execution.parent.map(|parent| parent.id),
+                None => return Ok(false),
             }
         }
-        false
+        Ok(false)
     }
 
     /// Ends the wait of an execution if it would never end.
     async fn untangle(self: &Arc<Inner>, Suspect { id, is_child }: &Suspect) -> Result<()> {
-        if *is_child && !self.has_locks_above(id).await {
+        if *is_child && !self.has_locks_above(id).await? {
             return Ok(());
         }
         let view = self.store.view().await?;
@@ -200,8 +213,8 @@ impl Inner {
     async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Vec<Waiting>> {
         let waits = match self.resident(id) {
             Some(run) => run.with(|state| if state.only_waits() { state.doing() } else { Vec::new() }),
-            None => match self.read(id).await {
-                Ok(Some((execution, _))) if execution.status == Status::Waiting => execution.waits,
+            None => match self.recorded(id).await? {
+                Some(execution) if execution.status == Status::Waiting => execution.waits,
                 _ => Vec::new(),
             },
         };

@@ -119,7 +119,8 @@ impl Container {
         self.treated(|setup| setup.retry.attempts = attempts.max(1))
     }
 
-    /// How long the first pause between attempts is at the most: 10 ms unless this is said. It doubles each time.
+    /// How long the first pause between attempts is at the most: 10 ms unless this is said. It doubles each time,
+    /// up to 40 ms; from then on, every other attempt follows at once.
     pub fn pause(self, pause: Duration) -> Container {
         self.treated(|setup| setup.retry.pause = pause)
     }

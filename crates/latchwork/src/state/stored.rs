@@ -18,8 +18,9 @@ use crate::store::{Actual, Commit, Env, ErrorKind, Key, Outcome, Rev, Space, Sto
 /// How many mutations share a commit at the most.
 const BATCH: usize = 1024;
 
-/// The longest pause between attempts.
-const LONGEST: Duration = Duration::from_secs(10);
+/// The longest pause between attempts, unless the first is longer. Whoever was outrun often has the same prospects at
+/// the next attempt as those who were not; with pauses that go on growing it would hardly come to try.
+const LONGEST: Duration = Duration::from_millis(40);
 
 /// The stored containers of a store.
 pub(crate) struct Shelf {
@@ -390,9 +391,14 @@ fn fail(batch: Batch, error: StateError) -> StateError {
 }
 
 impl Retry {
-    /// The pause doubles with every attempt; a part of it, up to a half, is left to chance.
+    /// The pauses double up to a limit; a part of each, up to a half, is left to chance. After that every other attempt
+    /// follows at once: one that has paused is slower than those who never do, and would lose to them again.
     fn pause_after(self, tried: u32, env: &Env) -> Duration {
-        jittered(doubled(self.pause, tried).min(LONGEST), 0.5, env)
+        let (pause, longest) = (doubled(self.pause, tried), LONGEST.max(self.pause));
+        if pause > longest && tried % 2 == 1 {
+            return Duration::ZERO;
+        }
+        jittered(pause.min(longest), 0.5, env)
     }
 }
 

@@ -340,3 +340,34 @@ async fn an_execution_that_is_no_more_is_passed_over_by_the_grant() {
     stage.pass(2 * HOUR).await;
     assert_eq!(stage.done(next).await.unwrap().token().number(), waiters[2]);
 }
+
+/// L8: the store fails at the very moment when it is looked for a circle. That hides it no longer than it lasts.
+#[tokio::test]
+async fn l8_a_store_that_does_not_answer_hides_no_circle() {
+    let wants = workflow("wants").run(async |ctx: Ctx, ()| ctx.mutex("m").acquire().await.map(drop));
+    let holds = workflow("holds").run({
+        let wants = wants.clone();
+        move |ctx: Ctx, ()| {
+            let wants = wants.clone();
+            async move {
+                let _held = ctx.mutex("m").acquire().await?;
+                let child = ctx.child(&wants, ()).id("child").start().await?;
+                ctx.sleep(LIMIT).await?;
+                child.result().await
+            }
+        }
+    });
+    let stage = Stage::new(|builder| builder.register(&wants).register(&holds)).await;
+    let handle = stage.engine.start(&holds, ()).await.unwrap();
+    let result = stage.begins(async move { handle.result().await }).await;
+    stage.pass(Duration::from_secs(10)).await;
+    assert_eq!(stage.engine.residents(), 0);
+    // The one that holds it begins to wait for its child, of which nothing can be learned.
+    stage.break_off(Some(stage.space("workflow.executions").await.key("child")));
+    stage.pass(LIMIT).await;
+    assert!(!result.is_finished());
+    stage.break_off(None);
+    stage.pass(Duration::from_secs(1)).await;
+    let told = stage.done(result).await.unwrap_err();
+    assert!(told.to_string().contains("never end"), "{told}");
+}

@@ -1,5 +1,5 @@
 //! A store in memory whose commits to locks can be held up, on either side of what they do: so two things happen at the
-//! very same moment, every time. And one on which several engines are at work, as if each owned a part.
+//! very same moment, every time. Keys may be unreadable for a while. And one on which several engines are at work, as if each owned a part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use latchwork::lock::LockState;
 use latchwork::store::backend::{Answer, Backend, Changes, Contents, Damage, MemoryBackend, Retention, Scan, Stats};
 use latchwork::store::disk::RealDisk;
 use latchwork::store::{
-    Check, Commit, Env, Generation, Key, Limits, Outcome, Range, Space, SpaceId, Store, Timestamp, Version,
-    VirtualClock,
+    Check, Commit, Env, Generation, Key, Limits, Outcome, Range, Space, SpaceId, Store, StoreError, Timestamp,
+    Version, VirtualClock,
 };
 use latchwork::testing::Side;
 use latchwork::workflow::{Engine, EngineBuilder};
@@ -28,6 +28,8 @@ struct Ways {
     shards: Option<SpaceId>,
     /// The next commit to a lock is held up.
     holds: Option<Side>,
+    /// A key that cannot be read.
+    unreadable: Option<Key>,
 }
 
 struct Turnstile {
@@ -83,6 +85,9 @@ impl Backend for Turnstile {
     }
 
     fn get<'a>(&'a self, key: &'a Key, at: Generation) -> Answer<'a, Option<Version>> {
+        if self.ways.lock().unreadable.as_ref() == Some(key) {
+            return Box::pin(std::future::ready(Err(StoreError::Uncertain { cause: "the connection broke".into() })));
+        }
         self.memory.get(key, at)
     }
 
@@ -173,6 +178,11 @@ impl Stage {
     /// The next commit to a lock is held up, before it is looked at or after it has landed.
     pub fn hold(&self, side: Side) {
         self.turnstile.ways.lock().holds = Some(side);
+    }
+
+    /// Nobody can read this key, until it is another one or none.
+    pub fn break_off(&self, key: Option<Key>) {
+        self.turnstile.ways.lock().unreadable = key;
     }
 
     /// Lets the commit go that is held up.

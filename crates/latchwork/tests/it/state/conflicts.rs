@@ -157,3 +157,48 @@ async fn refusals_of_a_mutator_are_about_fresh_state_too() {
     });
     assert_eq!(paid.await.unwrap().value, json!({"balance": 40}));
 }
+
+/// Whoever is outrun again and again goes on trying at a steady pace: with pauses that double for ever it would come to
+/// try hardly at all, while others who have just come are through at once.
+#[tokio::test]
+async fn whoever_is_outrun_often_is_not_left_behind() {
+    const OUTRUN: u32 = 40;
+    for (pause, longest) in [(10, 40), (1000, 1000)] {
+        let (env, clock) = Env::seeded(1);
+        let store = Store::memory_with(env, Limits::default()).await.unwrap();
+        let other = States::on(&store).await.unwrap().session("s");
+        let session = States::on(&store).await.unwrap().session("s").mutation_timeout(None);
+        let session = session.attempts(u32::MAX).pause(Duration::from_millis(pause));
+        let runs = Arc::new(AtomicU32::new(0));
+        let outrun = tokio::spawn({
+            let runs = runs.clone();
+            async move {
+                let mutated = session.atomic_state(move |state| {
+                    let (other, run) = (other.clone(), runs.fetch_add(1, Ordering::SeqCst));
+                    async move {
+                        if run < OUTRUN {
+                            // A task of its own, as another process would be.
+                            let faster = tokio::spawn(async move { other.inc_state("n", 1).await });
+                            faster.await.unwrap().unwrap();
+                        }
+                        let mut state = state.unwrap_or_else(|| json!({}));
+                        state["through"] = json!(true);
+                        Ok::<_, ()>(Some(state))
+                    }
+                });
+                mutated.await.map(drop).unwrap();
+            }
+        });
+        let mut waited = 0;
+        while !outrun.is_finished() {
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+            clock.advance(Duration::from_millis(1));
+            waited += 1;
+            assert!(waited < u64::from(OUTRUN) * longest, "it is still behind, after {runs:?} runs");
+        }
+        assert_eq!(runs.load(Ordering::SeqCst), OUTRUN + 1);
+        assert!(waited > u64::from(OUTRUN) * pause / 4, "{waited} ms");
+    }
+}
