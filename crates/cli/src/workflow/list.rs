@@ -84,7 +84,12 @@ fn attribute(text: &str) -> Result<Asked, String> {
     let (name, rest) = text.split_at(at);
     let signs = [">=", "<=", "=", ">", "<"];
     let sign = signs.into_iter().find(|sign| rest.starts_with(sign)).ok_or("write NAME=VALUE")?;
-    Ok(Asked { name: name.into(), sign, value: value(&rest[sign.len()..])? })
+    let rest = &rest[sign.len()..];
+    if rest.starts_with(['=', '<', '>']) {
+        let signs = signs.join(" ");
+        return Err(format!("the sign is one of {signs}; a text that begins with one of them is written in quotes"));
+    }
+    Ok(Asked { name: name.into(), sign, value: value(rest)? })
 }
 
 fn value(text: &str) -> Result<Attribute, String> {
@@ -227,8 +232,9 @@ mod tests {
         check("price<-1", "price", "<", (-1).into());
         check("paid=true", "paid", "=", true.into());
         check("a=b=c", "a", "=", "b=c".into());
+        check("sign=\">\"", "sign", "=", ">".into());
         check("due<time:1970-01-01T00:00:01Z", "due", "<", Timestamp(1_000_000).into());
-        for wrong in ["shop", "=north", "", "due=time:soon", "due=time:2d"] {
+        for wrong in ["shop", "=north", "", "due=time:soon", "due=time:2d", "price=>4", "price==4", "a<>b"] {
             assert!(attribute(wrong).is_err(), "{wrong}");
         }
     }

@@ -27,6 +27,10 @@ use crate::workflow::step::panicked;
 /// How long it takes at the most until an execution is taken up again that could not be committed.
 const AGAIN: Duration = Duration::from_millis(200);
 
+/// How often code that has woken itself is polled again before others have their turn: most often once is enough, and
+/// to stand in line for that is dear.
+const AT_ONCE: u32 = 2;
+
 /// How an execution's stay in memory ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
@@ -202,6 +206,7 @@ pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
 
 impl Driver<'_> {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
+        let mut again = AT_ONCE;
         loop {
             if !self.is_leaving() && self.woken.is_woken.swap(false, Ordering::SeqCst) {
                 (self.idle_since, self.later) = (None, None);
@@ -230,6 +235,10 @@ impl Driver<'_> {
                 }
             }
             if !self.is_leaving() && self.woken.is_woken.load(Ordering::SeqCst) {
+                if again > 0 {
+                    again -= 1;
+                    continue;
+                }
                 // Others have their turn, too.
                 context.waker().wake_by_ref();
                 return Poll::Pending;
