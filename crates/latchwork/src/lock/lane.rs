@@ -193,7 +193,7 @@ impl Inner {
         queue.jobs.push_back(Job { ask, rider, answer });
         let is_first = !std::mem::replace(&mut queue.is_working, true);
         drop(queue);
-        let worker = is_first.then(|| Worker::on(self, &lane, true));
+        let worker = is_first.then(|| (Worker::on(self, &lane, true), self.runtime.clone()));
         Asked { worker, answered }
     }
 }
@@ -201,16 +201,14 @@ impl Inner {
 /// Something that was asked for. Whoever finds the lane idle works for it until he has his own answer: so he who is
 /// alone waits for nobody's turn but his own.
 pub(crate) struct Asked {
-    worker: Option<Working>,
+    worker: Option<(Working, tokio::runtime::Handle)>,
     answered: oneshot::Receiver<Result<Answer>>,
 }
 
 impl Asked {
     /// Leaves the work to a task of its own.
     fn leave(&mut self) {
-        if let Some(worker) = self.worker.take()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
+        if let Some((worker, runtime)) = self.worker.take() {
             runtime.spawn(worker);
         }
     }
@@ -220,7 +218,7 @@ impl Future for Asked {
     type Output = Result<Answer>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Answer>> {
-        if self.worker.as_mut().is_some_and(|worker| worker.as_mut().poll(context).is_ready()) {
+        if self.worker.as_mut().is_some_and(|(worker, _)| worker.as_mut().poll(context).is_ready()) {
             self.worker = None;
         }
         let answer = std::task::ready!(Pin::new(&mut self.answered).poll(context));
@@ -345,7 +343,7 @@ impl Worker {
         (queue.is_working, self.is_idle) = (false, true);
         if !std::mem::replace(&mut queue.is_guarded, true) {
             let guard = Guard { engine: self.engine.clone(), lane: self.lane.clone(), is_on: true };
-            tokio::spawn(guard.keep());
+            self.engine.runtime.spawn(guard.keep());
         }
         true
     }
@@ -370,8 +368,7 @@ impl Worker {
         };
         let now = self.engine.store.env().monotonic();
         let is_hot = self.lane.queue.lock().landed.is_some_and(|landed| now.saturating_sub(landed) < COMPANY);
-        let may_leave = tokio::runtime::Handle::try_current().is_ok();
-        is_hot && may_leave && jobs.len() < MOST && jobs.iter().all(is_patient)
+        is_hot && jobs.len() < MOST && jobs.iter().all(is_patient)
     }
 
     /// Does what is asked in one commit. Gives back what is to be tried again.

@@ -413,10 +413,9 @@ impl Drop for LockGuard {
             return;
         }
         let (engine, lock, ticket) = (self.engine.clone(), self.lock.clone(), self.token.number);
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         // The session is not to end before.
         let session = self.session.clone();
-        runtime.spawn(async move {
+        self.engine.runtime.spawn(async move {
             while let Err(LockError::Store(_)) = engine.ask(&lock, Ask::Release { ticket }, None).await {
                 if engine.is_stopped() {
                     break;

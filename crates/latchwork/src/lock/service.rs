@@ -140,8 +140,7 @@ impl Inner {
     /// Lets go of something that nobody wants any more, however long the store does not serve.
     pub(crate) fn abandon(self: &Arc<Inner>, lock: LockName, owner: Owner, id: Vec<u8>) {
         let engine = self.clone();
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
+        self.runtime.spawn(async move {
             while engine.ask(&lock, Ask::Abandon { owner: owner.clone(), id: id.clone() }, None).await.is_err() {
                 if engine.is_stopped() {
                     return;

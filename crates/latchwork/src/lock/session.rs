@@ -113,7 +113,7 @@ impl SessionBuilder {
         engine.locks.begun.lock().insert(id);
         let shared = Arc::new(Shared { engine: engine.clone(), id, lease, lost, renewed });
         if renews {
-            tokio::spawn(keep(Arc::downgrade(&shared), is_shared));
+            engine.runtime.spawn(keep(Arc::downgrade(&shared), is_shared));
         } else {
             let rev = receipt.revs.first().copied().flatten().unwrap_or_default();
             engine.watch(id, Watched { rev, lease, since: env.monotonic() });
@@ -158,9 +158,7 @@ impl Drop for Shared {
             return;
         }
         let (engine, id) = (self.engine.clone(), self.id);
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { engine.end_session_at_last(id, None).await });
-        }
+        self.engine.runtime.spawn(async move { engine.end_session_at_last(id, None).await });
     }
 }
 

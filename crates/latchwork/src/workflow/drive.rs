@@ -50,7 +50,7 @@ impl Inner {
         let id = run.id.clone();
         let Entry::Vacant(vacant) = residents.entry(id.clone()) else { return false };
         let span = tracing::info_span!("execution", workflow = run.definition.name, %id);
-        let task = tokio::spawn(drive(run.clone()).instrument(span));
+        let task = self.runtime.spawn(drive(run.clone()).instrument(span));
         // It leaves by this lock, so it cannot be gone before it is noted.
         vacant.insert(Resident { task: task.abort_handle(), run, missed: false });
         self.metrics.residents(residents.len());

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -43,6 +43,17 @@ struct StopOnDrop(Arc<Inner>);
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.stop();
+    }
+}
+
+/// Stops an engine that is still there when its runtime ends: nobody would do anything any more.
+struct StopWithRuntime(Weak<Inner>);
+
+impl Drop for StopWithRuntime {
+    fn drop(&mut self) {
+        if let Some(inner) = self.0.upgrade().filter(|inner| !inner.is_stopped()) {
+            inner.stop();
+        }
     }
 }
 
@@ -88,6 +99,8 @@ pub(crate) struct Inner {
     pub(crate) idle: bool,
     /// When it started.
     pub(crate) since: Timestamp,
+    /// Where it started: all that it does is done there, whoever asks for it, and from wherever.
+    pub(crate) runtime: tokio::runtime::Handle,
     /// The rev of each shard's record, which tells that this engine owns it.
     shards: Vec<(Key, Rev)>,
     /// Executions in memory.
@@ -233,6 +246,7 @@ impl EngineBuilder {
 
     /// Starts the engine: it goes on with everything that was running, and wakes what waits when it is due.
     pub async fn start(self) -> Result<Engine> {
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| WorkflowError::NoRuntime)?;
         let store = match self.source {
             Source::Directory(directory) => Store::open(directory).await?,
             Source::Store(store) => store,
@@ -252,6 +266,7 @@ impl EngineBuilder {
         let shards = own_shards(&store, &spaces.shards).await?;
         let inner = Arc::new(Inner {
             since: store.env().now(),
+            runtime,
             store,
             spaces,
             states,
@@ -282,16 +297,22 @@ impl EngineBuilder {
         if !inner.replays && !inner.idle {
             let running = inner.store.view().await?;
             let chores = [
-                tokio::spawn(recover::recover(Arc::downgrade(&inner), running)).abort_handle(),
-                tokio::spawn(recover::doubt(Arc::downgrade(&inner))).abort_handle(),
-                tokio::spawn(alarm::keep::<recover::Wake>(Arc::downgrade(&inner), inner.since)).abort_handle(),
-                tokio::spawn(alarm::keep::<remove::Remove>(Arc::downgrade(&inner), Timestamp(0))).abort_handle(),
+                inner.runtime.spawn(recover::recover(Arc::downgrade(&inner), running)).abort_handle(),
+                inner.runtime.spawn(recover::doubt(Arc::downgrade(&inner))).abort_handle(),
+                inner.runtime.spawn(alarm::keep::<recover::Wake>(Arc::downgrade(&inner), inner.since)).abort_handle(),
+                inner.runtime.spawn(alarm::keep::<remove::Remove>(Arc::downgrade(&inner), Timestamp(0))).abort_handle(),
             ];
             inner.chores.lock().extend(chores);
-            inner.chores.lock().push(tokio::spawn(session::sweep(Arc::downgrade(&inner))).abort_handle());
+            let stop = StopWithRuntime(Arc::downgrade(&inner));
+            let ends = inner.runtime.spawn(async move {
+                let _stop = stop;
+                std::future::pending::<()>().await
+            });
+            inner.chores.lock().push(ends.abort_handle());
+            inner.chores.lock().push(inner.runtime.spawn(session::sweep(Arc::downgrade(&inner))).abort_handle());
             if let Some(suspects) = inner.locks.suspected() {
                 let watch = deadlock::watch(Arc::downgrade(&inner), suspects);
-                inner.chores.lock().push(tokio::spawn(watch).abort_handle());
+                inner.chores.lock().push(inner.runtime.spawn(watch).abort_handle());
             }
         }
         Ok(Engine { _stop: Arc::new(StopOnDrop(inner.clone())), inner })

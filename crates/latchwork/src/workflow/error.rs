@@ -96,6 +96,9 @@ pub enum WorkflowError {
     /// The engine was stopped.
     #[error("the engine has stopped, or another one has taken over; ask the one that runs now")]
     Stopped,
+    /// An engine that was to start where nothing could run it.
+    #[error("an engine runs on a tokio runtime; start it from within one")]
+    NoRuntime,
     /// A start under an idempotency key that was used with another input.
     #[error("idempotency key {key:?} was used before to start execution {id:?}, with another input")]
     KeyReused { key: String, id: ExecutionId },
@@ -152,7 +155,8 @@ impl WorkflowError {
             | Labels { .. }
             | Payload { .. }
             | PayloadTooLong { .. }
-            | Mismatch { .. } => ErrorKind::Invalid,
+            | Mismatch { .. }
+            | NoRuntime => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,
             Lock(error) => error.kind(),

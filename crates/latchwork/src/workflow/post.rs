@@ -322,7 +322,7 @@ impl Drop for Lane {
         if lanes.get(&self.id).is_some_and(Vec::is_empty) {
             lanes.remove(&self.id);
         } else {
-            tokio::spawn(go_on(self.engine.clone(), self.id.clone()));
+            self.engine.runtime.spawn(go_on(self.engine.clone(), self.id.clone()));
         }
     }
 }

@@ -258,7 +258,7 @@ impl Inner {
     /// Takes an execution into memory, in a task of its own, however long the store does not serve.
     pub(crate) fn wake_up(self: &Arc<Inner>, id: &ExecutionId) {
         let (inner, id) = (self.clone(), id.clone());
-        tokio::spawn(async move {
+        self.runtime.spawn(async move {
             while let Err(error) = inner.pick_up(&id).await {
                 if inner.is_stopped() || error.kind() != ErrorKind::Unavailable {
                     return;

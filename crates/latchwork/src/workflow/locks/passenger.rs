@@ -69,7 +69,7 @@ impl Run {
                 Dropped::Request(lock, id) => (lock, Ask::Abandon { owner: Owner::Execution(self.id.clone()), id }),
             };
             let run = self.clone();
-            tokio::spawn(async move {
+            self.engine.runtime.spawn(async move {
                 if let Err(error) = passenger.send(&lock, ask).await {
                     run.set_stop(stops(&run, error));
                 }

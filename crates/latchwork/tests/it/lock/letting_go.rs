@@ -154,7 +154,7 @@ fn dad(kid: Workflow<(), usize>) -> Workflow<u64, usize> {
 }
 
 /// So that a deadlock that is not found is a failure.
-async fn within_an_hour<T>(test: &TestEngine, future: impl Future<Output = T>) -> T {
+pub(crate) async fn within_an_hour<T>(test: &TestEngine, future: impl Future<Output = T>) -> T {
     let future = std::pin::pin!(future);
     match test.run(futures_util::future::select(future, test.env().sleep(3600 * SECOND))).await {
         futures_util::future::Either::Left((done, _)) => done,

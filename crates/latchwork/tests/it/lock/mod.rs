@@ -3,7 +3,7 @@
 mod examples;
 mod grants;
 mod kill;
-mod letting_go;
+pub(crate) mod letting_go;
 mod line;
 mod model;
 mod outside;
@@ -11,5 +11,5 @@ mod promises;
 mod races;
 mod simulation;
 mod slots;
-mod turnstile;
+pub(crate) mod turnstile;
 mod within;

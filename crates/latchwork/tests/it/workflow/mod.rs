@@ -13,6 +13,7 @@ mod once_wrong;
 mod reading;
 mod recovery;
 mod replay;
+mod runtimes;
 pub(crate) mod simulation;
 mod slots;
 mod starts;
