@@ -414,6 +414,9 @@ impl Inner {
         waiting.iter().for_each(|waiting| waiting.told.notify_waiters());
         self.listening.lock().values().for_each(|listening| listening.notify_waiters());
         self.begun.notify_waiters();
+        // Those whose messages wait for others are told by this.
+        let undelivered = std::mem::take(&mut *self.lanes.lock());
+        drop(undelivered);
         self.locks.stop();
     }
 

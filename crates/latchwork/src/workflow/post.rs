@@ -319,10 +319,11 @@ struct Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         let mut lanes = self.engine.lanes.lock();
-        if lanes.get(&self.id).is_some_and(Vec::is_empty) {
-            lanes.remove(&self.id);
-        } else {
-            self.engine.runtime.spawn(go_on(self.engine.clone(), self.id.clone()));
+        match lanes.get(&self.id).map(Vec::is_empty) {
+            Some(true) => drop(lanes.remove(&self.id)),
+            Some(false) => drop(self.engine.runtime.spawn(go_on(self.engine.clone(), self.id.clone()))),
+            // The engine was stopped.
+            None => {}
         }
     }
 }

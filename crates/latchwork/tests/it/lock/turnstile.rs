@@ -1,5 +1,6 @@
 //! A store in memory whose commits to locks can be held up, on either side of what they do: so two things happen at the
-//! very same moment, every time. Keys may be unreadable for a while. And one on which several engines are at work, as if each owned a part.
+//! very same moment, every time. Keys may be unreadable for a while. And one on which several engines are at work, as
+//! if each owned a part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +9,8 @@ use latchwork::lock::LockState;
 use latchwork::store::backend::{Answer, Backend, Changes, Contents, Damage, MemoryBackend, Retention, Scan, Stats};
 use latchwork::store::disk::RealDisk;
 use latchwork::store::{
-    Check, Commit, Env, Generation, Key, Limits, Outcome, Range, Space, SpaceId, Store, StoreError, Timestamp,
-    Version, VirtualClock,
+    Check, Commit, Env, Generation, Key, Limits, Outcome, Range, Space, SpaceId, Store, StoreError, Timestamp, Version,
+    VirtualClock,
 };
 use latchwork::testing::Side;
 use latchwork::workflow::{Engine, EngineBuilder};
