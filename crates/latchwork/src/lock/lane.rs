@@ -32,9 +32,10 @@ const COMPANY: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone)]
 pub(crate) enum Ask {
     Acquire(Want),
-    /// Lets go of a lock, or of a place in its queue.
+    /// Lets go of a lock, or of a place in its queue; with a name of the owner's, only of what was entered by that.
     Release {
         ticket: u64,
+        id: Option<Vec<u8>>,
     },
     /// The same, by the owner's own name for it, and with the message that may tell of it.
     Abandon {

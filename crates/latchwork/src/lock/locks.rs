@@ -400,7 +400,7 @@ impl LockGuard {
 
     /// Releases the lock: whoever is next has it when this returns. Gives whether it was still held.
     pub async fn release(mut self) -> Result<bool> {
-        let ask = Ask::Release { ticket: self.token.number };
+        let ask = Ask::Release { ticket: self.token.number, id: None };
         let answer = self.engine.ask(&self.lock, ask, None).await?;
         self.is_released = true;
         Ok(matches!(answer, Answer::Released(true)))
@@ -416,7 +416,7 @@ impl Drop for LockGuard {
         // The session is not to end before.
         let session = self.session.clone();
         self.engine.runtime.spawn(async move {
-            while let Err(LockError::Store(_)) = engine.ask(&lock, Ask::Release { ticket }, None).await {
+            while let Err(LockError::Store(_)) = engine.ask(&lock, Ask::Release { ticket, id: None }, None).await {
                 if engine.is_stopped() {
                     break;
                 }

@@ -208,7 +208,10 @@ impl StoredLocks {
             let corrupt = || LockError::Corrupt { place: format!("{key}") };
             Spaces::read_owned(owner, &key).map(|(lock, _)| lock).zip(ticket).ok_or_else(corrupt)
         };
-        found.into_iter().map(read).collect()
+        let mut found = found.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+        // One that was entered again has several names.
+        found.dedup();
+        Ok(found)
     }
 }
 

@@ -299,7 +299,7 @@ impl Inner {
         let owner = Owner::Session(id);
         for (lock, requests) in self.requests_of(&owner).await? {
             for (ticket, _) in requests {
-                self.ask(&lock, Ask::Release { ticket }, None).await?;
+                self.ask(&lock, Ask::Release { ticket, id: None }, None).await?;
             }
         }
         Ok(())

@@ -28,10 +28,19 @@ pub(crate) struct Request {
     pub(crate) permits: u32,
     /// The owner's own name for it.
     pub(crate) id: Vec<u8>,
+    /// The names under which its owner has entered it again. It is held until all of them are gone.
+    pub(crate) again: Vec<Vec<u8>>,
     /// When it was made; microseconds.
     pub(crate) since_us: u64,
     /// When it was granted, if it was; microseconds.
     pub(crate) granted_us: Option<u64>,
+}
+
+impl Request {
+    /// All names that its owner has for it.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(&*self.id).chain(self.again.iter().map(Vec::as_slice))
+    }
 }
 
 /// A session.

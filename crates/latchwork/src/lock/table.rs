@@ -126,9 +126,10 @@ impl<'a> Plan<'a> {
     pub(crate) async fn ask(&mut self, ask: &Ask, mail: &mut Mail) -> Result<Answer> {
         let answer = match ask {
             Ask::Acquire(want) => return self.acquire(want).await,
-            Ask::Release { ticket } => self.release(*ticket, false).await?,
+            Ask::Release { ticket, id: None } => self.release(*ticket, false).await?,
+            Ask::Release { ticket, id: Some(id) } => self.leave(*ticket, id, false).await?,
             Ask::Abandon { owner, id } => match self.owned(owner, id).await? {
-                Some((ticket, _)) => self.release(ticket, true).await?,
+                Some((ticket, _)) => self.leave(ticket, id, true).await?,
                 None => return Ok(Answer::Gone),
             },
             Ask::Withdraw { ticket } => match self.request(*ticket).await? {
@@ -183,11 +184,11 @@ impl<'a> Plan<'a> {
         {
             let token = head.granted;
             let held = self.request(token).await?;
-            let is_own = held.is_some_and(|held| held.permits == capacity && held.owner == want.owner);
-            if is_own && want.is_reentrant {
-                return Ok(Answer::Granted(token));
-            }
-            if is_own {
+            if let Some(held) = held.filter(|held| held.permits == capacity && held.owner == want.owner) {
+                if want.is_reentrant {
+                    self.enter_again(token, held, &want.id);
+                    return Ok(Answer::Granted(token));
+                }
                 return Err(LockRefused::AlreadyHeld { lock, token }.into());
             }
         }
@@ -200,7 +201,7 @@ impl<'a> Plan<'a> {
         let now = self.engine.store.env().now().0;
         let granted_us = (!is_busy).then_some(now);
         let Want { owner, id, .. } = want.clone();
-        let request = Request { owner, permits, id, since_us: now, granted_us };
+        let request = Request { owner, permits, id, again: Vec::new(), since_us: now, granted_us };
         let owned = self.engine.locks.spaces.owned(&request.owner, self.lock, &request.id);
         self.writes.push(Write::Put(owned, ticket.to_be_bytes().to_vec().into()));
         if let Owner::Session(session) = &request.owner {
@@ -225,9 +226,18 @@ impl<'a> Plan<'a> {
         Ok(Answer::Granted(ticket))
     }
 
-    /// A request that was made under this id.
+    /// Notes under which name the owner of a lock has entered it again.
+    fn enter_again(&mut self, ticket: u64, mut held: Request, id: &[u8]) {
+        let owned = self.engine.locks.spaces.owned(&held.owner, self.lock, id);
+        self.writes.push(Write::Put(owned, ticket.to_be_bytes().to_vec().into()));
+        held.again.push(id.to_vec());
+        self.touched.insert(ticket, Some(held));
+        self.is_changed = true;
+    }
+
+    /// A request that was made under this id, or entered again.
     async fn owned(&mut self, owner: &Owner, id: &[u8]) -> Result<Option<(u64, Request)>> {
-        let is_it = |request: &Request| request.owner == *owner && request.id == id;
+        let is_it = |request: &Request| request.owner == *owner && request.names().any(|name| name == id);
         let made = self.touched.iter().filter_map(|(ticket, request)| Some((*ticket, request.as_ref()?)));
         if let Some((ticket, request)) = made.into_iter().find(|(_, request)| is_it(request)) {
             return Ok(Some((ticket, request.clone())));
@@ -255,6 +265,28 @@ impl<'a> Plan<'a> {
             let message = self.engine.kept(id).message(grant_id(self.lock, ticket));
             self.writes.push(Write::Delete(message));
         }
+        Ok(Answer::Released(true))
+    }
+
+    /// The same for what was entered under one name: others that its owner has for it stay.
+    async fn leave(&mut self, ticket: u64, id: &[u8], forget: bool) -> Result<Answer> {
+        let request = self.request(ticket).await?.filter(|request| request.names().any(|name| name == id));
+        let Some(mut request) = request else { return Ok(Answer::Released(false)) };
+        if request.again.is_empty() {
+            return self.release(ticket, forget).await;
+        }
+        self.writes.push(Write::Delete(self.engine.locks.spaces.owned(&request.owner, self.lock, id)));
+        if request.id == id {
+            // Who waits for the message of the grant waits under this name.
+            if let (true, Owner::Execution(owner)) = (forget, &request.owner) {
+                self.writes.push(Write::Delete(self.engine.kept(owner).message(grant_id(self.lock, ticket))));
+            }
+            request.id = request.again.remove(0);
+        } else {
+            request.again.retain(|name| name != id);
+        }
+        self.touched.insert(ticket, Some(request));
+        self.is_changed = true;
         Ok(Answer::Released(true))
     }
 
@@ -304,7 +336,8 @@ impl<'a> Plan<'a> {
             head.waiting -= 1.min(head.waiting);
             self.table.page.retain(|(waits, _)| *waits != ticket);
         }
-        self.writes.push(Write::Delete(spaces.owned(&request.owner, self.lock, &request.id)));
+        let names = request.names().map(|name| Write::Delete(spaces.owned(&request.owner, self.lock, name)));
+        self.writes.extend(names);
         if let Owner::Session(_) = request.owner {
             self.told.push(Told::Gone(ticket, Gone::LetGo));
         }

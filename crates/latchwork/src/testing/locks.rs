@@ -32,11 +32,13 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
     let mut count = 0;
     for (lock, requests) in &by_lock {
         for (ticket, request) in requests {
-            count += 1;
-            let key = Spaces::owned_key(&owned, &request.owner, lock, &request.id);
-            let found = view.get(&key).await?.map(|item| item.value.to_vec());
-            if found.as_deref() != Some(&ticket.to_be_bytes()) {
-                wrong.push(format!("{} does not know of its request {ticket} for {lock}", request.owner));
+            for name in request.names() {
+                count += 1;
+                let key = Spaces::owned_key(&owned, &request.owner, lock, name);
+                let found = view.get(&key).await?.map(|item| item.value.to_vec());
+                if found.as_deref() != Some(&ticket.to_be_bytes()) {
+                    wrong.push(format!("{} does not know of its request {ticket} for {lock}", request.owner));
+                }
             }
             wrong.extend(dead(&view, &sessions, &executions, lock, *ticket, request).await?);
         }

@@ -39,7 +39,7 @@ impl<T> Drop for Branches<'_, T> {
     fn drop(&mut self) {
         for (branch, running) in self.running.iter_mut().enumerate() {
             if running.take().is_some() {
-                self.ctx.run.give_up(&self.ctx.branch.path.fork(self.fork, branch as u32));
+                self.ctx.run.give_up(&self.ctx.here().path.fork(self.fork, branch as u32));
             }
         }
     }
@@ -76,7 +76,7 @@ impl Ctx {
             _ => None,
         };
         if let Some(first) = first {
-            self.run.release_lost(&self.branch.path, place.number, first).await;
+            self.run.release_lost(&self.here().path, place.number, first).await;
         }
         Fork { place, entry, is_replayed, first }
     }
@@ -87,10 +87,11 @@ impl Ctx {
         F: Future<Output = T> + Send + 'a,
         T: Send + 'a,
     {
-        let ctx = self.on(self.branch.forked(fork.place.number, branch as u32, fork.is_replayed));
+        let ctx = self.on(self.here().forked(fork.place.number, branch as u32, fork.is_replayed));
         Box::pin(async move {
             let done = code(ctx.clone()).await;
             ctx.expect_end().await;
+            ctx.branch.set_over();
             done
         })
     }
@@ -107,9 +108,9 @@ impl Ctx {
     /// execution was taken up again, may hold what only its code would let go of.
     async fn gave_up(&self, fork: &Fork, branch: usize) {
         if fork.is_replayed && fork.first.is_none() {
-            self.run.release_lost(&self.branch.path, fork.place.number, branch).await;
+            self.run.release_lost(&self.here().path, fork.place.number, branch).await;
         }
-        self.branch.ends();
+        self.here().ends();
     }
 
     /// Runs branches side by side and waits for all of them: a tuple of functions that are given a context each. Gives
@@ -250,7 +251,7 @@ impl Ctx {
                 Some(value)
             }
             None => {
-                self.branch.ends();
+                self.here().ends();
                 None
             }
         };
@@ -283,7 +284,7 @@ impl<T> Drop for Crowd<'_, T> {
     fn drop(&mut self) {
         self.running.clear();
         for branch in &self.branches {
-            self.ctx.run.give_up(&self.ctx.branch.path.fork(self.fork, *branch as u32));
+            self.ctx.run.give_up(&self.ctx.here().path.fork(self.fork, *branch as u32));
         }
     }
 }
@@ -321,7 +322,7 @@ macro_rules! branches {
                             $($selected::$name(value) => done.$place = Some(value)),+
                         }
                     }
-                    ctx.branch.ends();
+                    ctx.here().ends();
                     ($(done.$place.expect("each has ended once"),)+)
                 })
             }
@@ -358,7 +359,7 @@ macro_rules! branches {
                             }
                         }
                     }
-                    ctx.branch.ends();
+                    ctx.here().ends();
                     Ok(($(done.$place.expect("each has ended once"),)+))
                 })
             }

@@ -22,7 +22,7 @@ use crate::workflow::post::Mail;
 use crate::workflow::record::{
     Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
 };
-use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Stop, turn};
+use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Stop, hash_text, turn};
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -41,6 +41,7 @@ pub struct StartChild<'a, I, O> {
 pub struct Child<O> {
     ctx: Ctx,
     id: ExecutionId,
+    birth: u64,
     close: Close,
     output: PhantomData<fn() -> O>,
 }
@@ -112,8 +113,9 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
         let call = Call { kind: Kind::Child, name, argument: hash(&(&id, &input, close)) };
         let operation = ctx.operation(WaitsFor::Store, |doing| async move {
             let (place, found) = ctx.take(&call).await;
+            let birth = born_at(&ctx.run, &place);
             match found.map(|found| found.state) {
-                Some(EntryState::Done(text)) => return Ok(ctx.recorded(&call, &place, &text).await),
+                Some(EntryState::Done(text)) => return Ok((ctx.recorded(&call, &place, &text).await, birth)),
                 Some(EntryState::Gave(text)) => return Err(read_failure(&text)),
                 _ => {}
             }
@@ -130,40 +132,52 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
             let now = run.env().now();
             let child = Execution {
                 deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
-                parent: Some(Parent { id: run.id.clone(), close, root: run.root() }),
+                parent: Some(Parent { id: run.id.clone(), close, root: run.root(), birth }),
                 labels,
                 ..Execution::new(call.name, input, now)
             };
-            let effect = birth(run, &doing, &id, child, definition);
+            let effect = first_commit(run, &doing, &id, child, definition);
             run.with(|state| state.has_children = true);
             run.put_with(&place, entry.clone(), Some(effect));
             if doing.flush().await.is_ok() {
-                return Ok(id);
+                return Ok((id, birth));
             }
             let failure = Failure::from(WorkflowError::AlreadyStarted { id });
             run.put(&place, Entry { state: EntryState::Gave(failure_text(&failure)), ..entry });
             Err(failure)
         });
-        let id: ExecutionId = operation.await?;
-        Ok(Child { ctx: ctx.clone(), id, close, output: PhantomData })
+        let (id, birth): (ExecutionId, u64) = operation.await?;
+        Ok(Child { ctx: ctx.clone(), id, birth, close, output: PhantomData })
     }
 }
 
 /// The id of a child that was given none: the same on every replay, and nobody else's.
 fn derived(run: &Run, place: &Place) -> ExecutionId {
-    let (started, number) = run.number();
-    let hash = xxhash_rust::xxh3::xxh3_64(format!("{}/{started}/{number}/{place}", run.id).as_bytes());
+    let hash = born_at(run, place);
     let parent = crate::workflow::record::shortened(&run.id, 400);
     format!("{parent}.{place}-{hash:016x}").chars().take(512).collect::<String>().into()
 }
 
+/// The same on every replay, and no other's of all children that executions of this id ever start.
+fn born_at(run: &Run, place: &Place) -> u64 {
+    let (started, number) = run.number();
+    hash_text(&format!("{}/{started}/{number}/{place}", run.id))
+}
+
 /// The first commit of a child, as a part of one of its parent's.
-fn birth(run: &Run, doing: &Doing, id: &ExecutionId, mut child: Execution, definition: Arc<Definition>) -> Effect {
+fn first_commit(
+    run: &Run,
+    doing: &Doing,
+    id: &ExecutionId,
+    mut child: Execution,
+    definition: Arc<Definition>,
+) -> Effect {
     let engine = &run.engine;
-    let (key, close) = (engine.spaces.executions.key(id.as_bytes()), child.parent.as_ref().map(|parent| parent.close));
+    let key = engine.spaces.executions.key(id.as_bytes());
+    let (close, birth) = child.parent.as_ref().map(|parent| (parent.close, parent.birth)).unwrap_or_default();
     let commit = Commit::new().absent(&key).put(&key, child.encode());
     let (commit, _) = turn(engine, commit, id, None, &mut child, None);
-    let commit = commit.put(&run.kept().child(id), kept::Child(close.unwrap_or_default()).encode());
+    let commit = commit.put(&run.kept().child(id), kept::Child { close, birth }.encode());
     let id = id.clone();
     let landed = move |engine: &Arc<Inner>, _, revs: &[Option<Rev>]| {
         let rev = revs.first().copied().flatten().unwrap_or_default();
@@ -220,6 +234,11 @@ impl Ctx {
     }
 }
 
+/// Whether a message tells of the end of this very child.
+fn is_end_of(message: &Message, id: &ExecutionId, born: u64) -> bool {
+    matches!(&message.body, Letter::Ended { child, birth, .. } if child == id && *birth == born)
+}
+
 /// What a child has come to, as its parent records it.
 fn outcome(id: &ExecutionId, status: &Status) -> std::result::Result<String, String> {
     match status {
@@ -242,13 +261,13 @@ impl<O: DeserializeOwned> Child<O> {
             return Err(Failure::new(message).not_retryable());
         }
         let call = Call { kind: Kind::ChildEnd, name: id, argument: 0 };
-        let is_it = |message: &Message| matches!(&message.body, Letter::Ended { child, .. } if child == id);
+        let is_it = |message: &Message| is_end_of(message, id, self.birth);
         let read = |letter: &Letter| match letter {
-            Letter::Ended { child, status } => outcome(child, status),
+            Letter::Ended { child, status, .. } => outcome(child, status),
             _ => Ok("null".into()),
         };
         let what = WaitsFor::Child(id.to_string());
-        let (_, received) = self.ctx.await_message(call, what, None, is_it, read).await;
+        let (.., received) = self.ctx.await_message(call, what, |_| None, is_it, read).await;
         let text = received?.unwrap_or_default();
         let wrong = |error| Failure::new(format!("the output of child {id:?} does not fit: {error}"));
         serde_json::from_str(&text).map_err(wrong)
@@ -270,9 +289,9 @@ impl Run {
             Ok(children) => children,
             Err(error) => return self.stop_for(self.failed(error)).await,
         };
-        for (child, _) in children.into_iter().filter(|(_, close)| *close == Close::Await) {
+        for (child, kept::Child { birth, .. }) in children.into_iter().filter(|(_, it)| it.close == Close::Await) {
             let now = self.env().now();
-            let is_it = |message: &Message| matches!(&message.body, Letter::Ended { child: it, .. } if *it == child);
+            let is_it = |message: &Message| is_end_of(message, &child, birth);
             let what = WaitsFor::Child(child.to_string());
             doing.wait(what, now, None, |state| state.inbox().holds(is_it).then_some(())).await;
         }
@@ -348,11 +367,12 @@ pub(crate) struct Closing {
 
 impl Inner {
     /// The children of an execution that have not ended, and what its end means for them.
-    async fn children(&self, id: &ExecutionId) -> std::result::Result<Vec<(ExecutionId, Close)>, StoreError> {
+    async fn children(&self, id: &ExecutionId) -> std::result::Result<Vec<(ExecutionId, kept::Child)>, StoreError> {
         let kept = self.kept(id);
         let found = self.store.view().await?.scan(&kept.children(), Order::Ascending, usize::MAX).await?;
+        let unknown = || kept::Child { close: Close::Cancel, birth: 0 };
         let child = |(key, item): (Key, Item)| {
-            Some((kept.read_child(&key)?, kept::Child::decode(&item.value).map_or(Close::Cancel, |child| child.0)))
+            Some((kept.read_child(&key)?, kept::Child::decode(&item.value).unwrap_or_else(unknown)))
         };
         Ok(found.into_iter().filter_map(child).collect())
     }
@@ -369,10 +389,11 @@ impl Inner {
         let mut mail = Mail::default();
         let parent = before.parent.as_ref().filter(|parent| parent.close != Close::Abandon);
         if let (Some(parent), Some(status)) = (parent, status) {
-            mail.notice(&parent.id, Letter::Ended { child: id.clone(), status: status.clone() });
+            let (child, birth, status) = (id.clone(), parent.birth, status.clone());
+            mail.notice(&parent.id, Letter::Ended { child, birth, status });
         }
         if before.has_children && status.is_some() {
-            let children = self.children(id).await?.into_iter().filter(|(_, close)| *close == Close::Cancel);
+            let children = self.children(id).await?.into_iter().filter(|(_, it)| it.close == Close::Cancel);
             for (child, _) in children {
                 mail.cancel(&child, format!("its parent {id:?} has ended"));
             }

@@ -87,7 +87,7 @@ impl Ctx {
         let input = json::to_value(&input).map_err(|error| Failure::new(format!("the next input: {error}")))?;
         let input = input.to_string();
         self.run.fits("the next input", input.len())?;
-        match self.branch.peek(&self.run).await {
+        match self.here().peek(&self.run).await {
             Ok(None) => {}
             Ok(Some(entry)) => {
                 let reason =
@@ -145,8 +145,18 @@ impl Ctx {
         }
         let done = operation(doing.clone()).await;
         drop(listed);
-        self.branch.ends();
+        self.here().ends();
         done
+    }
+
+    /// The branch that operations are in: what was taken out of one that has ended goes on in the one that it was
+    /// forked off from.
+    pub(crate) fn here(&self) -> Arc<Branch> {
+        let mut branch = &self.branch;
+        while let Some(outer) = branch.outer() {
+            branch = outer;
+        }
+        branch.clone()
     }
 
     /// Notes that an operation is under way in this branch.
@@ -155,7 +165,7 @@ impl Ctx {
         if self.run.with(|state| state.continues.is_some() || state.is_over()) {
             return std::future::pending().await;
         }
-        if !self.branch.begins() {
+        if !self.here().begins() {
             let reason = "an operation was begun while another was under way or had been given up half-way; \
                           await one before the next, or give each a branch of its own by ctx.join or ctx.race";
             self.run.park(reason).await
@@ -164,14 +174,14 @@ impl Ctx {
 
     /// The next operation's place, and what the journal holds there. What does not belong there parks the execution.
     pub(crate) async fn take(&self, call: &Call<'_>) -> (Place, Option<Entry>) {
-        if let Err(stop) = self.branch.read_ahead(&self.run).await {
+        if let Err(stop) = self.here().read_ahead(&self.run).await {
             return self.run.stop_for(stop).await;
         }
         // The future that was told to stop may have been dropped, and the code gone on.
         if self.run.with(|state| state.is_over()) {
             return std::future::pending().await;
         }
-        let (place, found) = self.branch.next();
+        let (place, found) = self.here().next();
         let Call { kind, name, argument } = call;
         match &found {
             None => self.run.effect().await,
@@ -296,7 +306,7 @@ impl Ctx {
     /// the first time gets the last of the range; who did before has the version it had then, or, if this was not asked
     /// at that time, the first.
     pub async fn version(&self, change: &str, range: std::ops::RangeInclusive<u32>) -> u32 {
-        match self.branch.peek(&self.run).await {
+        match self.here().peek(&self.run).await {
             // It came by before there was anything to ask, and went on with something else.
             Ok(Some(entry)) if (entry.kind, &*entry.name) != (Kind::Version, change) => return *range.start(),
             Ok(_) => {}

@@ -10,6 +10,7 @@ use crate::store::{Bytes, Commit, Generation, Item, Key, Order, Outcome, Receipt
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::history::{Recorded, entries};
 use crate::workflow::kept::{Published, Token};
+use crate::workflow::locks::Unlocked;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{ANYTHING, Close, Entry, EntryState, Execution, Kind, Status, journal_key};
 use crate::workflow::run::{largest, turn};
@@ -380,25 +381,23 @@ fn fate(place: &Place, at: &Place) -> Fate {
     }
 }
 
-/// What the source held at that place, the fork has to acquire itself.
+/// What the source held at that place, the fork has to acquire itself; what it waited for, it asks for again.
 fn acquire_anew(kept: &mut BTreeMap<Place, Entry>) {
     let released = |entry: &Entry| match &entry.state {
-        EntryState::Done(text) if entry.kind == Kind::Unlock => serde_json::from_str::<(u64, bool)>(text).ok(),
+        EntryState::Done(text) if entry.kind == Kind::Unlock => serde_json::from_str::<Unlocked>(text).ok(),
         _ => None,
     };
-    let released: BTreeSet<(String, u64)> =
-        kept.values().filter_map(|entry| Some((entry.name.to_string(), released(entry)?.0))).collect();
-    for entry in kept.values_mut().filter(|entry| entry.kind == Kind::Lock) {
-        let is_held = match &entry.state {
+    let released: BTreeSet<String> = kept.values().filter_map(released).map(|(_, _, acquired)| acquired).collect();
+    for (place, entry) in kept.iter_mut().filter(|(_, entry)| entry.kind == Kind::Lock) {
+        match &entry.state {
             EntryState::Done(text) => {
                 let ticket: Option<u64> = serde_json::from_str(text).ok().flatten();
-                ticket.is_some_and(|ticket| !released.contains(&(entry.name.to_string(), ticket)))
+                if ticket.is_some() && !released.contains(&place.to_string()) {
+                    entry.state = EntryState::Anew;
+                }
             }
-            EntryState::Queued { .. } => true,
-            _ => false,
-        };
-        if is_held {
-            entry.state = EntryState::Begun;
+            EntryState::Queued { .. } => entry.state = EntryState::Begun,
+            _ => {}
         }
     }
 }

@@ -323,7 +323,7 @@ pub(crate) fn read_entry(id: &ExecutionId, key: &Key, value: &[u8]) -> Result<(P
 impl Operation {
     pub(crate) fn new(place: &Place, entry: Entry, recorded: Timestamp) -> Operation {
         let state = match entry.state {
-            EntryState::Begun => OperationState::Begun,
+            EntryState::Begun | EntryState::Anew => OperationState::Begun,
             EntryState::Failed { failure, next_us } => {
                 OperationState::Retrying { failure: read_failure(&failure), next_us }
             }

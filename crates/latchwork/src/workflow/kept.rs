@@ -33,6 +33,7 @@ pub(crate) enum Letter {
     /// A child has ended, as this.
     Ended {
         child: ExecutionId,
+        birth: u64,
         status: Status,
     },
     /// Somebody has used a token. The failure is JSON text, too.
@@ -109,7 +110,11 @@ pub(crate) struct Published(pub(crate) BTreeMap<String, String>);
 
 /// A child that has not ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Child(pub(crate) Close);
+pub(crate) struct Child {
+    pub(crate) close: Close,
+    /// As its own record tells it.
+    pub(crate) birth: u64,
+}
 
 stored!(Message, Delivered, Token, Published, Child);
 

@@ -128,8 +128,11 @@ impl<'a> CtxLock<'a> {
             let (place, found) = ctx.take(&call).await;
             let now = run.env().now();
             let entry = found.unwrap_or_else(|| call.entry(now, EntryState::Begun));
+            // What the source of a fork held is waited for, however long that takes.
+            let (waits, limit) = if entry.state == EntryState::Anew { (true, None) } else { (waits, limit) };
             let id = request_id(run, &place);
-            let mut asking = Asking { run: run.clone(), lock: self.name.clone(), id: id.clone(), is_over: true };
+            let asked = place.clone();
+            let mut asking = Asking { run: run.clone(), lock: self.name.clone(), place: asked, is_over: true };
             let (ticket, until) = match entry.state.clone() {
                 EntryState::Done(text) => return (asking, recorded(ctx, &call, &place, &text).await),
                 EntryState::Gave(text) => return (asking, gave(&text)),
@@ -164,7 +167,7 @@ impl<'a> CtxLock<'a> {
         });
         let (mut asking, taken) = taken.await;
         asking.is_over = true;
-        Ok(taken?.map(|ticket| CtxGuard::new(ctx, &self.name, ticket)))
+        Ok(taken?.map(|ticket| CtxGuard::new(ctx, &self.name, ticket, &asking.place)))
     }
 }
 
@@ -199,14 +202,14 @@ fn refused(error: LockError) -> Failure {
 struct Asking {
     run: Arc<Run>,
     lock: LockName,
-    id: Vec<u8>,
+    place: Place,
     is_over: bool,
 }
 
 impl Drop for Asking {
     fn drop(&mut self) {
         if !self.is_over {
-            self.run.let_go(&self.lock, std::mem::take(&mut self.id));
+            self.run.let_go(&self.lock, request_id(&self.run, &self.place));
         }
     }
 }
@@ -236,7 +239,7 @@ impl Waits<'_> {
 
     async fn wait(&self) -> Outcome<Option<u64>> {
         let run = &self.ctx.run;
-        let is_child = run.with(|state| state.holds.is_empty());
+        let is_child = run.with(|state| state.guards == 0);
         let mut is_told = is_child && run.with(|state| state.execution.parent.is_none());
         let is_it = self.is_it();
         let look = |state: &mut State| {
@@ -248,7 +251,7 @@ impl Waits<'_> {
         };
         let waited = self.doing.wait(self.what(), Timestamp(self.entry.since_us), self.until, look).await;
         let failure = match waited {
-            Waited::Got(received) => return self.received(received, None),
+            Waited::Got(received) => return self.received(received),
             Waited::TimedOut => Failure::time(),
             Waited::Cancelled => Failure::from_cancel(run.with(|state| state.cancel.clone()).unwrap_or_default()),
         };
@@ -263,21 +266,24 @@ impl Waits<'_> {
         let _listed = Listed(&doing);
         let found = doing.wait(self.what(), run.env().now(), None, |state| state.inbox().take(&is_it)).await;
         let Waited::Got(received) = found else { return std::future::pending().await };
-        let cancel = Some(failure).filter(|failure| !failure.is_time());
-        let is_cancelled = cancel.is_some();
-        let result = self.received(received, cancel);
-        if is_cancelled {
-            let _ = Passenger::new(run, None, None).ask(&self.lock.name, Ask::Release { ticket: self.ticket }).await;
+        let is_granted = matches!(received.message.body, Letter::Lock { refused: None, .. });
+        if failure.is_time() || !is_granted {
+            return self.received(received);
         }
-        result
+        // It is cancelled, and was granted the lock: that it was not given it, and that it lets go, are one commit.
+        let entry = Entry { state: EntryState::Gave(failure_text(&failure)), ..self.entry.clone() };
+        let passenger = Passenger::new(run, Some((self.place.clone(), entry, None)), None);
+        let id = Some(request_id(run, &self.place));
+        let ask = Ask::Release { ticket: self.ticket, id };
+        let _ = passenger.receiving(received.address).ask(&self.lock.name, ask).await;
+        Err(failure)
     }
 
-    /// Records the receipt of the message that tells what became of the request; as a failure if it is cancelled.
-    fn received(&self, received: Received, cancel: Option<Failure>) -> Outcome<Option<u64>> {
+    /// Records the receipt of the message that tells what became of the request.
+    fn received(&self, received: Received) -> Outcome<Option<u64>> {
         let Received { address, message } = received;
-        let result = match (message.body, cancel) {
-            (Letter::Lock { refused: Some(why), .. }, _) => Err(refused(why.into())),
-            (_, Some(failure)) => Err(failure),
+        let result = match message.body {
+            Letter::Lock { refused: Some(why), .. } => Err(refused(why.into())),
             _ => Ok(Some(self.ticket)),
         };
         let state = match &result {
@@ -358,6 +364,8 @@ pub struct CtxGuard {
     ctx: Ctx,
     lock: LockName,
     token: Token,
+    /// Where it was acquired.
+    place: Place,
     is_released: bool,
 }
 
@@ -368,10 +376,10 @@ impl std::fmt::Debug for CtxGuard {
 }
 
 impl CtxGuard {
-    fn new(ctx: &Ctx, lock: &LockName, ticket: u64) -> CtxGuard {
-        ctx.run.with(|state| *state.holds.entry((lock.clone(), ticket)).or_default() += 1);
-        let key = ctx.run.engine.locks.spaces.request(lock, ticket);
-        CtxGuard { ctx: ctx.clone(), lock: lock.clone(), token: Token { number: ticket, key }, is_released: false }
+    fn new(ctx: &Ctx, lock: &LockName, ticket: u64, place: &Place) -> CtxGuard {
+        ctx.run.with(|state| state.guards += 1);
+        let token = Token { number: ticket, key: ctx.run.engine.locks.spaces.request(lock, ticket) };
+        CtxGuard { ctx: ctx.clone(), lock: lock.clone(), token, place: place.clone(), is_released: false }
     }
 
     /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.
@@ -384,54 +392,44 @@ impl CtxGuard {
         &self.lock
     }
 
-    /// One guard less; whether it was the last.
-    fn is_last(&self) -> bool {
-        self.ctx.run.with(|state| {
-            let key = (self.lock.clone(), self.token.number);
-            let Some(count) = state.holds.get_mut(&key) else { return true };
-            *count -= 1;
-            let is_last = *count == 0;
-            if is_last {
-                state.holds.remove(&key);
-            }
-            is_last
-        })
-    }
-
-    /// Releases the lock: whoever is next has it when this returns. Gives whether it was still held. It works also for
-    /// an execution that is cancelled.
+    /// Releases the lock: whoever is next has it when this returns, unless this execution has entered it again. Gives
+    /// whether it was still held. It works also for an execution that is cancelled.
     pub async fn release(mut self) -> Outcome<bool> {
         let (ctx, ticket) = (self.ctx.clone(), self.token.number);
         let label = label(&ctx.run, &self.lock);
-        let (ctx, lock, is_last) = (&ctx, &self.lock, self.is_last());
-        self.is_released = true;
-        if !is_last {
-            return Ok(true);
-        }
-        ctx.operation(WaitsFor::Store, |_| async move {
+        let (ctx, lock, acquired) = (&ctx, &self.lock, &self.place);
+        let released = ctx.operation(WaitsFor::Store, |_| async move {
             let run = &ctx.run;
             let call = Call { kind: Kind::Unlock, name: &label, argument: 0 };
             let (place, found) = ctx.take(&call).await;
             if let Some(EntryState::Done(text)) = found.map(|found| found.state) {
-                let (_, was_held): (u64, bool) = ctx.recorded(&call, &place, &text).await;
+                let (_, was_held, _): Unlocked = ctx.recorded(&call, &place, &text).await;
                 return Ok(was_held);
             }
             run.effect().await;
             let entry = call.entry(run.env().now(), EntryState::Begun);
-            let passenger = Passenger::new(run, Some((place, entry, None)), Some(ticket));
-            match passenger.ask(lock, Ask::Release { ticket }).await {
+            let passenger = Passenger::new(run, Some((place, entry, None)), Some((ticket, acquired.to_string())));
+            let ask = Ask::Release { ticket, id: Some(request_id(run, acquired)) };
+            match passenger.ask(lock, ask).await {
                 Ok(answer) => Ok(matches!(answer, Answer::Released(true))),
                 Err(why) => Err(refused(why.into())),
             }
-        })
-        .await
+        });
+        let released = released.await;
+        // If this is given up before, it is let go of by the drop.
+        self.is_released = true;
+        released
     }
 }
 
+/// The record of a release: the token, whether it was held, and the place where it was acquired.
+pub(crate) type Unlocked = (u64, bool, String);
+
 impl Drop for CtxGuard {
     fn drop(&mut self) {
-        if !self.is_released && self.is_last() {
-            self.ctx.run.release_soon(&self.lock, self.token.number);
+        self.ctx.run.with(|state| state.guards = state.guards.saturating_sub(1));
+        if !self.is_released {
+            self.ctx.run.release_soon(&self.lock, self.token.number, &self.place);
         }
     }
 }

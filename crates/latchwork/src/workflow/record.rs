@@ -59,6 +59,8 @@ pub(crate) struct Parent {
     pub(crate) close: Close,
     /// The one that nobody has started so, and that is the first of all its ancestors.
     pub(crate) root: ExecutionId,
+    /// Tells this child from others that the parent, or one that had its id before, has started under the same id.
+    pub(crate) birth: u64,
 }
 
 /// What becomes of a child when its parent ends before it.
@@ -260,7 +262,7 @@ impl Entry {
         let text = match &self.state {
             EntryState::Done(text) | EntryState::Gave(text) | EntryState::Failed { failure: text, .. } => text.len(),
             EntryState::Saw { state, .. } => state.as_ref().map_or(0, String::len),
-            EntryState::Begun | EntryState::Until(_) | EntryState::Queued { .. } => 0,
+            EntryState::Begun | EntryState::Anew | EntryState::Until(_) | EntryState::Queued { .. } => 0,
         };
         text + self.progress.as_ref().map_or(0, String::len) + 128
     }
@@ -406,6 +408,8 @@ pub(crate) enum EntryState {
     Saw { rev: Option<u64>, state: Option<String> },
     /// Waits for a lock under this ticket, until then at the most, in microseconds.
     Queued { ticket: u64, until_us: Option<u64> },
+    /// A lock that the source of a fork held: it is acquired anew, however long that takes.
+    Anew,
 }
 
 /// A step that is begun for the first time, in the record of the operation before it. It has a record of its own from

@@ -27,7 +27,7 @@ use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 pub(crate) use board::{Boarded, Effect, Verdict, turn};
 pub(crate) use branch::Branch;
-pub(crate) use inbox::{Inbox, Received};
+pub(crate) use inbox::{Address, Inbox, Received};
 use op::Op;
 pub(crate) use op::{Doing, Listed, Todo, Waited};
 use pending::{Draft, Pending};
@@ -97,8 +97,8 @@ pub(crate) struct State {
     pub(crate) beats: BTreeMap<Place, (u32, Option<String>)>,
     /// What it has published, if that was looked at, with what is not committed yet.
     pub(crate) published: Option<Publishes>,
-    /// The locks it holds, by name and ticket, and how many guards there are of each; and what was let go of.
-    pub(crate) holds: BTreeMap<(LockName, u64), usize>,
+    /// How many guards of locks its code has; and what was let go of.
+    pub(crate) guards: usize,
     pub(crate) dropped: Vec<Dropped>,
     /// The locks of which something is being released that was dropped, each as often.
     pub(crate) leaving: Vec<LockName>,
@@ -232,7 +232,7 @@ impl Run {
             receipts: 0,
             beats: BTreeMap::new(),
             published: None,
-            holds: BTreeMap::new(),
+            guards: 0,
             dropped: Vec::new(),
             leaving: Vec::new(),
             is_fresh: false,
@@ -482,7 +482,7 @@ impl Run {
         (state.stop, state.is_fresh) = (None, true);
         // The code's operations are gone with it; what is left is of those who want something from outside.
         state.carrier = None;
-        state.holds.clear();
+        state.guards = 0;
         state.dropped.clear();
     }
 

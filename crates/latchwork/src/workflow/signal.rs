@@ -214,29 +214,30 @@ impl Ctx {
         &self,
         call: Call<'_>,
         what: WaitsFor,
-        timeout: Option<Duration>,
+        until: impl FnOnce(Timestamp) -> Option<Timestamp>,
         is_it: impl Fn(&Message) -> bool,
         read: impl Fn(&Letter) -> std::result::Result<String, String>,
-    ) -> (Place, std::result::Result<Option<String>, Failure>) {
+    ) -> (Place, Timestamp, std::result::Result<Option<String>, Failure>) {
         let found = self.operation(what.clone(), |doing| async move {
             let run = &self.run;
             let (place, found) = self.take(&call).await;
             let now = run.env().now();
+            let since = Timestamp(found.as_ref().map_or(now.0, |found| found.since_us));
             let mut entry = match found {
-                Some(Entry { state: EntryState::Done(text), .. }) => return (place, Ok(Some(text))),
+                Some(Entry { state: EntryState::Done(text), .. }) => return (place, since, Ok(Some(text))),
                 Some(Entry { state: EntryState::Gave(text), .. }) => {
                     let failure = read_failure(&text);
-                    return (place, if failure.is_time() { Ok(None) } else { Err(failure) });
+                    return (place, since, if failure.is_time() { Ok(None) } else { Err(failure) });
                 }
                 Some(entry) => entry,
                 None => {
-                    let until = timeout.map(|timeout| EntryState::Until(now.plus(timeout).0));
+                    let until = until(now).map(|until| EntryState::Until(until.0));
                     call.entry(now, until.unwrap_or(EntryState::Begun))
                 }
             };
             if doing.is_cancelled() {
                 let failure = self.cancelled(&place, entry);
-                return (place, Err(failure));
+                return (place, since, Err(failure));
             }
             run.effect().await;
             run.ensure_inbox().await;
@@ -264,7 +265,7 @@ impl Ctx {
                 }
                 Waited::Cancelled => Err(self.cancelled(&place, entry)),
             };
-            (place, result)
+            (place, since, result)
         });
         found.await
     }
@@ -285,7 +286,8 @@ impl<'a, T: DeserializeOwned> Receive<'a, T> {
             _ => Ok("null".into()),
         };
         let what = WaitsFor::Signal(self.name.clone());
-        let (_, received) = self.ctx.await_message(call, what, timeout, is_it, read).await;
+        let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
+        let (.., received) = self.ctx.await_message(call, what, until, is_it, read).await;
         let Some(text) = received? else { return Ok(None) };
         let wrong = |error| Failure::new(format!("the payload of signal {:?} does not fit: {error}", self.name));
         serde_json::from_str(&text).map(Some).map_err(wrong)

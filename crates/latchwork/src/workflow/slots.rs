@@ -169,7 +169,7 @@ struct Passenger {
 
 impl Passenger {
     fn record(&mut self, state: EntryState) {
-        self.seat.run.put_for_carrier(&self.spot, Entry { state, ..self.entry.clone() });
+        self.seat.run.put_for_carrier(&self.spot, Entry { state, ..self.entry.clone() }, None);
     }
 
     fn answered(&mut self, changed: &Changed) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::store::{Check, Uuid, Write};
+use crate::store::{Check, Timestamp, Uuid, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::kept::{Letter, Message, Token};
@@ -77,7 +77,8 @@ impl<T: DeserializeOwned> Completion<T> {
             _ => Ok("null".into()),
         };
         let what = WaitsFor::Completion(self.name.clone());
-        let (_, received) = self.ctx.await_message(call, what, timeout, is_it, read).await;
+        let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
+        let (.., received) = self.ctx.await_message(call, what, until, is_it, read).await;
         let Some(text) = received? else { return Ok(None) };
         let wrong = |error| Failure::new(format!("what completed {:?} does not fit: {error}", self.name));
         serde_json::from_str(&text).map(Some).map_err(wrong)

@@ -377,7 +377,7 @@ async fn send(doing: &Doing, tx: &Tx, place: &Spot, done: Entry) -> Result<Optio
     let commit = tx.inner.staged.board(commit).await;
     doing.carry().await;
     // That it is done goes into this commit and into no other, though somebody drops this future before.
-    run.put_for_carrier(place, done);
+    run.put_for_carrier(place, done, None);
     let (commit, boarded) = run.board(commit, Next::Runs);
     match run.submit(commit, boarded).await {
         Sent::Landed => Ok(Some(())),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::json;
-use crate::store::{Check, Key, Write};
+use crate::store::{Check, Key, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::handle::Handle;
@@ -229,6 +229,8 @@ impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
     }
 
     async fn receive(&self, timeout: Option<Duration>) -> std::result::Result<Option<Request<R, A>>, Failure> {
+        // Those that do not fit do not make it longer.
+        let mut end = None;
         loop {
             let argument = timeout.map_or(0, |timeout| hash(&(timeout.as_micros() as u64)));
             let call = Call { kind: Kind::Update, name: &self.name, argument };
@@ -242,7 +244,9 @@ impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
                 _ => Ok("null".into()),
             };
             let what = WaitsFor::Update(self.name.clone());
-            let (place, received) = self.ctx.await_message(call, what, timeout, is_it, read).await;
+            let until = |now: Timestamp| end.or(timeout.map(|timeout| now.plus(timeout)));
+            let (place, since, received) = self.ctx.await_message(call, what, until, is_it, read).await;
+            end = end.or(timeout.map(|timeout| since.plus(timeout)));
             let Some(text) = received? else { return Ok(None) };
             let call = Call { kind: Kind::Update, name: &self.name, argument };
             let receipt: Receipt = self.ctx.recorded(&call, &place, &text).await;

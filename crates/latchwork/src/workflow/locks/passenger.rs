@@ -7,10 +7,10 @@ use crate::lock::lane::{Answer, Ask, Rider};
 use crate::lock::{LockError, LockName, LockRefused, Owner};
 use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
 use crate::workflow::ExecutionId;
-use crate::workflow::locks::refused;
+use crate::workflow::locks::{Unlocked, refused};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, EntryState, WaitsFor, failure_text};
-use crate::workflow::run::{Doing, Listed, Run, Seat, Stop};
+use crate::workflow::run::{Address, Doing, Effect, Listed, Run, Seat, Stop};
 
 /// The execution's own name for a request: the run and the place of the operation.
 pub(super) fn request_id(run: &Run, place: &Place) -> Vec<u8> {
@@ -28,7 +28,7 @@ fn read_request_id(run: &Run, id: &[u8]) -> Option<Place> {
 
 /// Something that was let go of without waiting for it.
 pub(crate) enum Dropped {
-    Guard(LockName, u64),
+    Guard(LockName, u64, Vec<u8>),
     Request(LockName, Vec<u8>),
 }
 
@@ -38,8 +38,8 @@ impl Run {
         self.drop_lock(Dropped::Request(lock.clone(), id));
     }
 
-    pub(super) fn release_soon(&self, lock: &LockName, ticket: u64) {
-        self.drop_lock(Dropped::Guard(lock.clone(), ticket));
+    pub(super) fn release_soon(&self, lock: &LockName, ticket: u64, place: &Place) {
+        self.drop_lock(Dropped::Guard(lock.clone(), ticket, request_id(self, place)));
     }
 
     fn drop_lock(&self, dropped: Dropped) {
@@ -59,13 +59,14 @@ impl Run {
     /// Releases what was dropped, with everything that came before.
     pub(crate) fn release_dropped(self: &Arc<Run>) {
         for dropped in self.with(|state| std::mem::take(&mut state.dropped)) {
-            let passenger = Passenger { seat: Seat::new(Doing::aside(self)), entry: None, ticket: None };
+            let seat = Seat::new(Doing::aside(self));
+            let passenger = Passenger { seat, entry: None, unlocks: None, receives: None };
             let name = match &dropped {
-                Dropped::Guard(lock, _) | Dropped::Request(lock, _) => lock.clone(),
+                Dropped::Guard(lock, ..) | Dropped::Request(lock, _) => lock.clone(),
             };
             self.with(|state| state.leaving.push(name));
             let (lock, ask) = match dropped {
-                Dropped::Guard(lock, ticket) => (lock, Ask::Release { ticket }),
+                Dropped::Guard(lock, ticket, id) => (lock, Ask::Release { ticket, id: Some(id) }),
                 Dropped::Request(lock, id) => (lock, Ask::Abandon { owner: Owner::Execution(self.id.clone()), id }),
             };
             let run = self.clone();
@@ -86,7 +87,7 @@ impl Run {
     /// Waits until what its code has dropped of a lock is released.
     pub(super) async fn until_left(self: &Arc<Run>, lock: &LockName) {
         let is_of_it = |dropped: &Dropped| match dropped {
-            Dropped::Guard(other, _) | Dropped::Request(other, _) => other == lock,
+            Dropped::Guard(other, ..) | Dropped::Request(other, _) => other == lock,
         };
         if self.with(|state| state.dropped.iter().any(is_of_it)) {
             self.release_dropped();
@@ -130,17 +131,26 @@ pub(super) struct Passenger {
     seat: Seat,
     /// What is recorded, and until when it waits at the most. Nothing if that is not for the code to know.
     entry: Option<(Place, Entry, Option<Timestamp>)>,
-    /// What is released.
-    ticket: Option<u64>,
+    /// What is released, and where it was acquired.
+    unlocks: Option<(u64, String)>,
+    /// The message that is received with it.
+    receives: Option<Address>,
 }
 
 impl Passenger {
     pub(super) fn new(
         run: &Arc<Run>,
         entry: Option<(Place, Entry, Option<Timestamp>)>,
-        ticket: Option<u64>,
+        unlocks: Option<(u64, String)>,
     ) -> Passenger {
-        Passenger { seat: Seat::new(Doing::begin(run, WaitsFor::Store, true)), entry, ticket }
+        let seat = Seat::new(Doing::begin(run, WaitsFor::Store, true));
+        Passenger { seat, entry, unlocks, receives: None }
+    }
+
+    /// The same, with the receipt of a message.
+    pub(super) fn receiving(mut self, address: Address) -> Passenger {
+        self.receives = Some(address);
+        self
     }
 
     async fn send(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockError> {
@@ -161,7 +171,14 @@ impl Passenger {
 
     fn record(&mut self, state: EntryState) {
         if let Some((place, entry, _)) = &self.entry {
-            self.seat.run.put_for_carrier(place, Entry { state, ..entry.clone() });
+            let receipt = self.receives.clone().map(Effect::receipt);
+            self.seat.run.put_for_carrier(place, Entry { state, ..entry.clone() }, receipt);
+        }
+    }
+
+    fn record_as_it_is(&mut self) {
+        if let Some((_, entry, _)) = &self.entry {
+            self.record(entry.state.clone());
         }
     }
 
@@ -171,15 +188,14 @@ impl Passenger {
             Answer::Granted(ticket) => self.record(EntryState::Done(ticket.to_string())),
             Answer::Queued(ticket) => self.record(EntryState::Queued { ticket: *ticket, until_us }),
             Answer::Busy => self.record(EntryState::Done("null".into())),
-            Answer::Released(was_held) => {
-                let ticket = self.ticket.unwrap_or_default();
-                self.record(EntryState::Done(format!("[{ticket},{was_held}]")));
-            }
-            Answer::Withdrawn => {
-                if let Some((place, entry, _)) = self.entry.clone() {
-                    self.seat.run.put_for_carrier(&place, entry);
+            Answer::Released(was_held) => match self.unlocks.clone() {
+                Some((ticket, acquired)) => {
+                    let unlocked: Unlocked = (ticket, *was_held, acquired);
+                    self.record(EntryState::Done(serde_json::to_string(&unlocked).unwrap_or_default()));
                 }
-            }
+                None => self.record_as_it_is(),
+            },
+            Answer::Withdrawn => self.record_as_it_is(),
             Answer::Gone => {}
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -15,6 +16,9 @@ const READ_AHEAD: usize = 64;
 
 pub(crate) struct Branch {
     pub(crate) path: Path,
+    /// The one that it was forked off from, and whether its code has ended.
+    forked_from: Option<Arc<Branch>>,
+    is_over: AtomicBool,
     cursor: Mutex<Cursor>,
 }
 
@@ -35,17 +39,27 @@ impl Branch {
     /// The function itself.
     pub(crate) fn root(run: &Run) -> Arc<Branch> {
         let (more, intent) = run.with(|state| (!state.is_fresh, state.execution.intent.clone()));
-        Branch::new(Path::default(), more, intent.filter(|_| more).map(Intent::into_entry))
+        Branch::new(Path::default(), None, more, intent.filter(|_| more).map(Intent::into_entry))
     }
 
     /// One that was forked off. `more` tells whether the journal may tell of it.
-    pub(crate) fn forked(&self, number: u32, branch: u32, more: bool) -> Arc<Branch> {
-        Branch::new(self.path.fork(number, branch), more, None)
+    pub(crate) fn forked(self: &Arc<Branch>, number: u32, branch: u32, more: bool) -> Arc<Branch> {
+        Branch::new(self.path.fork(number, branch), Some(self.clone()), more, None)
     }
 
-    fn new(path: Path, more: bool, intent: Option<Entry>) -> Arc<Branch> {
+    fn new(path: Path, forked_from: Option<Arc<Branch>>, more: bool, intent: Option<Entry>) -> Arc<Branch> {
         let cursor = Cursor { next: 0, read: VecDeque::new(), more, intent, operates: false };
-        Arc::new(Branch { path, cursor: Mutex::new(cursor) })
+        Arc::new(Branch { path, forked_from, is_over: AtomicBool::new(false), cursor: Mutex::new(cursor) })
+    }
+
+    /// Its code has ended.
+    pub(crate) fn set_over(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+    }
+
+    /// The one that it was forked off from, if its code has ended.
+    pub(crate) fn outer(&self) -> Option<&Arc<Branch>> {
+        self.forked_from.as_ref().filter(|_| self.is_over.load(Ordering::SeqCst))
     }
 
     /// Notes that an operation is under way. There is one at a time: if there were two, a replay could come to them in

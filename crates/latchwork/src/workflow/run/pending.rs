@@ -47,9 +47,9 @@ impl Run {
     }
 
     /// Keeps an entry for a commit that the code waits for, which holds everything the code came to before it.
-    pub(crate) fn put_for_carrier(&self, place: &Place, entry: Entry) {
+    pub(crate) fn put_for_carrier(&self, place: &Place, entry: Entry, effect: Option<Effect>) {
         let mut state = self.state.lock();
-        let pending = state.stamped(place, entry, None);
+        let pending = state.stamped(place, entry, effect);
         state.keep(pending);
     }
 

@@ -1,5 +1,6 @@
 //! Locks: the promises, within workflows and outside, and the same on slots.
 
+mod again;
 mod examples;
 mod grants;
 mod kill;

@@ -189,6 +189,11 @@ impl Stage {
     /// Lets the commit go that is held up.
     pub fn open(&self) {
         assert!(self.turnstile.ways.lock().holds.is_none(), "nothing was held up");
+        self.open_next();
+    }
+
+    /// The same, while the next commit is to be held up, too.
+    pub fn open_next(&self) {
         self.turnstile.opened.add_permits(1);
     }
 

@@ -9,6 +9,7 @@ mod kit;
 mod listing;
 mod measured;
 mod meddling;
+mod namesakes;
 mod once_wrong;
 mod reading;
 mod recovery;

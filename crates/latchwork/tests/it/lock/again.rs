@@ -1,0 +1,305 @@
+//! Locks that an execution has entered several times, lets go of while it is given up or cancelled, or that a fork has
+//! to have again.
+
+use std::time::Duration;
+
+use latchwork::testing::{Crashes, Side, TestEngine};
+use latchwork::workflow::{Ctx, Engine, Failure, First2, First3, WaitsFor, Workflow, workflow};
+
+use super::letting_go::within_an_hour;
+use super::turnstile::{Stage, tokens};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The branch that has acquired it first loses; the other one has it on, also when the execution was out of memory.
+fn winner() -> Workflow<u64, bool> {
+    workflow("winner").run(async |ctx: Ctx, nap: u64| {
+        let first = ctx.select((
+            async |ctx: Ctx| {
+                let _first = ctx.mutex("m").reentrant().acquire().await?;
+                ctx.sleep(1000 * SECOND).await
+            },
+            async |ctx: Ctx| {
+                ctx.sleep(SECOND / 2).await?;
+                let again = ctx.mutex("m").reentrant().acquire().await?;
+                ctx.sleep(SECOND / 4).await?;
+                Ok::<_, Failure>(again)
+            },
+        ));
+        let First2::Second(again) = first.await else { return Err(Failure::new("the wrong one")) };
+        let again = again?;
+        ctx.sleep(Duration::from_secs(nap)).await?;
+        again.release().await
+    })
+}
+
+#[tokio::test]
+async fn what_the_winner_of_a_race_has_entered_again_stays_its_own() {
+    let winner = winner();
+    for nap in [0, 10] {
+        let test = TestEngine::new(&winner, 1).await.unwrap();
+        let handle = test.engine().start(&winner, nap).await.unwrap();
+        assert!(within_an_hour(&test, handle.result()).await.unwrap(), "after {nap} s");
+        assert_eq!(test.engine().locks().inspect("m").await.unwrap().used, 0);
+    }
+    let crashes = Crashes::of(&winner, 10).run(|outcome| {
+        assert!(matches!(outcome.result, Ok(true)), "{:?}: {:?}", outcome.crash, outcome.result);
+    });
+    assert!(crashes.await > 5);
+}
+
+/// Two branches: one lets go, by a release or a drop, and the other enters.
+fn both(order: u64) -> Workflow<(), (bool, bool)> {
+    workflow("both").run(move |ctx: Ctx, ()| async move {
+        let leaves = async |ctx: Ctx| {
+            let guard = ctx.mutex("m").reentrant().acquire().await?;
+            ctx.receive::<()>("leave").await?;
+            if order & 2 == 0 {
+                return guard.release().await;
+            }
+            drop(guard);
+            Ok(true)
+        };
+        let enters = async |ctx: Ctx| {
+            ctx.receive::<()>("enter").await?;
+            let guard = ctx.mutex("m").reentrant().acquire().await?;
+            ctx.receive::<()>("end").await?;
+            guard.release().await
+        };
+        let (left, entered) = if order & 1 == 0 {
+            ctx.join((leaves, enters)).await
+        } else {
+            let (entered, left) = ctx.join((enters, leaves)).await;
+            (left, entered)
+        };
+        Ok((left?, entered?))
+    })
+}
+
+/// The commit of somebody else is on its way when both ask.
+#[tokio::test]
+async fn who_enters_while_another_branch_lets_go_has_it_or_waits() {
+    for order in 0..4 {
+        let both = both(order);
+        let stage = Stage::new(|builder| builder.register(&both)).await;
+        let handle = stage.engine.start(&both, ()).id("both").await.unwrap();
+        stage.pass(SECOND / 10).await;
+        stage.hold(Side::Before);
+        let mutex = stage.engine.mutex("m");
+        let other = stage.begins(async move { mutex.acquire().await }).await;
+        for what in ["enter", "leave"] {
+            stage.engine.signal("both", what, &()).await.unwrap();
+            stage.turns().await;
+        }
+        stage.open();
+        stage.pass(SECOND).await;
+        let waits = stage.engine.why("both").await.unwrap().waits;
+        let is_in = waits.iter().any(|wait| wait.what == WaitsFor::Signal("end".into()));
+        assert_ne!(is_in, other.is_finished(), "order {order}: one of them has it, at {waits:?}");
+        stage.engine.signal("both", "end", &()).await.unwrap();
+        stage.pass(SECOND).await;
+        drop(stage.done(other).await.unwrap());
+        stage.pass(SECOND).await;
+        let result = stage.begins(async move { handle.result().await }).await;
+        assert_eq!(stage.done(result).await.unwrap(), (true, true), "order {order}");
+        assert_eq!(tokens(&stage.state("m").await), (vec![], vec![]));
+    }
+}
+
+/// The same at one moment, with a crash at every commit.
+#[tokio::test]
+async fn entering_and_letting_go_at_one_moment_survives_crashes() {
+    for order in 0..4u64 {
+        let meets = workflow("meets").run(move |ctx: Ctx, ()| async move {
+            let leaves = async |ctx: Ctx| {
+                let guard = ctx.mutex("m").reentrant().acquire().await?;
+                ctx.sleep(3 * SECOND).await?;
+                if order & 2 == 0 {
+                    return guard.release().await;
+                }
+                drop(guard);
+                Ok(true)
+            };
+            let enters = async |ctx: Ctx| {
+                ctx.sleep(3 * SECOND).await?;
+                let guard = ctx.mutex("m").reentrant().acquire().await?;
+                ctx.sleep(5 * SECOND).await?;
+                guard.release().await
+            };
+            let (left, entered) = if order & 1 == 0 {
+                ctx.join((leaves, enters)).await
+            } else {
+                let (entered, left) = ctx.join((enters, leaves)).await;
+                (left, entered)
+            };
+            Ok::<_, Failure>((left?, entered?))
+        });
+        let test = TestEngine::new(&meets, 1).await.unwrap();
+        let handle = test.engine().start(&meets, ()).await.unwrap();
+        assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (true, true), "order {order}");
+        let crashes = Crashes::of(&meets, ()).run(|outcome| {
+            assert!(matches!(outcome.result, Ok((true, true))), "{order} {:?}: {:?}", outcome.crash, outcome.result);
+        });
+        assert!(crashes.await > 5);
+    }
+}
+
+/// A branch loses while its release waits for a commit of another branch.
+#[tokio::test]
+async fn a_branch_that_loses_while_it_releases_holds_nothing() {
+    for wants_again in [false, true] {
+        let loses = workflow("loses").run(move |ctx: Ctx, ()| async move {
+            let first = ctx.select((
+                async |ctx: Ctx| {
+                    let guard = ctx.mutex("m").acquire().await?;
+                    ctx.receive::<()>("release").await?;
+                    guard.release().await.map(drop)
+                },
+                async |ctx: Ctx| {
+                    ctx.receive::<()>("commit").await?;
+                    let _other = ctx.mutex("n").acquire().await?;
+                    ctx.sleep(1000 * SECOND).await
+                },
+                async |ctx: Ctx| ctx.receive::<()>("win").await,
+            ));
+            let has_won = matches!(first.await, First3::Third(_));
+            if wants_again {
+                drop(ctx.mutex("m").acquire().await?);
+            }
+            ctx.receive::<()>("end").await?;
+            Ok(has_won)
+        });
+        let stage = Stage::new(|builder| builder.register(&loses)).await;
+        let handle = stage.engine.start(&loses, ()).id("loses").await.unwrap();
+        stage.pass(SECOND / 10).await;
+        stage.hold(Side::Before);
+        for what in ["commit", "release", "win"] {
+            stage.engine.signal("loses", what, &()).await.unwrap();
+            stage.pass(SECOND / 10).await;
+        }
+        stage.open();
+        stage.pass(10 * SECOND).await;
+        for lock in ["m", "n"] {
+            assert_eq!(tokens(&stage.state(lock).await), (vec![], vec![]), "{lock}, again: {wants_again}");
+        }
+        stage.engine.signal("loses", "end", &()).await.unwrap();
+        let result = stage.begins(async move { handle.result().await }).await;
+        assert!(stage.done(result).await.unwrap());
+    }
+}
+
+/// Cancelled at the moment of the grant; a branch beside commits; then the process ends. What is recorded as not given
+/// is not held.
+#[tokio::test]
+async fn who_is_cancelled_and_granted_it_holds_nothing_after_a_crash() {
+    let cancelled = workflow("cancelled").run(async |ctx: Ctx, ()| {
+        let beside = async |ctx: Ctx| {
+            let told = ctx.receive::<()>("never").await;
+            let ctx = ctx.shielded();
+            ctx.sleep(SECOND / 2).await?;
+            let _other = ctx.semaphore("n", 5).acquire().await?;
+            ctx.sleep(10_000 * SECOND).await?;
+            told
+        };
+        let waits = async |ctx: Ctx| {
+            let told = ctx.mutex("m").acquire().await.map(drop);
+            ctx.shielded().sleep(10_000 * SECOND).await?;
+            told
+        };
+        let (beside, waits) = ctx.join((beside, waits)).await;
+        beside.and(waits)
+    });
+    let stage = Stage::new(|builder| builder.register(&cancelled)).await;
+    let held = stage.engine.mutex("m").acquire().await.unwrap();
+    stage.engine.start(&cancelled, ()).id("c").await.unwrap();
+    stage.pass(SECOND / 10).await;
+    stage.hold(Side::Before);
+    let _released = tokio::spawn(held.release());
+    stage.pass(SECOND / 10).await;
+    // The lane of the other lock is busy, too.
+    stage.hold(Side::Before);
+    let other = stage.engine.semaphore("n", 5);
+    let _other = tokio::spawn(async move { other.acquire().await });
+    stage.pass(SECOND / 10).await;
+    let engine = stage.engine.clone();
+    let _cancelled = tokio::spawn(async move { engine.cancel("c", "enough").await });
+    stage.pass(SECOND / 10).await;
+    stage.pass(SECOND).await;
+    stage.open();
+    stage.turns().await;
+    stage.hold(Side::After);
+    stage.open_next();
+    stage.turns().await;
+    let next = Engine::on(stage.engine.store()).register(&cancelled).start().await.unwrap();
+    stage.pass(10 * SECOND).await;
+    stage.pass(10 * SECOND).await;
+    assert_eq!(tokens(&next.locks().inspect("m").await.unwrap()), (vec![], vec![]));
+}
+
+/// Guards of one grant that was taken away: none of them was held when it was released.
+#[tokio::test]
+async fn no_guard_of_a_grant_that_was_taken_away_was_held() {
+    let twice = workflow("twice").run(async |ctx: Ctx, ()| {
+        let first = ctx.mutex("m").acquire().await?;
+        let again = ctx.mutex("m").reentrant().acquire().await?;
+        assert_eq!(first.token().number(), again.token().number());
+        ctx.receive::<()>("go").await?;
+        Ok((again.release().await?, first.release().await?))
+    });
+    for is_forced in [false, true] {
+        let test = TestEngine::new(&twice, 1).await.unwrap();
+        let engine = test.engine();
+        let handle = engine.start(&twice, ()).id("twice").await.unwrap();
+        test.run(test.env().sleep(SECOND)).await;
+        let state = engine.locks().inspect("m").await.unwrap();
+        assert_eq!((state.holders.len(), state.used), (1, 1));
+        if is_forced {
+            engine.locks().force_release("m", state.holders[0].token, "it is needed").await.unwrap();
+        }
+        engine.signal("twice", "go", &()).await.unwrap();
+        let held = within_an_hour(&test, handle.result()).await.unwrap();
+        assert_eq!(held, (!is_forced, !is_forced));
+    }
+}
+
+/// What the source of a fork was given at once, or in time, the fork waits for. What it had released it does not.
+#[tokio::test]
+async fn a_fork_has_what_its_source_held() {
+    let source = workflow("source").run(async |ctx: Ctx, way: u64| {
+        let held = match way {
+            0 => ctx.mutex("m").try_acquire().await?,
+            1 => ctx.mutex("m").wait_at_most(5 * SECOND).acquire().await?,
+            2 => {
+                // The first of two guards is released, the second is held.
+                let first = ctx.mutex("m").reentrant().acquire().await?;
+                let again = ctx.mutex("m").reentrant().acquire().await?;
+                first.release().await?;
+                Some(again)
+            }
+            _ => {
+                ctx.mutex("m").acquire().await?.release().await?;
+                None
+            }
+        };
+        if held.is_none() && way < 3 {
+            ctx.run("another way", async || Ok::<_, Failure>(())).await?;
+            return Ok(0);
+        }
+        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        ctx.run("b", async || Ok::<_, Failure>(())).await?;
+        Ok(1)
+    });
+    for way in 0..4 {
+        let test = TestEngine::new(&source, 1).await.unwrap();
+        let handle = test.engine().start(&source, way).id("source").await.unwrap();
+        assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 1);
+        let held = test.engine().mutex("m").acquire().await.unwrap();
+        let id = test.engine().fork("source").at_step("b").start().await.unwrap();
+        test.run(test.env().sleep(60 * SECOND)).await;
+        let waiting = test.engine().locks().inspect("m").await.unwrap().waiting;
+        assert_eq!(waiting, u64::from(way < 3), "way {way}: {:?}", test.engine().why(&id).await.unwrap());
+        assert!(held.release().await.unwrap());
+        let fork = test.engine().handle(&source, &id);
+        assert_eq!(within_an_hour(&test, fork.result()).await.unwrap(), 1, "way {way}");
+    }
+}

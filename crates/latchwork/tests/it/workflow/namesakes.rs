@@ -1,0 +1,145 @@
+//! Children of one id, one after the other: each has an end of its own. What is taken out of a branch, and limits that
+//! hold whatever comes meanwhile.
+
+use std::time::Duration;
+
+use latchwork::testing::{Crashes, TestEngine};
+use latchwork::workflow::{Close, Ctx, Failure, Workflow, workflow};
+
+use crate::lock::letting_go::within_an_hour;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Is removed soon after its end, so that another one may have its id.
+fn kid() -> Workflow<(u64, u64), u64> {
+    workflow("kid").keep(SECOND).run(async |ctx: Ctx, (number, nap): (u64, u64)| {
+        ctx.sleep(Duration::from_secs(nap)).await?;
+        Ok(number)
+    })
+}
+
+#[tokio::test]
+async fn a_child_has_its_own_result_and_not_that_of_one_before() {
+    let kid = kid();
+    let dad = workflow("dad").run({
+        let kid = kid.clone();
+        move |ctx: Ctx, (is_new_run, round): (bool, u64)| {
+            let kid = kid.clone();
+            async move {
+                if round == 0 {
+                    ctx.child(&kid, (1, 1)).id("kid").start().await?;
+                    ctx.sleep(10 * SECOND).await?;
+                    if is_new_run {
+                        return ctx.continue_as_new((is_new_run, 1)).await;
+                    }
+                }
+                ctx.child(&kid, (2, 1)).id("kid").await
+            }
+        }
+    });
+    for is_new_run in [false, true] {
+        let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+        let handle = test.engine().start(&dad, (is_new_run, 0)).await.unwrap();
+        assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 2, "in a new run: {is_new_run}");
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_parent_waits_for_the_child_that_is_there() {
+    let kid = kid();
+    let dad = workflow("dad").run({
+        let kid = kid.clone();
+        move |ctx: Ctx, ()| {
+            let kid = kid.clone();
+            async move {
+                ctx.child(&kid, (1, 1)).id("kid").close(Close::Await).start().await?;
+                ctx.sleep(10 * SECOND).await?;
+                ctx.child(&kid, (2, 100)).id("kid").close(Close::Await).start().await?;
+                Ok(())
+            }
+        }
+    });
+    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+    let (handle, began) = (test.engine().start(&dad, ()).await.unwrap(), test.env().now());
+    within_an_hour(&test, handle.result()).await.unwrap();
+    assert!(test.env().now().0 - began.0 >= 110_000_000);
+}
+
+/// A child of an execution that was terminated ends when another one has its parent's id.
+#[tokio::test]
+async fn nobody_is_told_of_the_children_of_one_who_had_its_id_before() {
+    let kid = kid();
+    let dad = workflow("dad").run({
+        let kid = kid.clone();
+        move |ctx: Ctx, number: u64| {
+            let kid = kid.clone();
+            async move {
+                if number == 2 {
+                    ctx.sleep(30 * SECOND).await?;
+                }
+                ctx.child(&kid, (number, 10)).id("kid").close(Close::Await).await
+            }
+        }
+    });
+    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+    test.engine().start(&dad, 1).id("dad").await.unwrap();
+    test.run(test.env().sleep(3 * SECOND)).await;
+    test.engine().terminate("dad", "it is to begin anew").await.unwrap();
+    let handle = test.engine().start(&dad, 2).id("dad").or_restart().await.unwrap();
+    assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 2);
+}
+
+/// A child, a lock and the context itself are used when the branch that they are from has ended: that is recorded where
+/// it happens, and replayed there.
+#[tokio::test]
+async fn what_is_taken_out_of_a_branch_goes_on_outside() {
+    let kid = kid();
+    let dad = workflow("dad").run({
+        let kid = kid.clone();
+        move |ctx: Ctx, ()| {
+            let kid = kid.clone();
+            async move {
+                let kid = &kid;
+                let begins = async |ctx: Ctx| ctx.child(kid, (7, 3)).start().await;
+                let takes = async |ctx: Ctx| {
+                    let inner = async |ctx: Ctx| Ok::<_, Failure>((ctx.mutex("m").acquire().await?, ctx));
+                    let (taken, slept) = ctx.join((inner, async |ctx: Ctx| ctx.sleep(SECOND).await)).await;
+                    slept?;
+                    taken
+                };
+                let (begun, taken) = ctx.try_join((begins, takes)).await?;
+                let (guard, inner) = taken;
+                let number = begun.result().await?;
+                inner.sleep(2 * SECOND).await?;
+                let more = inner.run("more", async || Ok::<_, Failure>(1)).await?;
+                ctx.sleep(2 * SECOND).await?;
+                Ok((number + more, guard.release().await?))
+            }
+        }
+    });
+    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+    let handle = test.engine().start(&dad, ()).await.unwrap();
+    assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (8, true));
+    let crashes = Crashes::of(&dad, ()).register(&kid).run(|outcome| {
+        assert!(matches!(outcome.result, Ok((8, true))), "{:?}: {:?}", outcome.crash, outcome.result);
+    });
+    assert!(crashes.await > 10);
+}
+
+/// Requests that do not fit are refused, and do not make the time longer; also not over a restart.
+#[tokio::test]
+async fn a_limit_for_updates_is_one_for_all_of_them() {
+    let waits = workflow("waits").run(async |ctx: Ctx, ()| {
+        let began = ctx.now().await;
+        let is_there = ctx.receive_update::<u64, u64>("u").timeout(5 * SECOND).await?.is_some();
+        Ok((is_there, (ctx.now().await.0 - began.0) / 1_000_000))
+    });
+    let test = TestEngine::new(&waits, 1).await.unwrap();
+    let handle = test.engine().start(&waits, ()).id("waits").await.unwrap();
+    for is_in_time in [true, false] {
+        test.run(test.env().sleep(3 * SECOND)).await;
+        let sent = test.engine().update::<u64>("waits", "u", &"no number").send().await;
+        assert_eq!(sent.is_ok(), is_in_time);
+    }
+    assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (false, 5));
+}
