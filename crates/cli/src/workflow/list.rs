@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
-use latchwork::store::Timestamp;
+use latchwork::store::{Env, Timestamp};
 use latchwork::workflow::{Attribute, Cursor, Executions, Filter, Is, Page, WaitsFor};
 
 use crate::output::{Cell, Exit, Format, Output, Problem, Table, Tone, shortened};
@@ -33,10 +33,10 @@ pub(crate) struct List {
     #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = attribute)]
     attributes: Vec<Asked>,
     /// Only executions that were started then or later: a time (RFC 3339, or a date in UTC), or how long ago (90m, 2d).
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = time_text)]
     since: Option<String>,
     /// Only executions that were started before that time.
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = time_text)]
     until: Option<String>,
     /// So many at the most.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
@@ -53,6 +53,11 @@ pub(crate) struct List {
     /// The newest first; with limits on an attribute, the greatest first.
     #[arg(long, conflicts_with = "ascending")]
     descending: bool,
+}
+
+/// A time as it was given, which is counted from when the command runs.
+fn time_text(text: &str) -> Result<String, String> {
+    time::parse(text, Env::system().now()).map(|_| text.to_string())
 }
 
 /// What an attribute is to be.
@@ -142,15 +147,12 @@ impl List {
                 _ => filter.attribute(name, value),
             };
         }
-        let time = |name: &str, text: &String| {
-            let wrong = |why| Problem::new(Exit::Usage, format!("--{name}: {why}"));
-            time::parse(text, now).map_err(wrong)
-        };
+        let time = |text: &str| time::parse(text, now).map_err(|why| Problem::new(Exit::Usage, why));
         if let Some(since) = &self.since {
-            filter = filter.started(time("since", since)?..);
+            filter = filter.started(time(since)?..);
         }
         if let Some(until) = &self.until {
-            filter = filter.started(..time("until", until)?);
+            filter = filter.started(..time(until)?);
         }
         Ok(filter)
     }

@@ -22,6 +22,7 @@ const LETTERS: usize = 400;
 #[derive(Args)]
 pub(crate) struct Show {
     /// The execution's id.
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     id: String,
     /// So many of the events that were recorded last.
     #[arg(long, default_value_t = 10, value_name = "N")]

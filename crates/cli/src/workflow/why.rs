@@ -21,6 +21,7 @@ const PAGE: usize = 1000;
 #[derive(Args)]
 pub(crate) struct Why {
     /// The execution's id.
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     id: String,
 }
 
