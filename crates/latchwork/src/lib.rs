@@ -21,6 +21,7 @@
 
 mod backoff;
 pub mod entity;
+mod errand;
 mod json;
 pub mod lock;
 mod panic;

@@ -22,7 +22,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { key_bytes: 2048, value_bytes: 4 << 20, operations: 10_000, commit_bytes: 8 << 20 }
+        Limits { key_bytes: 2048, value_bytes: 4 << 20, operations: 10_000, commit_bytes: 12 << 20 }
     }
 }
 

@@ -169,6 +169,17 @@ impl Inner {
         if *is_child && !self.has_locks_above(id).await? {
             return Ok(());
         }
+        // Who waits is known of a later time than who holds what: what is no circle is none when it is looked at again.
+        if self.tangle(id).await?.is_none() {
+            return Ok(());
+        }
+        let Some((lock, ticket, why)) = self.tangle(id).await? else { return Ok(()) };
+        tracing::warn!(%id, %why, "a deadlock");
+        self.ask(&lock, Ask::Refuse { ticket, why }, None).await.map(drop)
+    }
+
+    /// The request that keeps an execution waiting for itself, if there is one, and how it does.
+    async fn tangle(&self, id: &ExecutionId) -> Result<Option<(LockName, u64, LockRefused)>> {
         let view = self.store.view().await?;
         let mut stuck = Stuck::new();
         let mut seen = BTreeSet::new();
@@ -194,19 +205,18 @@ impl Inner {
             }
             goes_on.iter().for_each(|id| drop(stuck.remove(id)));
         }
-        let Some(circle) = circle(id, &stuck) else { return Ok(()) };
+        let Some(circle) = circle(id, &stuck) else { return Ok(None) };
         // It is told itself, unless it waits for children alone; then the last who has asked for a lock.
         let own = stuck.get(id).into_iter().flatten().filter_map(Waiting::lock);
         let others = || circle.iter().filter_map(|(_, wait)| wait.lock());
         let last = own.max_by_key(|wait| wait.ticket).or_else(|| others().max_by_key(|wait| wait.ticket));
-        let Some(last) = last else { return Ok(()) };
+        let Some(last) = last else { return Ok(None) };
         let link = |(at, wait): &(&ExecutionId, &Waiting)| {
             let lock = wait.lock().map(|wait| wait.lock.to_string());
             DeadlockLink { waiter: Owner::Execution((*at).clone()), lock, holders: wait.others() }
         };
         let why = LockRefused::Deadlock { lock: last.lock.to_string(), cycle: circle.iter().map(link).collect() };
-        tracing::warn!(%id, %why, "a deadlock");
-        self.ask(&last.lock, Ask::Refuse { ticket: last.ticket, why }, None).await.map(drop)
+        Ok(Some((last.lock.clone(), last.ticket, why)))
     }
 
     /// What an execution waits for, if that is nothing but locks and ends of children, and for as long as it takes.
@@ -259,7 +269,8 @@ impl Inner {
                 waiting.push(Waiting::Lock(LockWait { lock, ticket, permits, free, holders, before }));
             }
         }
-        Ok(waiting)
+        // It may have been granted one of them, and not know yet.
+        Ok(if waiting.len() < waits.len() { Vec::new() } else { waiting })
     }
 }
 

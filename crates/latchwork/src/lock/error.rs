@@ -75,6 +75,9 @@ pub enum LockRefused {
     /// More permits than there are.
     #[error("{asked} permits of lock {lock:?} were asked for; one can have 1 to {capacity}")]
     TooMany { lock: String, asked: u32, capacity: u32 },
+    /// The same request was made for another number of permits: a read-write lock's writer wants all of them.
+    #[error("the request was made before, for {before} permits of lock {lock:?}; now it is made for {asked}")]
+    Reused { lock: String, before: u32, asked: u32 },
     /// The same execution holds it already, and has not said that it may acquire it again.
     #[error(
         "lock {lock:?} is held by the same execution already, under token {token}; if that is meant, say reentrant()"

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::lock::error::Result;
-use crate::lock::lane::{Ask, Held};
+use crate::lock::lane::Held;
 use crate::lock::name::Spaces;
 use crate::lock::table::{Plan, Table};
 use crate::lock::{LockName, Owner};
@@ -13,6 +13,15 @@ use crate::workflow::engine::Inner;
 use crate::workflow::post::Mail;
 use crate::workflow::run::Effect;
 use crate::workflow::{ExecutionId, WorkflowError};
+
+/// How an end is made a commit.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct How {
+    /// Whether what is known in memory was out of date.
+    pub(crate) from_store: bool,
+    /// Whether it was more than a commit can hold: what can be done before or afterwards is.
+    pub(crate) is_large: bool,
+}
 
 /// What an execution that ends gives back, and the locks that nobody else may change until it has.
 #[derive(Default)]
@@ -28,7 +37,7 @@ impl Inner {
         id: &ExecutionId,
         has_locks: bool,
         mail: &mut Mail,
-        from_store: bool,
+        how: How,
     ) -> Result<Freed, WorkflowError> {
         let owner = Owner::Execution(id.clone());
         let mut locks = match has_locks {
@@ -51,7 +60,10 @@ impl Inner {
                 // It is read again by whoever is next.
                 **held = None;
                 let mut table = Table::read(self, lock).await?;
-                let mut plan = Plan::new(self, lock, &mut table, from_store);
+                let mut plan = Plan::new(self, lock, &mut table, how.from_store);
+                if how.is_large {
+                    plan.most_grants = 0;
+                }
                 let tickets: Vec<u64> = requests.iter().map(|(ticket, _)| *ticket).collect();
                 plan.release_all(&tickets, mail).await?;
                 effects.push(freeing(lock.clone(), plan));
@@ -83,7 +95,7 @@ fn freeing(lock: LockName, plan: Plan<'_>) -> Effect {
     let landed = move |engine: &Arc<Inner>, _, _: &[Option<Rev>]| {
         engine.tell_requests(&lock, told);
         if is_unfinished {
-            drop(engine.ask(&lock, Ask::Grant, None));
+            engine.grant_on(&lock);
         }
     };
     Effect { checks, writes, landed: Some(Box::new(landed)), ..Effect::default() }

@@ -2,16 +2,15 @@
 //! one. A lock that nothing is done to has no lane.
 
 use std::collections::{HashMap, VecDeque};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, oneshot, watch};
 
+use crate::errand::{Asked, Errand};
 use crate::lock::error::{LockError, LockRefused, Result};
-use crate::lock::table::{Plan, Table, Told};
+use crate::lock::table::{MOST_GRANTS, Plan, Table, Told};
 use crate::lock::{LockKind, LockName, Owner};
 use crate::store::{Check, Commit, ErrorKind, Outcome, Receipt, Refusal, StoreError, Write};
 use crate::workflow::engine::Inner;
@@ -37,10 +36,12 @@ pub(crate) enum Ask {
         ticket: u64,
         id: Option<Vec<u8>>,
     },
-    /// The same, by the owner's own name for it, and with the message that may tell of it.
+    /// The same, by the owner's own name for it, and with the message that may tell of it. Nothing is let go of while
+    /// somebody else hears of it who has made the same request.
     Abandon {
         owner: Owner,
         id: Vec<u8>,
+        ear: Option<Ear>,
     },
     /// Lets go of a place in the queue, unless it was granted by now.
     Withdraw {
@@ -153,13 +154,17 @@ pub(crate) struct Lane {
     pub(super) table: Arc<tokio::sync::Mutex<Option<Table>>>,
 }
 
+#[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
     is_working: bool,
+    /// The work of somebody outside, who may not be polled as long as he likes: whoever comes has it go on by itself.
+    errand: Option<Errand>,
     /// Whether somebody sees to it that nobody is left behind.
     is_guarded: bool,
-    /// How many operations the next commit may have.
+    /// How many operations the next commit may have, and how many may be granted the lock by it.
     most: usize,
+    most_grants: usize,
     /// When the last commit landed, by the clock that only goes forward.
     landed: Option<Duration>,
 }
@@ -179,58 +184,42 @@ impl Inner {
         if lanes.len() >= MOST_LANES {
             lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
         }
-        let queue = Queue { jobs: VecDeque::new(), is_working: false, is_guarded: false, most: MOST, landed: None };
-        let lane = Lane { lock: lock.clone(), queue: Mutex::new(queue), table: Arc::default() };
-        let lane = Arc::new(lane);
+        let queue = Queue { most: MOST, most_grants: MOST_GRANTS, ..Queue::default() };
+        let lane = Arc::new(Lane { lock: lock.clone(), queue: Mutex::new(queue), table: Arc::default() });
         lanes.insert(lock.clone(), lane.clone());
         lane
     }
 
     /// Has something done to a lock. It is done though nobody waits for the answer.
-    pub(crate) fn ask(self: &Arc<Inner>, lock: &LockName, ask: Ask, rider: Option<Box<dyn Rider>>) -> Asked {
+    pub(crate) async fn ask(
+        self: &Arc<Inner>,
+        lock: &LockName,
+        ask: Ask,
+        rider: Option<Box<dyn Rider>>,
+    ) -> Result<Answer> {
+        self.asked(lock, ask, rider).await.unwrap_or(Err(LockError::Stopped))
+    }
+
+    /// The same, which is done as soon as this is dropped.
+    pub(crate) fn asked(
+        self: &Arc<Inner>,
+        lock: &LockName,
+        ask: Ask,
+        rider: Option<Box<dyn Rider>>,
+    ) -> Asked<Result<Answer>> {
         let (answer, answered) = oneshot::channel();
-        let lane = self.lane(lock);
+        let (lane, is_outside) = (self.lane(lock), rider.is_none());
         let mut queue = lane.queue.lock();
         queue.jobs.push_back(Job { ask, rider, answer });
-        let is_first = !std::mem::replace(&mut queue.is_working, true);
-        drop(queue);
-        let worker = is_first.then(|| (Worker::on(self, &lane, true), self.runtime.clone()));
-        Asked { worker, answered }
-    }
-}
-
-/// Something that was asked for. Whoever finds the lane idle works for it until he has his own answer: so he who is
-/// alone waits for nobody's turn but his own.
-pub(crate) struct Asked {
-    worker: Option<(Working, tokio::runtime::Handle)>,
-    answered: oneshot::Receiver<Result<Answer>>,
-}
-
-impl Asked {
-    /// Leaves the work to a task of its own.
-    fn leave(&mut self) {
-        if let Some((worker, runtime)) = self.worker.take() {
-            runtime.spawn(worker);
+        if std::mem::replace(&mut queue.is_working, true) {
+            let errand = queue.errand.take();
+            drop(queue);
+            errand.iter().for_each(Errand::leave);
+            return Asked::new(None, answered);
         }
-    }
-}
-
-impl Future for Asked {
-    type Output = Result<Answer>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Answer>> {
-        if self.worker.as_mut().is_some_and(|(worker, _)| worker.as_mut().poll(context).is_ready()) {
-            self.worker = None;
-        }
-        let answer = std::task::ready!(Pin::new(&mut self.answered).poll(context));
-        self.leave();
-        Poll::Ready(answer.unwrap_or(Err(LockError::Stopped)))
-    }
-}
-
-impl Drop for Asked {
-    fn drop(&mut self) {
-        self.leave();
+        let errand = Errand::new(&self.runtime, Worker::on(self, &lane, true).work());
+        queue.errand = is_outside.then(|| errand.clone());
+        Asked::new(Some(errand), answered)
     }
 }
 
@@ -254,7 +243,7 @@ impl Guard {
             is_wanted
         };
         if is_wanted {
-            Worker::on(&self.engine, &self.lane, false).await;
+            Worker::on(&self.engine, &self.lane, false).work().await;
         }
     }
 }
@@ -273,9 +262,6 @@ impl Drop for Guard {
         drop(left);
     }
 }
-
-/// A worker at work.
-type Working = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Worker {
     engine: Arc<Inner>,
@@ -304,8 +290,8 @@ impl Drop for Worker {
 
 impl Worker {
     /// One that begins; whoever starts it has seen to it that it is the only one.
-    fn on(engine: &Arc<Inner>, lane: &Arc<Lane>, is_patient: bool) -> Working {
-        Box::pin(Worker { engine: engine.clone(), lane: lane.clone(), is_patient, is_idle: false }.work())
+    fn on(engine: &Arc<Inner>, lane: &Arc<Lane>, is_patient: bool) -> Worker {
+        Worker { engine: engine.clone(), lane: lane.clone(), is_patient, is_idle: false }
     }
 
     /// Works until there is nothing to do, or only what can wait for company.
@@ -325,7 +311,10 @@ impl Worker {
                 continue;
             }
             let count = jobs.len();
-            jobs = self.round(&mut held, std::mem::take(&mut jobs), from_store).await;
+            // If this ends in the middle, what was planned is not taken for what is.
+            let mut table = held.take();
+            jobs = self.round(&mut table, std::mem::take(&mut jobs), from_store).await;
+            *held = table;
             (from_store, self.is_patient) = (!jobs.is_empty(), true);
             if held.is_none() && jobs.len() == count {
                 // Somebody else was faster, who may be in another process.
@@ -342,7 +331,9 @@ impl Worker {
         }
         queue.jobs.extend(jobs.drain(..));
         (queue.is_working, self.is_idle) = (false, true);
-        if !std::mem::replace(&mut queue.is_guarded, true) {
+        let is_guarded = std::mem::replace(&mut queue.is_guarded, true);
+        drop(queue);
+        if !is_guarded {
             let guard = Guard { engine: self.engine.clone(), lane: self.lane.clone(), is_on: true };
             self.engine.runtime.spawn(guard.keep());
         }
@@ -407,6 +398,7 @@ impl Worker {
         };
         let mut mail = Mail::default();
         let mut plan = Plan::new(engine, lock, table, from_store);
+        plan.most_grants = self.lane.queue.lock().most_grants;
         let mut answers = Vec::with_capacity(jobs.len());
         let mut is_changed = false;
         let asks: Vec<Ask> = jobs.iter().map(|job| job.ask.clone()).collect();
@@ -462,7 +454,7 @@ impl Worker {
                 engine.tell_requests(&self.lane.lock, batch.told);
                 batch.posted.into_iter().for_each(|effect| effect.tell(engine, &mut from, &receipt));
                 if batch.is_unfinished {
-                    drop(engine.ask(&self.lane.lock, Ask::Grant, None));
+                    engine.grant_on(&self.lane.lock);
                 }
                 Vec::new()
             }
@@ -480,7 +472,8 @@ impl Worker {
     fn settled(&self, jobs: Vec<Done>, receipt: &Receipt) {
         {
             let mut queue = self.lane.queue.lock();
-            (queue.most, queue.landed) = (MOST, Some(self.engine.store.env().monotonic()));
+            (queue.most, queue.most_grants) = (MOST, MOST_GRANTS);
+            queue.landed = Some(self.engine.store.env().monotonic());
         }
         for mut done in jobs {
             if let Some(mut rider) = done.job.rider.take_if(|_| done.changes) {
@@ -525,7 +518,10 @@ impl Worker {
                 continue;
             }
             match &done.job.ask {
-                _ if is_fenced => done.job.settle(Err(LockError::Stopped)),
+                _ if is_fenced => {
+                    self.engine.fenced();
+                    done.job.settle(Err(LockError::Stopped));
+                }
                 Ask::Acquire(want) => match lost(want) {
                     Some(error) => done.job.settle(Err(error)),
                     None => again.push(done.job),
@@ -545,6 +541,13 @@ impl Worker {
             let mut queue = self.lane.queue.lock();
             rest.into_iter().rev().for_each(|job| queue.jobs.push_front(job));
             return jobs.into();
+        }
+        let most_grants = &mut self.lane.queue.lock().most_grants;
+        if error.kind() == ErrorKind::Invalid && *most_grants > 1 {
+            // The records of those who are granted it may be large.
+            *most_grants /= 8;
+            *most_grants = (*most_grants).max(1);
+            return jobs.into_iter().map(|done| done.job).collect();
         }
         self.engine.doubt();
         for mut done in jobs {

@@ -164,7 +164,7 @@ impl Lock {
                 None => self.engine.own_session().await?,
             };
             let ear: Ear = Arc::new(watch::Sender::new(Heard::Waits));
-            let mut asked = Asked { lock: self, session, id: id.clone(), is_over: false };
+            let mut asked = Asked { lock: self, session, id: id.clone(), ear: ear.clone(), is_over: false };
             let want = Want {
                 owner: asked.session.shared.owner(),
                 kind: self.kind,
@@ -178,10 +178,13 @@ impl Lock {
             let answer = self.engine.ask(&self.name, Ask::Acquire(want), None).await;
             match answer {
                 Ok(Answer::Granted(ticket)) => return Ok(Some(asked.granted(ticket, ear))),
-                Ok(Answer::Queued(ticket)) => match asked.wait(ticket, ear, until).await? {
-                    Waited::Granted(guard) => return Ok(Some(guard)),
-                    Waited::TooLong => return Ok(None),
-                    Waited::LetGo => {}
+                Ok(Answer::Queued(ticket)) => match asked.wait(ticket, ear, until).await {
+                    Ok(Waited::Granted(guard)) => return Ok(Some(guard)),
+                    Ok(Waited::TooLong) => return Ok(None),
+                    Ok(Waited::LetGo) => {}
+                    // It goes to the end of the line, with another.
+                    Err(LockError::SessionLost { .. }) if self.session.is_none() => is_known = self.request.is_some(),
+                    Err(error) => return Err(error),
                 },
                 Ok(_) => {
                     asked.is_over = true;
@@ -190,18 +193,17 @@ impl Lock {
                 Err(LockError::SessionLost { .. }) if self.session.is_none() => {
                     asked.is_over = true;
                     is_known = self.request.is_some();
-                    let mut own = self.engine.locks.own.lock().await;
-                    own.take_if(|own| own.id() == asked.session.id());
+                    let lost = self.engine.locks.own.lock().take_if(|own| own.id() == asked.session.id());
+                    drop(lost);
                 }
                 Err(LockError::Store(error)) if is_passing(&error) => {
                     // It may have landed.
-                    asked.is_over = true;
                     is_known = true;
                     if until.is_some_and(|until| until <= env.monotonic()) {
-                        asked.is_over = false;
                         return Err(error.into());
                     }
                     env.sleep(AGAIN).await;
+                    asked.is_over = true;
                 }
                 Err(error) => {
                     asked.is_over = !matches!(error, LockError::Store(_));
@@ -221,6 +223,8 @@ struct Asked<'a> {
     lock: &'a Lock,
     session: Session,
     id: Vec<u8>,
+    /// Hears what becomes of it.
+    ear: Ear,
     is_over: bool,
 }
 
@@ -228,7 +232,7 @@ impl Drop for Asked<'_> {
     fn drop(&mut self) {
         if !self.is_over {
             let (name, owner) = (self.lock.name.clone(), self.session.shared.owner());
-            self.lock.engine.abandon(name, owner, std::mem::take(&mut self.id));
+            self.lock.engine.abandon(name, owner, std::mem::take(&mut self.id), self.ear.clone());
         }
     }
 }
@@ -269,6 +273,11 @@ impl Asked<'_> {
             .await
         };
         if !is_in_time {
+            // Somebody else who has made the same request waits on.
+            if engine.locks.is_left_to_others(&self.lock.name, ticket, &ear) {
+                self.is_over = true;
+                return Ok(Waited::TooLong);
+            }
             match engine.ask(&self.lock.name, Ask::Withdraw { ticket }, None).await? {
                 Answer::Granted(_) => return Ok(Waited::Granted(self.granted(ticket, ear))),
                 Answer::Withdrawn => {
@@ -412,17 +421,8 @@ impl Drop for LockGuard {
         if self.is_released || self.engine.is_stopped() {
             return;
         }
-        let (engine, lock, ticket) = (self.engine.clone(), self.lock.clone(), self.token.number);
         // The session is not to end before.
-        let session = self.session.clone();
-        self.engine.runtime.spawn(async move {
-            while let Err(LockError::Store(_)) = engine.ask(&lock, Ask::Release { ticket, id: None }, None).await {
-                if engine.is_stopped() {
-                    break;
-                }
-                engine.store.env().sleep(AGAIN).await;
-            }
-            drop(session);
-        });
+        let ask = Ask::Release { ticket: self.token.number, id: None };
+        self.engine.ask_at_last(self.lock.clone(), ask, Some(self.session.clone()));
     }
 }

@@ -45,7 +45,7 @@
 pub(crate) mod deadlock;
 mod durable;
 mod error;
-mod free;
+pub(crate) mod free;
 pub(crate) mod lane;
 mod locks;
 pub(crate) mod name;

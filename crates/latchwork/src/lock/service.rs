@@ -14,7 +14,7 @@ use crate::lock::session::{Session, Watched};
 use crate::lock::stored::Request;
 use crate::lock::table::Told;
 use crate::lock::{LockName, Owner};
-use crate::store::{Check, Store, StoreError, Uuid};
+use crate::store::{Check, ErrorKind, Store, StoreError, Uuid};
 use crate::workflow::engine::Inner;
 
 /// By lock and ticket, in an order that is the same each time.
@@ -26,7 +26,9 @@ pub(crate) struct Service {
     /// The requests of sessions in this process, held and waiting, with all who have made them.
     ears: Mutex<Ears>,
     /// The session of those who have none of their own.
-    pub(crate) own: tokio::sync::Mutex<Option<Session>>,
+    pub(crate) own: Mutex<Option<Session>>,
+    /// Held by whoever begins it.
+    pub(crate) beginning: tokio::sync::Mutex<()>,
     /// The sessions that were begun here and have not ended.
     pub(crate) begun: Mutex<BTreeSet<Uuid>>,
     /// Sessions that end if they are not renewed, and nobody in this process does that by itself.
@@ -44,7 +46,8 @@ impl Service {
             spaces: Spaces::declare(store).await?,
             lanes: Mutex::default(),
             ears: Mutex::default(),
-            own: tokio::sync::Mutex::default(),
+            own: Mutex::default(),
+            beginning: tokio::sync::Mutex::default(),
             begun: Mutex::default(),
             watched: Mutex::default(),
             watches: Notify::new(),
@@ -58,6 +61,22 @@ impl Service {
         self.suspected.lock().take()
     }
 
+    /// The session of those who have none of their own, if there is one.
+    pub(crate) fn own(&self) -> Option<Session> {
+        self.own.lock().clone().filter(|own| !own.is_lost())
+    }
+
+    /// Has somebody not hear of a request any more, if others do who have made the same.
+    pub(crate) fn is_left_to_others(&self, lock: &LockName, ticket: u64, ear: &Ear) -> bool {
+        let mut ears = self.ears.lock();
+        let Some((_, ears)) = ears.get_mut(&(lock.clone(), ticket)) else { return false };
+        let is_left = ears.iter().any(|other| !Arc::ptr_eq(other, ear));
+        if is_left {
+            ears.retain(|other| !Arc::ptr_eq(other, ear));
+        }
+        is_left
+    }
+
     /// A session is lost, and with it everything it had.
     pub(crate) fn lose(&self, session: Uuid) {
         let mut ears = self.ears.lock();
@@ -67,9 +86,8 @@ impl Service {
 
     /// Nothing is served any more.
     pub(crate) fn stop(&self) {
-        if let Ok(mut own) = self.own.try_lock() {
-            *own = None;
-        }
+        let own = self.own.lock().take();
+        drop(own);
         let ears = std::mem::take(&mut *self.ears.lock());
         ears.into_values().for_each(|(_, ears)| tell(&ears, &Heard::Gone(Gone::SessionLost)));
     }
@@ -138,16 +156,40 @@ impl Inner {
     }
 
     /// Lets go of something that nobody wants any more, however long the store does not serve.
-    pub(crate) fn abandon(self: &Arc<Inner>, lock: LockName, owner: Owner, id: Vec<u8>) {
+    pub(crate) fn abandon(self: &Arc<Inner>, lock: LockName, owner: Owner, id: Vec<u8>, ear: Ear) {
+        self.ask_at_last(lock, Ask::Abandon { owner, id, ear: Some(ear) }, None);
+    }
+
+    /// Goes on with granting a lock to those who wait, where one commit could not hold all of it.
+    pub(crate) fn grant_on(self: &Arc<Inner>, lock: &LockName) {
+        self.ask_at_last(lock.clone(), Ask::Grant, None);
+    }
+
+    /// Has something done to a lock, in a task of its own, however long the store does not serve. A session is kept
+    /// until then.
+    pub(crate) fn ask_at_last(self: &Arc<Inner>, lock: LockName, ask: Ask, session: Option<Session>) {
         let engine = self.clone();
         self.runtime.spawn(async move {
-            while engine.ask(&lock, Ask::Abandon { owner: owner.clone(), id: id.clone() }, None).await.is_err() {
-                if engine.is_stopped() {
-                    return;
-                }
-                engine.store.env().sleep(AGAIN).await;
-            }
+            let what = "nothing could be done to a lock";
+            engine.at_last(what, || engine.ask(&lock, ask.clone(), None)).await;
+            drop(session);
         });
+    }
+
+    /// Does something, however long the store does not serve. What else fails is told of, and left.
+    pub(crate) async fn at_last<T, F>(&self, what: &str, mut attempt: impl FnMut() -> F)
+    where
+        F: Future<Output = crate::lock::error::Result<T>>,
+    {
+        while let Err(error) = attempt().await {
+            if self.is_stopped() {
+                return;
+            }
+            if error.kind() != ErrorKind::Unavailable {
+                return tracing::warn!(%error, "{what}");
+            }
+            self.store.env().sleep(AGAIN).await;
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::errand::Asked;
 use crate::lock::error::{LockError, Result};
 use crate::lock::lane::Ask;
 use crate::lock::service::AGAIN;
@@ -93,6 +94,11 @@ impl SessionBuilder {
 
     /// Begins the session.
     pub async fn begin(self) -> Result<Session> {
+        let runtime = self.engine.runtime.clone();
+        Asked::to_its_end(&runtime, self.begun()).await.unwrap_or(Err(LockError::Stopped))
+    }
+
+    async fn begun(self) -> Result<Session> {
         let SessionBuilder { engine, lease, label, renews, is_shared } = self;
         match lease {
             lease if lease < SHORTEST => return Err(LockError::Lease { lease, reason: "it is shorter than 10 ms" }),
@@ -102,6 +108,9 @@ impl SessionBuilder {
         if label.len() > 512 {
             let reason = "the session's label is longer than 512 bytes";
             return Err(LockError::Name { name: label, reason });
+        }
+        if engine.is_stopped() {
+            return Err(LockError::Stopped);
         }
         let env = engine.store.env();
         let (id, now, began) = (env.uuid(), env.now().0, env.monotonic());
@@ -158,7 +167,7 @@ impl Drop for Shared {
             return;
         }
         let (engine, id) = (self.engine.clone(), self.id);
-        self.engine.runtime.spawn(async move { engine.end_session_at_last(id, None).await });
+        self.engine.runtime.spawn(async move { engine.end_session_at_last(id).await });
     }
 }
 
@@ -217,8 +226,8 @@ async fn keep(session: Weak<Shared>, is_shared: bool) {
         if *session.lost.borrow() || session.engine.is_stopped() {
             return;
         }
-        if is_shared && session.engine.retire(&session).await {
-            return session.engine.end_session_at_last(session.id, None).await;
+        if is_shared && session.engine.retire(&session) {
+            return session.engine.end_session_at_last(session.id).await;
         }
         while let Err(error) = session.renew().await {
             // Others may take over from then on.
@@ -236,22 +245,36 @@ async fn keep(session: Weak<Shared>, is_shared: bool) {
 impl Inner {
     /// The session of those who have none of their own.
     pub(crate) async fn own_session(self: &Arc<Inner>) -> Result<Session> {
-        let mut own = self.locks.own.lock().await;
-        if let Some(session) = own.as_ref().filter(|session| !session.is_lost()) {
-            return Ok(session.clone());
+        if let Some(session) = self.locks.own() {
+            return Ok(session);
         }
-        let session = SessionBuilder { is_shared: true, ..SessionBuilder::new(self.clone()) }.begin().await?;
-        Ok(own.insert(session).clone())
+        // In a task, so that whoever has begun it and is not polled keeps nobody from it.
+        let engine = self.clone();
+        let begun = self.runtime.spawn(async move {
+            let _beginning = engine.locks.beginning.lock().await;
+            if let Some(session) = engine.locks.own() {
+                return Ok(session);
+            }
+            let session = SessionBuilder { is_shared: true, ..SessionBuilder::new(engine.clone()) }.begun().await?;
+            *engine.locks.own.lock() = Some(session.clone());
+            if engine.is_stopped() {
+                engine.locks.stop();
+                return Err(LockError::Stopped);
+            }
+            Ok(session)
+        });
+        begun.await.unwrap_or(Err(LockError::Stopped))
     }
 
     /// Gives up the session of those who have none of their own, if nobody uses it.
-    async fn retire(&self, session: &Arc<Shared>) -> bool {
+    fn retire(&self, session: &Arc<Shared>) -> bool {
         // Whoever takes it does so under this lock.
-        let mut own = self.locks.own.lock().await;
+        let mut own = self.locks.own.lock();
         // Guards, and those who wait for one, have a handle each; here are two.
         let is_unused = Arc::strong_count(session) <= 2;
         if is_unused {
-            own.take_if(|own| own.id() == session.id);
+            // There is another handle, so it does not end by this.
+            drop(own.take_if(|own| own.id() == session.id));
             session.lost.send_replace(true);
         }
         is_unused
@@ -264,12 +287,14 @@ impl Inner {
 
     /// Ends all sessions that were begun here, and frees what they hold.
     pub(crate) async fn end_sessions(self: &Arc<Inner>) -> Result<()> {
-        *self.locks.own.lock().await = None;
+        let own = self.locks.own.lock().take();
+        drop(own);
         let begun = self.locks.begun.lock().clone();
+        let mut ended = Ok(());
         for id in begun {
-            self.end_session(id, None).await?;
+            ended = self.end_session(id, None).await.and(ended);
         }
-        Ok(())
+        ended
     }
 
     /// Ends a session, if it is still at this rev, and frees what it holds.
@@ -282,6 +307,7 @@ impl Inner {
         match self.store.commit(commit).await? {
             Outcome::Applied(_) => {}
             Outcome::Refused(refusal) if refusal.failed.iter().any(|failed| failed.index == 0) => {
+                self.fenced();
                 return Err(LockError::Stopped);
             }
             // It was renewed.
@@ -299,20 +325,26 @@ impl Inner {
         let owner = Owner::Session(id);
         for (lock, requests) in self.requests_of(&owner).await? {
             for (ticket, _) in requests {
-                self.ask(&lock, Ask::Release { ticket, id: None }, None).await?;
+                self.unless_damaged(self.ask(&lock, Ask::Release { ticket, id: None }, None).await)?;
             }
         }
         Ok(())
     }
 
-    /// The same, however long the store does not serve.
-    async fn end_session_at_last(self: &Arc<Inner>, id: Uuid, rev: Option<Rev>) {
-        while let Err(error) = self.end_session(id, rev).await {
-            if self.is_stopped() || error.kind() != ErrorKind::Unavailable {
-                return;
+    /// What a lock whose records are damaged holds is left as it is: others are not to suffer from it.
+    fn unless_damaged<T>(&self, done: Result<T>) -> Result<()> {
+        match done {
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                tracing::error!(%error, "a lock could not be released");
+                Ok(())
             }
-            self.store.env().sleep(AGAIN).await;
+            done => done.map(drop),
         }
+    }
+
+    /// Ends a session, however long the store does not serve.
+    async fn end_session_at_last(self: &Arc<Inner>, id: Uuid) {
+        self.at_last("a session could not be ended", || self.end_session(id, None)).await;
     }
 
     /// Sessions that an earlier process has left are given a full lease again.
@@ -343,7 +375,7 @@ impl Inner {
         }
         for (key, _) in self.store.view().await?.scan(&spaces.unfinished.all(), Order::Ascending, usize::MAX).await? {
             if let Some((lock, _)) = crate::lock::LockName::read(key.bytes()) {
-                self.ask(&lock, Ask::Grant, None).await?;
+                self.unless_damaged(self.ask(&lock, Ask::Grant, None).await)?;
             }
         }
         Ok(())

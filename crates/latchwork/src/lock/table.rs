@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::lock::error::{LockError, LockRefused, Result};
-use crate::lock::lane::{Answer, Ask, Gone, Want};
+use crate::lock::lane::{Answer, Ask, Ear, Gone, Want};
 use crate::lock::name::read_ticket;
 use crate::lock::stored::{Forced, Head, Request};
 use crate::lock::{LockKind, LockName, Owner};
@@ -19,7 +19,7 @@ const PAGE: usize = 64;
 const MOST_KEPT: usize = 1024;
 
 /// How many requests are granted in one commit.
-const MOST_GRANTS: usize = 256;
+pub(super) const MOST_GRANTS: usize = 256;
 
 /// How many tickets a rev of the head makes.
 pub(crate) const TICKETS: u64 = 256;
@@ -47,6 +47,8 @@ pub(crate) struct Plan<'a> {
     touched: BTreeMap<u64, Option<Request>>,
     issued: u64,
     grants: usize,
+    /// How many may be.
+    pub(super) most_grants: usize,
     pub(crate) is_changed: bool,
     /// Whether there is more to grant than one commit takes, and whether this goes on with that.
     is_unfinished: bool,
@@ -112,6 +114,7 @@ impl<'a> Plan<'a> {
             touched: BTreeMap::new(),
             issued: 0,
             grants: 0,
+            most_grants: MOST_GRANTS,
             is_changed: false,
             is_unfinished: false,
             is_resumed: false,
@@ -128,7 +131,8 @@ impl<'a> Plan<'a> {
             Ask::Acquire(want) => return self.acquire(want).await,
             Ask::Release { ticket, id: None } => self.release(*ticket, false).await?,
             Ask::Release { ticket, id: Some(id) } => self.leave(*ticket, id, false).await?,
-            Ask::Abandon { owner, id } => match self.owned(owner, id).await? {
+            Ask::Abandon { owner, id, ear } => match self.owned(owner, id).await? {
+                Some((ticket, _)) if self.is_left_to_others(ticket, ear) => return Ok(Answer::Gone),
                 Some((ticket, _)) => self.leave(ticket, id, true).await?,
                 None => return Ok(Answer::Gone),
             },
@@ -159,6 +163,10 @@ impl<'a> Plan<'a> {
         Ok(answer)
     }
 
+    fn is_left_to_others(&self, ticket: u64, ear: &Option<Ear>) -> bool {
+        ear.as_ref().is_some_and(|ear| self.engine.locks.is_left_to_others(self.lock, ticket, ear))
+    }
+
     async fn acquire(&mut self, want: &Want) -> Result<Answer> {
         let lock = self.lock.to_string();
         // It becomes so with the first who is given it, or waits.
@@ -173,6 +181,9 @@ impl<'a> Plan<'a> {
         if want.is_known
             && let Some((ticket, request)) = self.owned(&want.owner, &want.id).await?
         {
+            if request.permits != permits {
+                return Err(LockRefused::Reused { lock, before: request.permits, asked: permits }.into());
+            }
             let is_granted = request.granted_us.is_some();
             return Ok(if is_granted { Answer::Granted(ticket) } else { Answer::Queued(ticket) });
         }
@@ -352,7 +363,7 @@ impl<'a> Plan<'a> {
             let Some((ticket, request)) = self.first().await? else { break };
             let used = self.table.head.used.checked_add(request.permits).filter(|used| *used <= capacity);
             let Some(used) = used else { break };
-            if self.grants == MOST_GRANTS {
+            if self.grants >= self.most_grants {
                 self.is_unfinished = true;
                 break;
             }

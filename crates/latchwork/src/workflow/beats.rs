@@ -9,6 +9,22 @@ use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, WaitsFor};
 use crate::workflow::run::{Doing, Listed, Run};
 
+/// When this is dropped, no attempt at the step is under way.
+pub(crate) struct BeatsEnd<'a> {
+    pub(crate) run: &'a Run,
+    pub(crate) place: &'a Place,
+}
+
+impl Drop for BeatsEnd<'_> {
+    fn drop(&mut self) {
+        self.run.with(|state| state.beats.remove(self.place));
+    }
+}
+
+fn over() -> Failure {
+    Failure::new("the attempt is over")
+}
+
 /// Where an attempt tells of itself. From any task.
 #[derive(Clone)]
 pub(crate) struct Beats {
@@ -18,6 +34,8 @@ pub(crate) struct Beats {
 struct Inner {
     run: Arc<Run>,
     place: Place,
+    /// The number of the run that it is in.
+    number: u32,
     /// The step as it was when the attempt began.
     entry: Entry,
     /// When the last one was, in microseconds by the clock that only goes forward.
@@ -26,9 +44,9 @@ struct Inner {
 
 impl Beats {
     pub(crate) fn new(run: &Arc<Run>, place: &Place, entry: &Entry) -> Beats {
-        let (run, place, entry) = (run.clone(), place.clone(), entry.clone());
+        let (run, number, place, entry) = (run.clone(), run.number().1, place.clone(), entry.clone());
         let last_us = AtomicU64::new(run.env().monotonic().as_micros() as u64);
-        Beats { inner: Arc::new(Inner { run, place, entry, last_us }) }
+        Beats { inner: Arc::new(Inner { run, place, number, entry, last_us }) }
     }
 
     /// How long ago the last one was, or the beginning.
@@ -39,17 +57,16 @@ impl Beats {
 
     /// One more, with how far the attempt is.
     pub(crate) async fn beat(&self, progress: String) -> Result<(), Failure> {
-        let Inner { run, place, entry, last_us } = &*self.inner;
+        let Inner { run, place, number, entry, last_us } = &*self.inner;
         run.fits("the progress", progress.len())?;
         last_us.store(run.env().monotonic().as_micros() as u64, Ordering::SeqCst);
-        let doing = Doing::begin(run, WaitsFor::Store, true);
+        let doing = Doing::begin(run, WaitsFor::Store, None);
         let _listed = Listed(&doing);
-        if !run.with(|state| state.beat(place, entry, progress)) {
-            return Err(Failure::new("the attempt is over"));
+        if !run.with(|state| state.beat(place, *number, entry, progress)) {
+            return Err(over());
         }
         run.nudge();
-        let _ = doing.flush().await;
-        Ok(())
+        doing.flushed().await.ok_or_else(over)
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::StreamExt;
@@ -14,38 +15,61 @@ use crate::workflow::Failure;
 use crate::workflow::ctx::{Call, Ctx};
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, Kind};
+use crate::workflow::run::Branch;
 
 /// Branches at work. In a box, so that whoever awaits them need not know what they are made of.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A fork that the code has come to.
 struct Fork {
+    /// The branch that it is in.
+    here: Arc<Branch>,
     place: Place,
     entry: Entry,
     /// Whether a replay may find something of the branches.
     is_replayed: bool,
-    /// Which branch was first, if that was recorded.
-    first: Option<usize>,
+    /// Which branch was first, and how many had begun by then, if that was recorded.
+    first: Option<(usize, usize)>,
+    in_saga: bool,
+    /// Whether those beside one that has failed come to their end, so that what they have done is undone.
+    ends_all: bool,
+}
+
+impl Fork {
+    /// Whether a branch is run: of those of which one was first only that one is again, unless all come to their end.
+    fn runs(&self, branch: usize) -> bool {
+        self.first.is_none_or(|(first, begun)| first == branch || self.ends_all && branch < begun)
+    }
+
+    /// Whether a branch is the first, or may be.
+    fn is_first(&self, branch: usize) -> bool {
+        self.first.is_none_or(|(first, _)| first == branch)
+    }
 }
 
 /// Branches that are under way. Those that are left when this is dropped are given up.
 struct Branches<'a, T> {
     ctx: &'a Ctx,
-    fork: u32,
+    fork: Place,
     running: Vec<Option<Boxed<'a, T>>>,
 }
 
 impl<T> Drop for Branches<'_, T> {
     fn drop(&mut self) {
+        self.ctx.run.is_past(&self.fork);
         for (branch, running) in self.running.iter_mut().enumerate() {
             if running.take().is_some() {
-                self.ctx.run.give_up(&self.ctx.here().path.fork(self.fork, branch as u32));
+                self.ctx.run.give_up(&self.fork.fork(branch));
             }
         }
     }
 }
 
 impl<T> Branches<'_, T> {
+    fn is_running(&self) -> bool {
+        self.running.iter().any(Option::is_some)
+    }
+
     /// Polls all that are left; gives the first that has ended.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<(usize, T)> {
         for (branch, running) in self.running.iter_mut().enumerate() {
@@ -62,7 +86,7 @@ impl<T> Branches<'_, T> {
 
 impl Ctx {
     async fn fork(&self, kind: Kind, count: usize) -> Fork {
-        self.begins().await;
+        let here = self.begins().await;
         let call = Call { kind, name: "", argument: count as u64 };
         let (place, found) = self.take(&call).await;
         let is_replayed = found.is_some();
@@ -72,13 +96,17 @@ impl Ctx {
             entry
         });
         let first = match &entry.state {
-            EntryState::Done(text) => text.parse().ok(),
+            EntryState::Done(text) => Some(self.recorded(&call, &place, text).await),
             _ => None,
         };
-        if let Some(first) = first {
-            self.run.release_lost(&self.here().path, place.number, first).await;
+        let in_saga = Branch::polled(&self.run).is_some_and(|(_, in_saga)| in_saga);
+        let ends_all = in_saga && kind == Kind::Join;
+        match first {
+            Some((first, _)) if ends_all => self.run.call_off(&place, first),
+            Some((first, _)) => self.run.release_lost(&place, first).await,
+            None => {}
         }
-        Fork { place, entry, is_replayed, first }
+        Fork { here, place, entry, is_replayed, first, in_saga, ends_all }
     }
 
     /// A branch of a fork: its code runs with a context of its own, and has to come to the journal's end.
@@ -87,30 +115,47 @@ impl Ctx {
         F: Future<Output = T> + Send + 'a,
         T: Send + 'a,
     {
-        let ctx = self.on(self.here().forked(fork.place.number, branch as u32, fork.is_replayed));
+        let ctx = self.on(Branch::forked(fork.place.fork(branch), fork.is_replayed));
+        let in_saga = fork.in_saga;
         Box::pin(async move {
-            let done = code(ctx.clone()).await;
+            let mut running = std::pin::pin!(code(ctx.clone()));
+            let poll =
+                |context: &mut Context<'_>| ctx.branch.poll(&ctx.run, in_saga, || running.as_mut().poll(context));
+            let done = std::future::poll_fn(poll).await;
             ctx.expect_end().await;
-            ctx.branch.set_over();
             done
         })
     }
 
-    /// Records which branch was first.
-    fn was_first(&self, fork: &Fork, branch: usize) {
+    /// Records which branch was first, of so many that have begun.
+    fn was_first(&self, fork: &Fork, branch: usize, begun: usize) {
         if fork.first.is_none() {
-            let entry = Entry { state: EntryState::Done(branch.to_string()), ..fork.entry.clone() };
+            let entry = Entry { state: EntryState::Done(format!("[{branch},{begun}]")), ..fork.entry.clone() };
             self.run.put(&fork.place, entry);
+            if fork.ends_all {
+                self.run.call_off(&fork.place, branch);
+            }
         }
     }
 
     /// The branches beside the first were given up. One that has recorded something, and was not run since the
     /// execution was taken up again, may hold what only its code would let go of.
     async fn gave_up(&self, fork: &Fork, branch: usize) {
-        if fork.is_replayed && fork.first.is_none() {
-            self.run.release_lost(&self.here().path, fork.place.number, branch).await;
+        if fork.is_replayed && fork.first.is_none() && !fork.ends_all {
+            self.run.release_lost(&fork.place, branch).await;
         }
-        self.here().ends();
+        fork.here.ends();
+    }
+
+    /// All branches have ended, and none has failed.
+    async fn succeeded(&self, fork: &Fork) {
+        if let Some((first, _)) = fork.first {
+            let path = fork.place.fork(first);
+            let reason =
+                format!("branch {path} has failed by the journal of operation {}, and now has not", fork.place);
+            return self.run.park(reason).await;
+        }
+        fork.here.ends();
     }
 
     /// Runs branches side by side and waits for all of them: a tuple of functions that are given a context each. Gives
@@ -119,7 +164,8 @@ impl Ctx {
         branches.join(self)
     }
 
-    /// Like [`Ctx::join`], for branches that may fail: with the first that does, the others are given up.
+    /// Like [`Ctx::join`], for branches that may fail: with the first that does, the others are given up. In a saga,
+    /// they are cancelled instead, and come to their end before what was done is undone.
     pub fn try_join<'a, B: TryJoinBranches<'a>>(&'a self, branches: B) -> Boxed<'a, Result<B::Output, Failure>> {
         branches.try_join(self)
     }
@@ -157,15 +203,14 @@ impl Ctx {
     {
         let fork = self.fork(Kind::Race, items.len()).await;
         let code = &code;
-        let mut branches = Branches { ctx: self, fork: fork.place.number, running: Vec::new() };
+        let mut branches = Branches { ctx: self, fork: fork.place.clone(), running: Vec::new() };
         for (branch, item) in items.into_iter().enumerate() {
-            let is_run = fork.first.is_none_or(|first| first == branch);
-            let running = is_run.then(|| self.branch(&fork, branch, move |ctx| code(ctx, item)));
+            let running = fork.runs(branch).then(|| self.branch(&fork, branch, move |ctx| code(ctx, item)));
             branches.running.push(running);
         }
         let (branch, done) = std::future::poll_fn(|context| branches.poll(context)).await;
         // First what is recorded: what was given up goes by it.
-        self.was_first(&fork, branch);
+        self.was_first(&fork, branch, branches.running.len());
         drop(branches);
         self.gave_up(&fork, branch).await;
         (branch, done)
@@ -188,7 +233,8 @@ impl Ctx {
         Box::pin(async move { self.map_until(items, at_once, code, |_| false).await.0 })
     }
 
-    /// Like [`Ctx::map`], for branches that may fail: with the first that does, the others are given up.
+    /// Like [`Ctx::map`], for branches that may fail: with the first that does, the others are given up. In a saga,
+    /// those that have begun are cancelled instead, and come to their end before what was done is undone.
     pub fn try_map<'a, I, T, F>(
         &'a self,
         items: impl IntoIterator<Item = I>,
@@ -225,24 +271,28 @@ impl Ctx {
         let mut done: Vec<Option<T>> = (0..count).map(|_| None).collect();
         let mut waiting = items.into_iter().enumerate();
         let (running, branches) = (FuturesUnordered::new(), BTreeSet::new());
-        let mut crowd = Crowd { ctx: self, fork: fork.place.number, running, branches };
-        let mut bad = None;
+        let mut crowd = Crowd { ctx: self, fork: fork.place.clone(), running, branches };
+        let (mut bad, mut begun) = (None, 0);
         loop {
             while crowd.branches.len() < at_once.max(1)
+                && (bad.is_none() || fork.first.is_some())
                 && let Some((branch, item)) = waiting.next()
             {
-                // Of those of which one has failed, only that is run again.
-                if fork.first.is_none_or(|first| first == branch) {
+                begun = branch + 1;
+                if fork.runs(branch) {
                     crowd.add(branch, self.branch(&fork, branch, move |ctx| code(ctx, item)));
                 }
             }
             let Some((branch, value)) = crowd.next().await else { break };
-            if is_bad(&value) {
-                self.was_first(&fork, branch);
+            if !is_bad(&value) {
+                done[branch] = Some(value);
+            } else if bad.is_none() && fork.is_first(branch) {
+                self.was_first(&fork, branch, begun);
                 bad = Some((branch, value));
+            }
+            if bad.is_some() && !fork.ends_all {
                 break;
             }
-            done[branch] = Some(value);
         }
         drop(crowd);
         let bad = match bad {
@@ -251,7 +301,7 @@ impl Ctx {
                 Some(value)
             }
             None => {
-                self.here().ends();
+                self.succeeded(&fork).await;
                 None
             }
         };
@@ -262,7 +312,7 @@ impl Ctx {
 /// Branches of a map that are under way. Those that are left when this is dropped are given up.
 struct Crowd<'a, T> {
     ctx: &'a Ctx,
-    fork: u32,
+    fork: Place,
     running: FuturesUnordered<Boxed<'a, (usize, T)>>,
     branches: BTreeSet<usize>,
 }
@@ -282,9 +332,10 @@ impl<'a, T: Send + 'a> Crowd<'a, T> {
 
 impl<T> Drop for Crowd<'_, T> {
     fn drop(&mut self) {
+        self.ctx.run.is_past(&self.fork);
         self.running.clear();
         for branch in &self.branches {
-            self.ctx.run.give_up(&self.ctx.here().path.fork(self.fork, *branch as u32));
+            self.ctx.run.give_up(&self.fork.fork(*branch));
         }
     }
 }
@@ -316,13 +367,13 @@ macro_rules! branches {
                             async move { $selected::$name(running.await) }
                         }))
                     ),+];
-                    let mut branches = Branches { ctx, fork: fork.place.number, running };
+                    let mut branches = Branches { ctx, fork: fork.place.clone(), running };
                     for _ in 0..$count {
                         match std::future::poll_fn(|context| branches.poll(context)).await.1 {
                             $($selected::$name(value) => done.$place = Some(value)),+
                         }
                     }
-                    ctx.here().ends();
+                    fork.here.ends();
                     ($(done.$place.expect("each has ended once"),)+)
                 })
             }
@@ -340,26 +391,30 @@ macro_rules! branches {
                 Box::pin(async move {
                     let fork = ctx.fork(Kind::Join, $count).await;
                     let mut done: ($(Option<$output>,)+) = Default::default();
-                    let is_run = |branch: usize| fork.first.is_none_or(|first| first == branch);
                     let running: Vec<Option<Boxed<'a, Result<$selected<$($output),+>, Failure>>>> = vec![$(
-                        is_run($place).then(|| ctx.branch(&fork, $place, move |ctx| {
+                        fork.runs($place).then(|| ctx.branch(&fork, $place, move |ctx| {
                             let running = (self.$place)(ctx);
                             async move { running.await.map($selected::$name) }
                         }))
                     ),+];
-                    let mut branches = Branches { ctx, fork: fork.place.number, running };
-                    for _ in 0..$count {
+                    let mut branches = Branches { ctx, fork: fork.place.clone(), running };
+                    let mut failed = None;
+                    while branches.is_running() && (failed.is_none() || fork.ends_all) {
                         match std::future::poll_fn(|context| branches.poll(context)).await {
                             $((_, Ok($selected::$name(value))) => done.$place = Some(value),)+
-                            (branch, Err(failure)) => {
-                                ctx.was_first(&fork, branch);
-                                drop(branches);
-                                ctx.gave_up(&fork, branch).await;
-                                return Err(failure);
+                            (branch, Err(failure)) if failed.is_none() && fork.is_first(branch) => {
+                                ctx.was_first(&fork, branch, $count);
+                                failed = Some((branch, failure));
                             }
+                            (_, Err(_)) => {}
                         }
                     }
-                    ctx.here().ends();
+                    drop(branches);
+                    if let Some((branch, failure)) = failed {
+                        ctx.gave_up(&fork, branch).await;
+                        return Err(failure);
+                    }
+                    ctx.succeeded(&fork).await;
                     Ok(($(done.$place.expect("each has ended once"),)+))
                 })
             }
@@ -376,16 +431,15 @@ macro_rules! branches {
             fn select(self, ctx: &'a Ctx) -> Boxed<'a, Self::Output> {
                 Box::pin(async move {
                     let fork = ctx.fork(Kind::Race, $count).await;
-                    let is_run = |branch: usize| fork.first.is_none_or(|first| first == branch);
                     let running: Vec<Option<Boxed<'a, $selected<$($output),+>>>> = vec![$(
-                        is_run($place).then(|| ctx.branch(&fork, $place, move |ctx| {
+                        fork.runs($place).then(|| ctx.branch(&fork, $place, move |ctx| {
                             let running = (self.$place)(ctx);
                             async move { $selected::$name(running.await) }
                         }))
                     ),+];
-                    let mut branches = Branches { ctx, fork: fork.place.number, running };
+                    let mut branches = Branches { ctx, fork: fork.place.clone(), running };
                     let (branch, done) = std::future::poll_fn(|context| branches.poll(context)).await;
-                    ctx.was_first(&fork, branch);
+                    ctx.was_first(&fork, branch, $count);
                     drop(branches);
                     ctx.gave_up(&fork, branch).await;
                     done

@@ -11,8 +11,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
+use crate::lock::free::How;
 use crate::lock::lane::Held;
-use crate::store::{Commit, Item, Key, Order, Outcome, Rev, StoreError, Timestamp, Write};
+use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Rev, StoreError, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Inner, check_name};
@@ -121,8 +122,7 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
             }
             let run = &ctx.run;
             let id = id.unwrap_or_else(|| derived(run, &place));
-            let entry = call.entry(run.env().now(), EntryState::Done(format!("{:?}", &*id)));
-            let entry = Entry { state: EntryState::Done(serde_json::to_string(&id).unwrap_or_default()), ..entry };
+            let entry = call.entry(run.env().now(), EntryState::Done(serde_json::to_string(&id).unwrap_or_default()));
             if doing.is_cancelled() {
                 return Err(ctx.cancelled(&place, entry));
             }
@@ -280,7 +280,7 @@ impl Run {
         if self.engine.replays || !self.with(|state| state.has_children) {
             return;
         }
-        let doing = Doing::begin(self, WaitsFor::Store, true);
+        let doing = Doing::begin(self, WaitsFor::Store, None);
         let _listed = Listed(&doing);
         self.ensure_inbox().await;
         // Also one that a branch has started which was then given up.
@@ -311,7 +311,7 @@ impl Run {
             Next::Continues(_) => None,
             _ => return self.commit(next).await,
         };
-        let mut from_store = false;
+        let mut how = How::default();
         loop {
             let before = self.with(|state| Execution {
                 has_children: state.has_children,
@@ -319,7 +319,7 @@ impl Run {
                 parent: state.execution.parent.clone(),
                 ..Execution::new("", String::new(), Timestamp(0))
             });
-            let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), from_store).await {
+            let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), how).await {
                 Ok(closing) => closing,
                 Err(WorkflowError::Store(error)) => return Err(self.failed(error)),
                 Err(error) => return Err(Stop::Parked(error.to_string())),
@@ -347,7 +347,13 @@ impl Run {
                     if let crate::workflow::run::Verdict::Stop(stop) = self.refused(boarded, &refusal) {
                         return Err(stop);
                     }
-                    from_store = true;
+                    how.from_store = true;
+                }
+                Err(error) if error.kind() == ErrorKind::Invalid && !how.is_large => {
+                    self.put_back(boarded);
+                    drop(closing);
+                    how.is_large = true;
+                    self.commit(Next::Runs).await?;
                 }
                 Err(error) => {
                     self.put_back(boarded);
@@ -384,7 +390,7 @@ impl Inner {
         id: &ExecutionId,
         before: &Execution,
         status: Option<&Status>,
-        from_store: bool,
+        how: How,
     ) -> Result<Closing> {
         let mut mail = Mail::default();
         let parent = before.parent.as_ref().filter(|parent| parent.close != Close::Abandon);
@@ -394,12 +400,20 @@ impl Inner {
         }
         if before.has_children && status.is_some() {
             let children = self.children(id).await?.into_iter().filter(|(_, it)| it.close == Close::Cancel);
+            let reason = format!("its parent {id:?} has ended");
             for (child, _) in children {
-                mail.cancel(&child, format!("its parent {id:?} has ended"));
+                if !how.is_large {
+                    mail.cancel(&child, reason.clone());
+                    continue;
+                }
+                match self.cancel(&child, &reason).await {
+                    Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
+                    cancelled => cancelled?,
+                }
             }
         }
-        let freed = self.freed(id, before.has_locks, &mut mail, from_store).await?;
-        let mut effects = mail.effects(self, from_store, &BTreeSet::new()).await?;
+        let freed = self.freed(id, before.has_locks, &mut mail, how).await?;
+        let mut effects = mail.effects(self, how.from_store, &BTreeSet::new()).await?;
         effects.extend(freed.effects);
         Ok(Closing { effects, _lanes: freed.lanes })
     }

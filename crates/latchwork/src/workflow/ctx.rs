@@ -122,10 +122,13 @@ impl Ctx {
         Ctx { is_shielded: true, ..self.clone() }
     }
 
-    /// Whether the execution is to be cancelled, and this context is not shielded from it. Operations that can fail do
-    /// so then; this is for code that wants to know before.
+    /// Whether the execution, or this branch of it, is to be cancelled, and this context is not shielded from it.
+    /// Operations that can fail do so then; this is for code that wants to know before.
     pub async fn is_cancelled(&self) -> bool {
-        self.value(Kind::IsCancelled, "", 0, |run| !self.is_shielded && run.with(|state| state.cancel.is_some())).await
+        self.value(Kind::IsCancelled, "", 0, |run| {
+            !self.is_shielded && run.with(|state| state.cancelled(&self.here().path).is_some())
+        })
+        .await
     }
 
     /// Does an operation.
@@ -133,8 +136,8 @@ impl Ctx {
     where
         F: Future<Output = T>,
     {
-        self.begins().await;
-        let doing = Doing::begin(&self.run, what, self.is_shielded);
+        let here = self.begins().await;
+        let doing = Doing::begin(&self.run, what, (!self.is_shielded).then(|| here.path.clone()));
         let listed = Listed(&doing);
         if self.run.engine.strict {
             tokio::task::yield_now().await;
@@ -145,43 +148,42 @@ impl Ctx {
         }
         let done = operation(doing.clone()).await;
         drop(listed);
-        self.here().ends();
+        here.ends();
         done
     }
 
-    /// The branch that operations are in: what was taken out of one that has ended goes on in the one that it was
-    /// forked off from.
+    /// The branch that operations are in: the one whose code does them, whichever context they are done by. So guards
+    /// and children can be taken into branches, and out of them.
     pub(crate) fn here(&self) -> Arc<Branch> {
-        let mut branch = &self.branch;
-        while let Some(outer) = branch.outer() {
-            branch = outer;
-        }
-        branch.clone()
+        Branch::polled(&self.run).map_or_else(|| self.branch.clone(), |(branch, _)| branch)
     }
 
-    /// Notes that an operation is under way in this branch.
-    pub(crate) async fn begins(&self) {
+    /// Notes that an operation is under way. Gives the branch that it is in.
+    pub(crate) async fn begins(&self) -> Arc<Branch> {
         // What goes on anew goes on nowhere else.
         if self.run.with(|state| state.continues.is_some() || state.is_over()) {
             return std::future::pending().await;
         }
-        if !self.here().begins() {
+        let here = self.here();
+        if !here.begins() {
             let reason = "an operation was begun while another was under way or had been given up half-way; \
                           await one before the next, or give each a branch of its own by ctx.join or ctx.race";
             self.run.park(reason).await
         }
+        here
     }
 
     /// The next operation's place, and what the journal holds there. What does not belong there parks the execution.
     pub(crate) async fn take(&self, call: &Call<'_>) -> (Place, Option<Entry>) {
-        if let Err(stop) = self.here().read_ahead(&self.run).await {
+        let here = self.here();
+        if let Err(stop) = here.read_ahead(&self.run).await {
             return self.run.stop_for(stop).await;
         }
         // The future that was told to stop may have been dropped, and the code gone on.
         if self.run.with(|state| state.is_over()) {
             return std::future::pending().await;
         }
-        let (place, found) = self.here().next();
+        let (place, found) = here.next();
         let Call { kind, name, argument } = call;
         match &found {
             None => self.run.effect().await,
@@ -200,7 +202,7 @@ impl Ctx {
 
     /// Records that an operation was not done because the execution is cancelled.
     pub(crate) fn cancelled(&self, place: &Place, entry: Entry) -> Failure {
-        let failure = Failure::from_cancel(self.run.with(|state| state.cancel.clone()).unwrap_or_default());
+        let failure = self.run.why_cancelled(place);
         self.run.put(place, Entry { state: EntryState::Gave(failure_text(&failure)), ..entry });
         failure
     }

@@ -21,7 +21,7 @@ use crate::workflow::ctx::Ctx;
 use crate::workflow::definition::Running;
 use crate::workflow::engine::{Inner, Resident};
 use crate::workflow::record::{Status, Wait, failure_text};
-use crate::workflow::run::{Next, Run, Sent, Stop, Todo};
+use crate::workflow::run::{Branch, Next, Run, Sent, Stop, Todo};
 use crate::workflow::step::panicked;
 
 /// How long it takes at the most until an execution is taken up again that could not be committed.
@@ -84,10 +84,7 @@ async fn drive(run: Arc<Run>) {
         Some(Stop::Failed(error)) => return again(&run, error).await,
         Some(Stop::Changed) => return take_up(&run, true).await,
         // Whoever is the owner now goes on with it; here nobody can.
-        Some(Stop::Fenced) => {
-            tracing::warn!("another engine has taken over; this one stops");
-            inner.stop();
-        }
+        Some(Stop::Fenced) => inner.fenced(),
         _ => inner.ended(&run.id, run.ended_as()),
     }
     if missed {
@@ -143,6 +140,7 @@ type Flight = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Driver<'a> {
     run: &'a Arc<Run>,
+    root: Arc<Branch>,
     /// The code, until it has ended.
     running: Option<Quiet<Running>>,
     ended: Option<Ended>,
@@ -169,6 +167,7 @@ pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
     if left.is_some_and(|left| left.is_zero()) && !run.engine.replays {
         return Ended::TimedOut;
     }
+    let root = ctx.branch.clone();
     let begin = || (run.definition.begin)(ctx, &run.input());
     let running: Running = match std::panic::catch_unwind(AssertUnwindSafe(begin)) {
         Ok(Ok(running)) => running,
@@ -178,6 +177,7 @@ pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
     let woken = Arc::new(Woken { is_woken: AtomicBool::new(true), driver: Mutex::new(Waker::noop().clone()) });
     let mut driver = Driver {
         run,
+        root,
         // It is dropped with everything that it holds, which is the workflow's own.
         running: Some(Quiet::new(running)),
         ended: None,
@@ -258,7 +258,8 @@ impl Driver<'_> {
         let Some(running) = &mut self.running else { return };
         let mut context = Context::from_waker(&self.waker);
         self.run.begin_poll();
-        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| running.get().as_mut().poll(&mut context)));
+        let poll = || self.root.poll(self.run, false, || running.get().as_mut().poll(&mut context));
+        let polled = std::panic::catch_unwind(AssertUnwindSafe(poll));
         self.run.end_poll();
         self.ended = match polled {
             Ok(Poll::Pending) => return,
@@ -373,11 +374,17 @@ async fn settle(ctx: &Ctx, ended: Ended) {
     let status = match ended {
         Ended::Stopped => match run.stop() {
             Some(Stop::Parked(reason)) => Status::Parked(reason),
-            Some(Stop::Terminated(status)) => status,
+            Some(Stop::Terminated(status)) => {
+                run.forget_effects();
+                status
+            }
             _ => return,
         },
         Ended::Panicked(failure) => Status::Parked(failure.message().to_string()),
-        Ended::TimedOut => Status::TimedOut,
+        Ended::TimedOut => {
+            run.forget_effects();
+            Status::TimedOut
+        }
         Ended::Finished(result) => match ctx.branch.peek(run).await {
             Ok(None) => finished(run, result),
             Ok(Some(entry)) => Status::Parked(format!(

@@ -420,6 +420,14 @@ impl Inner {
         self.locks.stop();
     }
 
+    /// Another engine has taken over.
+    pub(crate) fn fenced(&self) {
+        if !self.is_stopped() {
+            tracing::warn!("another engine has taken over; this one stops");
+            self.stop();
+        }
+    }
+
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(std::sync::atomic::Ordering::SeqCst)
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::errand::Asked;
 use crate::json;
 use crate::store::{Bytes, Commit, Generation, Item, Key, Order, Outcome, Receipt, Rev, StoreError, Uuid, View, Write};
 use crate::workflow::engine::{Engine, Inner, check_name};
@@ -14,6 +15,7 @@ use crate::workflow::locks::Unlocked;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{ANYTHING, Close, Entry, EntryState, Execution, Kind, Status, journal_key};
 use crate::workflow::run::{largest, turn};
+use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// How much one commit holds of a journal at the most.
@@ -129,9 +131,15 @@ impl Fork {
         let mut writes = source.writes(&engine, &view, &source_id, &id, &kept).await?;
         let its = |key: &Key| engine.states.slot_of_another(key, &source_id, &id);
         writes.extend(slots.into_iter().map(|(key, value)| Write::Put(its(&key), value)));
-        store(&engine, &id, execution, writes).await?;
-        engine.metrics.started(&definition.name);
-        engine.wake_up(&id);
+        // It is taken up though the caller may have given up.
+        let (inner, forked) = (engine.clone(), id.clone());
+        let stored = Asked::to_its_end(&engine.runtime, async move {
+            store(&inner, &forked, execution, writes).await?;
+            inner.metrics.started(&definition.name);
+            inner.wake_up(&forked);
+            Ok(())
+        });
+        stored.await.unwrap_or(Err(WorkflowError::Stopped))?;
         Ok(id)
     }
 }
@@ -200,7 +208,7 @@ impl Source {
     ) -> Result<()> {
         let ended: BTreeSet<&str> =
             kept.values().filter(|entry| entry.kind == Kind::ChildEnd).map(|entry| &*entry.name).collect();
-        for entry in kept.values().filter(|entry| entry.kind == Kind::Child) {
+        for (_, entry) in kept.iter().filter(|(place, entry)| entry.kind == Kind::Child && !is_lost(kept, place)) {
             let EntryState::Done(text) = &entry.state else { continue };
             let Ok(child) = serde_json::from_str::<ExecutionId>(text) else { continue };
             if ended.contains(&*child) {
@@ -274,12 +282,17 @@ impl Source {
             published.0.retain(|name, _| names.contains(&**name));
             writes.push(Write::Put(engine.kept(id).published(), published.encode()));
         }
-        let completed: BTreeSet<&str> = of_kind(Kind::Completion).map(|entry| &*entry.name).collect();
+        let mut completed: BTreeMap<&str, usize> = BTreeMap::new();
+        of_kind(Kind::Completion).filter(|entry| is_completed(entry)).for_each(|entry| {
+            *completed.entry(&entry.name).or_default() += 1;
+        });
         for entry in of_kind(Kind::Token) {
             let EntryState::Done(text) = &entry.state else { continue };
             let Ok(token) = text.trim_matches('"').parse::<Uuid>() else { continue };
             // Under the fork's id, so that what it waits for can be completed, too.
-            let record = Token { name: entry.name.to_string(), is_used: completed.contains(&*entry.name) };
+            let left = completed.get_mut(&*entry.name).filter(|left| **left > 0);
+            let is_used = left.map(|left| *left -= 1).is_some();
+            let record = Token { name: entry.name.to_string(), is_used };
             writes.push(Write::Put(engine.kept(id).token(token), record.encode()));
         }
         Ok(writes)
@@ -430,6 +443,28 @@ fn changes_slots(entry: &Entry) -> bool {
 
 fn is_fork(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Join | Kind::Race)
+}
+
+/// Whether an operation is of a branch that was given up because another was first: nobody runs that again.
+fn is_lost(kept: &BTreeMap<Place, Entry>, place: &Place) -> bool {
+    kept.iter().filter(|(_, entry)| is_fork(entry)).any(|(fork, entry)| {
+        let first = match &entry.state {
+            EntryState::Done(text) => serde_json::from_str::<(usize, usize)>(text).ok(),
+            _ => None,
+        };
+        first.zip(fork.beside(&place.branch)).is_some_and(|((first, _), beside)| beside != first)
+    })
+}
+
+/// Whether what it waited for was completed, or failed: its time may have run out.
+fn is_completed(entry: &Entry) -> bool {
+    match &entry.state {
+        EntryState::Gave(text) => {
+            let failure = read_failure(text);
+            !failure.is_time() && !failure.is_cancelled()
+        }
+        _ => is_finished(entry),
+    }
 }
 
 fn is_finished(entry: &Entry) -> bool {

@@ -187,12 +187,6 @@ impl<I: Serialize, O> Start<I, O> {
         if inner.is_stopped() || inner.idle {
             return Err(WorkflowError::Stopped);
         }
-        if let Some(key) = &self.key {
-            check_name("an idempotency key", key)?;
-            if let Some(id) = keyed(&inner, &name, key, &input).await? {
-                return Ok(Handle { engine: inner, id, asked: None, output: PhantomData });
-            }
-        }
         let signal = match self.signal {
             Some((name, payload, signal_id)) => {
                 check_name("the name of a signal", &name)?;
@@ -222,6 +216,12 @@ impl<I: Serialize, O> Start<I, O> {
         let id = self.id.unwrap_or_else(|| inner.store.env().uuid().to_string().into());
         check_name("the id of an execution", &id)?;
         let starting = Starting { inner, id, execution, definition, signal, join: self.join, restart: self.restart };
+        if let Some(key) = &starting.execution.key {
+            check_name("an idempotency key", key)?;
+            if let Some(handle) = starting.keyed(key).await? {
+                return Ok(handle);
+            }
+        }
         starting.start(is_given).await
     }
 }
@@ -254,9 +254,9 @@ impl Starting {
             }
             // Somebody starts it at this very moment, or has just done so.
             if let Some(key) = &self.execution.key
-                && let Some(id) = keyed(inner, &self.execution.workflow, key, &self.execution.input).await?
+                && let Some(handle) = self.keyed(key).await?
             {
-                return Ok(self.handle(id));
+                return Ok(handle);
             }
             if let Some(handle) = self.existing().await? {
                 return Ok(handle);
@@ -268,6 +268,22 @@ impl Starting {
                 begun.await;
             }
         }
+    }
+
+    /// The execution that was started under that key, if there is one. The signal goes to that.
+    async fn keyed<O>(&self, key: &str) -> Result<Option<Handle<O>>> {
+        let Execution { workflow, input, .. } = &self.execution;
+        let Some(id) = keyed(&self.inner, workflow, key, input).await? else { return Ok(None) };
+        if let Some(signal) = self.signal(&id) {
+            signal.send().await?;
+        }
+        Ok(Some(self.handle(id)))
+    }
+
+    /// What is to be sent to one that has been started.
+    fn signal(&self, id: &ExecutionId) -> Option<Signal> {
+        let (name, payload, signal_id) = self.signal.clone()?;
+        Some(Signal { engine: self.inner.clone(), id: id.clone(), name, payload: Ok(payload), signal_id })
     }
 
     fn handle<O>(&self, id: ExecutionId) -> Handle<O> {
@@ -292,14 +308,14 @@ impl Starting {
             let message = Message { at_us: env.now().0, body: Letter::Signal { name, payload } };
             commit = commit.put(&kept.count(), Vec::new()).put(&kept.message(env.uuid()), message.encode());
         }
-        if inner.perform(id, Effect::of(commit)).await?.is_err() {
-            return Ok(false);
-        }
-        match execution.timer_us {
-            Some(timer) => inner.timers.set(Timestamp(timer), inner.store.env()),
-            None => inner.wake_up(id),
-        }
-        Ok(true)
+        let effect = match execution.timer_us {
+            Some(timer) => Effect {
+                landed: Some(Box::new(move |engine, _, _| engine.timers.set(Timestamp(timer), engine.store.env()))),
+                ..Effect::of(commit)
+            },
+            None => Effect::of(commit).waking(id),
+        };
+        Ok(inner.perform(id, effect).await?.is_ok())
     }
 
     /// The execution of that id, if there is one and it is to be joined. One that is to be replaced is removed.
@@ -320,11 +336,10 @@ impl Starting {
                 inner.purge(id).await?;
                 return Ok(None);
             }
-        } else if let Some((name, payload, signal_id)) = self.signal.clone() {
+        } else if let Some(signal) = self.signal(id) {
             if is_other {
                 return Err(other());
             }
-            let signal = Signal { engine: inner.clone(), id: id.clone(), name, payload: Ok(payload), signal_id };
             return match signal.send().await {
                 Ok(_) => Ok(Some(self.handle(id.clone()))),
                 // It has ended at this very moment.

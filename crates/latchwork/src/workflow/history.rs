@@ -299,15 +299,8 @@ pub(crate) async fn entries(
     for (place, entry) in intents {
         entries.entry(place).or_insert(entry);
     }
-    // What a fork's branches did comes after the fork and before what follows it.
     let mut entries: Vec<_> = entries.into_iter().collect();
-    entries.sort_by(|(a, _), (b, _)| {
-        let along = |place: &Place| {
-            let steps = place.branch.steps().iter().flat_map(|(number, branch)| [*number, *branch]);
-            steps.chain([place.number]).collect::<Vec<u32>>()
-        };
-        along(a).cmp(&along(b))
-    });
+    entries.sort_by_cached_key(|(place, _)| place.along());
     Ok(entries)
 }
 

@@ -253,7 +253,7 @@ impl Waits<'_> {
         let failure = match waited {
             Waited::Got(received) => return self.received(received),
             Waited::TimedOut => Failure::time(),
-            Waited::Cancelled => Failure::from_cancel(run.with(|state| state.cancel.clone()).unwrap_or_default()),
+            Waited::Cancelled => run.why_cancelled(&self.place),
         };
         let entry = Entry { state: EntryState::Gave(failure_text(&failure)), ..self.entry.clone() };
         let passenger = Passenger::new(run, Some((self.place.clone(), entry, None)), None);
@@ -262,7 +262,7 @@ impl Waits<'_> {
             return if failure.is_time() { Ok(None) } else { Err(failure) };
         }
         // It was granted, or taken away, at the same time: there is a message that says so.
-        let doing = Doing::begin(run, self.what(), true);
+        let doing = Doing::begin(run, self.what(), None);
         let _listed = Listed(&doing);
         let found = doing.wait(self.what(), run.env().now(), None, |state| state.inbox().take(&is_it)).await;
         let Waited::Got(received) = found else { return std::future::pending().await };

@@ -50,6 +50,23 @@ impl Path {
 }
 
 impl Place {
+    /// One of the branches of the fork that stands here.
+    pub(crate) fn fork(&self, branch: usize) -> Path {
+        self.branch.fork(self.number, branch as u32)
+    }
+
+    /// Which of the branches of the fork that stands here this is, or is within.
+    pub(crate) fn beside(&self, branch: &Path) -> Option<usize> {
+        let (number, which) = branch.steps().strip_prefix(self.branch.steps())?.first()?;
+        (*number == self.number).then_some(*which as usize)
+    }
+
+    /// For putting operations into order: what a fork's branches do comes after the fork and before what follows it.
+    pub(crate) fn along(&self) -> Vec<u32> {
+        let steps = self.branch.steps().iter().flat_map(|(number, branch)| [*number, *branch]);
+        steps.chain([self.number]).collect()
+    }
+
     /// The place that the end of a key tells.
     pub(crate) fn read(bytes: &[u8]) -> Option<Place> {
         let (count, rest) = bytes.split_first_chunk::<2>()?;

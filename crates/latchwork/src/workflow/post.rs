@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use crate::errand::{Asked, Errand};
 use crate::store::{Check, Commit, Env, Key, Outcome, Refusal, Rev, Uuid, Write};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Letter, Message, grant_id};
@@ -133,8 +134,19 @@ impl Inner {
         Ok(Some(Effect { landed: Some(Box::new(landed)), ..Effect::of(commit) }))
     }
 
-    /// Does something in a commit of its own. Gives the refusal if there was one.
+    /// Does something in a commit of its own. Gives the refusal if there was one. Whoever is to be told is, though the
+    /// caller may have given up.
     pub(crate) async fn perform(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        effect: Effect,
+    ) -> Result<std::result::Result<(), Refusal>> {
+        let (engine, id) = (self.clone(), id.clone());
+        let performed = Asked::to_its_end(&self.runtime, async move { engine.performed(&id, effect).await });
+        performed.await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+
+    async fn performed(
         self: &Arc<Inner>,
         id: &ExecutionId,
         effect: Effect,
@@ -154,6 +166,7 @@ impl Inner {
                 Ok(Ok(()))
             }
             Outcome::Refused(refusal) if refusal.failed.iter().any(|failed| failed.index == owner) => {
+                self.fenced();
                 Err(WorkflowError::Stopped)
             }
             Outcome::Refused(refusal) => Ok(Err(refusal)),
@@ -169,7 +182,11 @@ impl Inner {
         checks: &[Check],
         writes: &[Write],
     ) -> Result<std::result::Result<(), Refusal>> {
-        self.deliver_all(id, vec![letter], checks, writes).await
+        let (engine, id, checks, writes) = (self.clone(), id.clone(), checks.to_vec(), writes.to_vec());
+        let delivered = Asked::to_its_end(&self.runtime, async move {
+            engine.deliver_all(&id, vec![letter], &checks, &writes).await
+        });
+        delivered.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
     async fn deliver_all(
@@ -186,7 +203,7 @@ impl Inner {
             // The record's check comes first.
             effect.checks.extend_from_slice(checks);
             effect.writes.extend_from_slice(writes);
-            match self.perform(id, effect).await? {
+            match self.performed(id, effect).await? {
                 Err(refusal) if refusal.failed.iter().any(|failed| failed.index > 0) => return Ok(Err(refusal)),
                 Err(_) => from_store = true,
                 Ok(()) => return Ok(Ok(())),
@@ -197,22 +214,35 @@ impl Inner {
     /// Delivers a message that nothing else goes with. Those that come while one to the same execution is on its way
     /// share the next commit.
     pub(crate) async fn deliver_shared(self: &Arc<Inner>, id: &ExecutionId, letter: Letter) -> Result<()> {
-        let answer = match self.lanes.lock().entry(id.clone()) {
-            Entry::Occupied(mut lane) => {
-                let (answer, answered) = oneshot::channel();
-                lane.get_mut().push((letter.clone(), answer));
-                Some(answered)
-            }
-            Entry::Vacant(vacant) => {
-                vacant.insert(Vec::new());
-                None
-            }
-        };
-        if let Some(answer) = answer {
-            return answer.await.unwrap_or(Err(WorkflowError::Stopped));
+        if self.is_stopped() {
+            return Err(WorkflowError::Stopped);
         }
-        let _lane = Lane { engine: self.clone(), id: id.clone() };
-        self.deliver_all(id, vec![letter], &[], &[]).await?.map_err(|_| WorkflowError::Stopped)
+        self.delivered(id, letter).await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+
+    fn delivered(self: &Arc<Inner>, id: &ExecutionId, letter: Letter) -> Asked<Result<()>> {
+        let (answer, answered) = oneshot::channel();
+        let mut lanes = self.lanes.lock();
+        let lane = match lanes.entry(id.clone()) {
+            Entry::Occupied(mut lane) => {
+                let lane = lane.get_mut();
+                lane.waiting.push((letter, answer));
+                // Whoever has begun it may not be polled as long as he likes.
+                let errand = lane.errand.take();
+                drop(lanes);
+                errand.iter().for_each(Errand::leave);
+                return Asked::new(None, answered);
+            }
+            Entry::Vacant(vacant) => vacant.insert(Lane::default()),
+        };
+        let ends = Ends { engine: self.clone(), id: id.clone() };
+        let errand = Errand::new(&self.runtime, async move {
+            let Ends { engine, id } = &ends;
+            let delivered = engine.deliver_all(id, vec![letter], &[], &[]).await;
+            let _ = answer.send(delivered.and_then(|delivered| delivered.map_err(|_| WorkflowError::Stopped)));
+        });
+        lane.errand = Some(errand.clone());
+        Asked::new(Some(errand), answered)
     }
 }
 
@@ -303,28 +333,39 @@ impl Inner {
     }
 }
 
-/// Messages to executions to which one is on its way, and who waits for the answer.
-pub(crate) type Lanes = HashMap<ExecutionId, Vec<(Letter, oneshot::Sender<Result<()>>)>>;
+/// What is on its way to an execution.
+#[derive(Default)]
+pub(crate) struct Lane {
+    /// The delivery of the first message.
+    errand: Option<Errand>,
+    /// Those that have come meanwhile, and who waits for the answer.
+    waiting: Vec<(Letter, oneshot::Sender<Result<()>>)>,
+}
+
+pub(crate) type Lanes = HashMap<ExecutionId, Lane>;
 
 /// How many messages share a commit, and how many bytes of them, about.
 const MOST: usize = 256;
 const MOST_BYTES: usize = 1 << 20;
 
 /// A message is on its way. When it is not any more, those that have come meanwhile go.
-struct Lane {
+struct Ends {
     engine: Arc<Inner>,
     id: ExecutionId,
 }
 
-impl Drop for Lane {
+impl Drop for Ends {
     fn drop(&mut self) {
         let mut lanes = self.engine.lanes.lock();
-        match lanes.get(&self.id).map(Vec::is_empty) {
-            Some(true) => drop(lanes.remove(&self.id)),
-            Some(false) => drop(self.engine.runtime.spawn(go_on(self.engine.clone(), self.id.clone()))),
-            // The engine was stopped.
-            None => {}
+        // None if the engine was stopped.
+        let Some(lane) = lanes.get_mut(&self.id) else { return };
+        lane.errand = None;
+        if lane.waiting.is_empty() {
+            lanes.remove(&self.id);
+            return;
         }
+        drop(lanes);
+        self.engine.runtime.spawn(go_on(self.engine.clone(), self.id.clone()));
     }
 }
 
@@ -333,7 +374,7 @@ async fn go_on(engine: Arc<Inner>, id: ExecutionId) {
     loop {
         let batch: Vec<_> = {
             let mut lanes = engine.lanes.lock();
-            let Some(lane) = lanes.get_mut(&id).filter(|lane| !lane.is_empty()) else {
+            let Some(lane) = lanes.get_mut(&id).map(|lane| &mut lane.waiting).filter(|lane| !lane.is_empty()) else {
                 lanes.remove(&id);
                 return;
             };
@@ -355,6 +396,12 @@ async fn go_on(engine: Arc<Inner>, id: ExecutionId) {
 }
 
 impl Effect {
+    /// The same, with which an execution is to be taken into memory.
+    pub(crate) fn waking(self, id: &ExecutionId) -> Effect {
+        let id = id.clone();
+        Effect { landed: Some(Box::new(move |engine, _, _| engine.wake_up(&id))), ..self }
+    }
+
     /// What a commit holds.
     pub(crate) fn of(commit: Commit) -> Effect {
         let (checks, writes) = (commit.checks().to_vec(), commit.writes().to_vec());

@@ -11,7 +11,7 @@ use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::listed::{Shelf, by_status, read_by_status, read_end};
 use crate::workflow::record::{Execution, Status, read_alarm_key, read_count};
-use crate::workflow::run::{Next, Probation, Run};
+use crate::workflow::run::{Next, Probation, Run, Stop};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// How many executions are found at once when the engine starts.
@@ -320,7 +320,13 @@ impl Inner {
             let times = count - 1;
             let reason =
                 format!("it was taken up {times} times, and each time the process ended before it came to anything");
-            let _ = run.close(Next::Rests(Status::Parked(reason))).await;
+            let parked = || run.close(Next::Rests(Status::Parked(reason.clone())));
+            while let Err(Stop::Failed(error)) = parked().await {
+                if self.is_stopped() || error.kind() != ErrorKind::Unavailable {
+                    return;
+                }
+                self.store.env().sleep(PAUSE).await;
+            }
         } else if !self.spawn(run) {
             self.is_missed(id);
         }

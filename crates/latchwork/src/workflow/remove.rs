@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::store::{Commit, Key, Order, Outcome, Range, Space, Timestamp};
+use crate::store::{Commit, Key, Order, Outcome, Range, Rev, Space, Timestamp};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::engine::Inner;
 use crate::workflow::listed::list;
@@ -29,21 +29,33 @@ impl Keeper for Remove {
     }
 
     async fn ring(engine: &Arc<Inner>, due: Vec<Due>) -> Result<()> {
-        let mut broom = Broom { engine, commit: engine.owned(), gone: HashSet::new() };
-        for due in due {
+        let mut broom = Broom::new(engine);
+        for due in &due {
             broom.remove(due).await?;
         }
-        broom.sweep().await
+        broom.sweep().await?;
+        if !broom.is_refused {
+            return Ok(());
+        }
+        // One of them has changed meanwhile; the others are not to stay for that.
+        for due in &due {
+            broom.until_done(&What::Due(due)).await?;
+        }
+        Ok(())
     }
 }
 
 impl Inner {
     /// Removes an execution that has ended, with everything it has left, before its time.
     pub(crate) async fn purge(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
-        let mut broom = Broom { engine: self, commit: self.owned(), gone: HashSet::new() };
-        broom.execution(id).await?;
-        broom.sweep().await
+        Broom::new(self).until_done(&What::Execution(id)).await
     }
+}
+
+/// Something to remove.
+enum What<'a> {
+    Due(&'a Due),
+    Execution(&'a ExecutionId),
 }
 
 /// Collects what is to be removed into commits of a good size.
@@ -52,27 +64,61 @@ struct Broom<'a> {
     commit: Commit,
     /// What the commit removes. Several alarms may come to the same records, and a commit writes a key once.
     gone: HashSet<Key>,
+    /// The record whose execution is being removed: nothing of it is, if it is another one's by now.
+    record: Option<(Key, Rev)>,
+    is_checked: bool,
+    /// Whether anything could not be removed.
+    is_refused: bool,
 }
 
-impl Broom<'_> {
-    async fn remove(&mut self, due: Due) -> Result<()> {
+impl<'a> Broom<'a> {
+    fn new(engine: &'a Arc<Inner>) -> Broom<'a> {
+        let commit = engine.owned();
+        Broom { engine, commit, gone: HashSet::new(), record: None, is_checked: false, is_refused: false }
+    }
+
+    /// Removes something, however often somebody else was faster.
+    async fn until_done(&mut self, what: &What<'_>) -> Result<()> {
+        loop {
+            self.is_refused = false;
+            match what {
+                What::Due(due) => self.remove(due).await?,
+                What::Execution(id) => self.execution(id).await?,
+            }
+            self.sweep().await?;
+            if !self.is_refused || self.engine.is_stopped() {
+                return Ok(());
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn remove(&mut self, due: &Due) -> Result<()> {
         match Removal::decode(&due.item.value) {
             Some(Removal::Before(run)) => self.runs_before(&due.id, run).await?,
             Some(Removal::Execution) => self.execution(&due.id).await?,
             // It tells nothing; the rest is for `verify` to find.
             None => {}
         }
+        self.record = None;
         self.add(&due.key).await
     }
 
     /// Removes the journals of runs that were continued, unless the id is another execution's by now.
     async fn runs_before(&mut self, id: &ExecutionId, run: u32) -> Result<()> {
         match self.engine.read(id).await? {
-            Some((execution, _)) if execution.run >= run => {
+            Some((execution, rev)) if execution.run >= run => {
+                self.of(id, rev);
                 self.empty(&journal_range(self.engine, id, Some(run))).await
             }
             _ => Ok(()),
         }
+    }
+
+    /// What is removed from here on is of this execution.
+    fn of(&mut self, id: &ExecutionId, rev: Rev) {
+        self.record = Some((self.engine.spaces.executions.key(id.as_bytes()), rev));
+        self.is_checked = false;
     }
 
     async fn execution(&mut self, id: &ExecutionId) -> Result<()> {
@@ -80,29 +126,26 @@ impl Broom<'_> {
         if !execution.status.is_terminal() {
             return Ok(());
         }
+        self.of(id, rev);
         self.empty(&journal_range(self.engine, id, None)).await?;
         self.empty(&self.engine.states.slots_of(id)).await?;
         self.empty(&self.engine.kept(id).all()).await?;
-        if let Some(due) = execution.removal_us {
-            self.add(&self.engine.spaces.removals.key(alarm_key(Timestamp(due), id))).await?;
-        }
+        // The rest goes in one commit: as long as there is a record, there is an alarm for it.
         let listed = list(Commit::new(), &self.engine.spaces.listed, id, Some(&execution), None, None);
-        for write in listed.writes() {
-            self.add(write.key()).await?;
-        }
+        let mut last: Vec<Key> = listed.writes().iter().map(|write| write.key().clone()).collect();
+        last.extend(execution.removal_us.map(|due| self.engine.spaces.removals.key(alarm_key(Timestamp(due), id))));
         if let Some(key) = &execution.key {
             let key = self.engine.spaces.keys.key(keyed_key(&execution.workflow, key));
             let found = self.engine.store.view().await?.get(&key).await?;
             let is_its = |value: &[u8]| Keyed::decode(value).is_some_and(|keyed| keyed.id == **id);
-            if found.is_some_and(|item| is_its(&item.value)) {
-                self.add(&key).await?;
-            }
+            last.extend(found.filter(|item| is_its(&item.value)).map(|_| key));
         }
-        let key = self.engine.spaces.executions.key(id.as_bytes());
-        if !self.gone.contains(&key) {
-            self.commit = std::mem::take(&mut self.commit).at_rev(&key, rev);
+        last.push(self.engine.spaces.executions.key(id.as_bytes()));
+        if self.commit.writes().len() + last.len() > WRITES {
+            self.sweep().await?;
         }
-        self.add(&key).await
+        last.iter().for_each(|key| self.note(key));
+        Ok(())
     }
 
     /// Removes everything in a range.
@@ -120,24 +163,38 @@ impl Broom<'_> {
         }
     }
 
-    /// Adds the removal of a record.
+    /// Adds the removal of a record, and sends the commit when it is large.
     async fn add(&mut self, key: &Key) -> Result<()> {
-        if self.gone.insert(key.clone()) {
-            self.commit = std::mem::take(&mut self.commit).delete(key);
-        }
+        self.note(key);
         if self.commit.writes().len() >= WRITES { self.sweep().await } else { Ok(()) }
     }
 
+    fn note(&mut self, key: &Key) {
+        if !self.gone.insert(key.clone()) {
+            return;
+        }
+        let mut commit = std::mem::take(&mut self.commit).delete(key);
+        if let Some((record, rev)) = self.record.as_ref().filter(|_| !std::mem::replace(&mut self.is_checked, true)) {
+            commit = commit.at_rev(record, *rev);
+        }
+        self.commit = commit;
+    }
+
     async fn sweep(&mut self) -> Result<()> {
-        let commit = std::mem::replace(&mut self.commit, self.engine.owned());
+        let owned = self.engine.owned();
+        let owner = owned.checks().len();
+        let commit = std::mem::replace(&mut self.commit, owned);
         self.gone.clear();
+        self.is_checked = false;
         if commit.writes().is_empty() {
             return Ok(());
         }
-        match self.engine.store.commit(commit).await? {
-            Outcome::Applied(_) => Ok(()),
-            // This engine is no longer the owner, or somebody else has removed it.
-            Outcome::Refused(_) => Ok(()),
+        if let Outcome::Refused(refusal) = self.engine.store.commit(commit).await? {
+            self.is_refused = true;
+            if refusal.failed.iter().any(|failed| failed.index < owner) {
+                self.engine.fenced();
+            }
         }
+        Ok(())
     }
 }

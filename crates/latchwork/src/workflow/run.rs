@@ -9,7 +9,7 @@ mod pending;
 mod seat;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,6 +23,7 @@ use crate::workflow::kept::{Kept, Published};
 use crate::workflow::locks::Dropped;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, Execution, Labels, Status, Wait, WaitsFor, id_key, run_key};
+use crate::workflow::saga::Undos;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 pub(crate) use board::{Boarded, Effect, Verdict, turn};
@@ -81,6 +82,10 @@ pub(crate) struct State {
     boardings: u64,
     /// The branches that were given up while commits were on their way.
     lost: Vec<Path>,
+    /// The forks of which a branch has failed, and which it was: those beside it are cancelled.
+    called_off: Vec<(Place, usize)>,
+    /// The sagas under way.
+    pub(crate) sagas: Vec<Weak<Undos>>,
     /// The operation that has a commit of its own on its way: meanwhile there is no other.
     carrier: Option<u64>,
     ops: BTreeMap<u64, Op>,
@@ -222,6 +227,8 @@ impl Run {
             flying: BTreeMap::new(),
             boardings: 0,
             lost: Vec::new(),
+            called_off: Vec::new(),
+            sagas: Vec::new(),
             carrier: None,
             ops: BTreeMap::new(),
             last_op: 0,
@@ -484,6 +491,7 @@ impl Run {
         state.carrier = None;
         state.guards = 0;
         state.dropped.clear();
+        state.beats.clear();
     }
 
     /// Refuses what is too large to be stored.
@@ -508,11 +516,14 @@ impl Run {
 
 impl State {
     /// Notes how far an attempt is, unless it is over.
-    pub(crate) fn beat(&mut self, place: &Place, begun: &Entry, progress: String) -> bool {
+    pub(crate) fn beat(&mut self, place: &Place, run: u32, begun: &Entry, progress: String) -> bool {
+        let is_run = self.execution.run == run;
         match self.beats.get_mut(place) {
-            Some((attempt, heard)) if *attempt == begun.attempts => {
+            Some((attempt, heard)) if is_run && *attempt == begun.attempts => {
                 *heard = Some(progress.clone());
                 self.put(place, Entry { progress: Some(progress), ..begun.clone() }, None);
+                // Whoever drives it may look before the attempt waits for that.
+                self.wanted = self.stamps;
                 true
             }
             _ => false,

@@ -3,33 +3,53 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Context;
 
 use parking_lot::Mutex;
 
+use crate::workflow::place::Place;
+use crate::workflow::run::Stop;
 use crate::workflow::{Ctx, Failure, Retry};
 
-type Undo = Box<dyn Fn() -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync>;
+type Body = Box<dyn Fn() -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync>;
+
+/// How to undo something.
+pub(crate) struct Undo {
+    /// Before which operation that was said.
+    pub(crate) place: Place,
+    name: String,
+    body: Body,
+}
+
+pub(crate) type Undos = Mutex<Vec<Undo>>;
 
 /// The compensations of a saga. Cheap to clone.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Saga {
-    undos: Arc<Mutex<Vec<(String, Undo)>>>,
+    ctx: Ctx,
+    undos: Arc<Undos>,
 }
 
 impl Saga {
     /// Says how to undo what is about to be done, or was done just now. The body is that of a step: it runs at least
-    /// once, and is tried until it succeeds.
+    /// once, and is tried until it succeeds. Say it between operations, in the saga's own code or in a branch: said in
+    /// the body of a step it parks the execution, since a replay does not run that.
     pub fn compensate<F, Fut, E>(&self, name: &str, body: F)
     where
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), E>> + Send + 'static,
         E: Into<Failure>,
     {
-        let undo: Undo = Box::new(move || {
+        let Some(place) = self.ctx.here().upcoming() else {
+            let reason =
+                format!("compensation {name:?} was said while an operation was under way, such as in its body");
+            return self.ctx.run.set_stop(Stop::Parked(reason));
+        };
+        let body: Body = Box::new(move || {
             let undo = body();
             Box::pin(async move { undo.await.map_err(Into::into) })
         });
-        self.undos.lock().push((name.into(), undo));
+        self.undos.lock().push(Undo { place, name: name.into(), body });
     }
 }
 
@@ -47,16 +67,24 @@ impl Ctx {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let saga = Saga::default();
-        let failure = match code(saga.clone()).await {
+        let saga = Saga { ctx: self.clone(), undos: Arc::default() };
+        self.run.with(|state| {
+            state.sagas.retain(|undos| undos.strong_count() > 0);
+            state.sagas.push(Arc::downgrade(&saga.undos));
+        });
+        let mut code = std::pin::pin!(code(saga.clone()));
+        let poll = |context: &mut Context<'_>| self.here().poll(&self.run, true, || code.as_mut().poll(context));
+        let failure = match std::future::poll_fn(poll).await {
             Ok(value) => return Ok(value),
             Err(failure) => failure,
         };
         let ctx = self.shielded();
-        let undos = std::mem::take(&mut *saga.undos.lock());
+        let mut undos = std::mem::take(&mut *saga.undos.lock());
+        // Branches may have said so in another order than before.
+        undos.sort_by_cached_key(|undo| undo.place.along());
         let mut left = Vec::new();
-        for (name, undo) in undos.into_iter().rev() {
-            let undone = ctx.run(&name, &*undo).retry(Retry::exponential()).await;
+        for Undo { name, body, .. } in undos.into_iter().rev() {
+            let undone = ctx.run(&name, &*body).retry(Retry::exponential()).await;
             if let Err(failure) = undone {
                 left.push(format!("{name}: {failure}"));
             }

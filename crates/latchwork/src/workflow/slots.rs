@@ -78,7 +78,7 @@ impl Steward for Journal {
             if let Some(found) = found {
                 return Ok(self.seen(&spot, found.state).await);
             }
-            let doing = Doing::begin(run, WaitsFor::Store, true);
+            let doing = Doing::begin(run, WaitsFor::Store, None);
             let _listed = Listed(&doing);
             let known = match place.shelf.read(&place.key, &place.name).await {
                 Err(StateError::Store(error)) => return Err(self.failed(error).await),
@@ -102,7 +102,7 @@ impl Steward for Journal {
                 None => {
                     let run = self.ctx.run.clone();
                     let entry = call.entry(run.env().now(), EntryState::Begun);
-                    let doing = Doing::begin(&run, WaitsFor::Store, true);
+                    let doing = Doing::begin(&run, WaitsFor::Store, None);
                     let passenger = Passenger { seat: Seat::new(doing), spot, entry };
                     passenger.seat.doing.carry().await;
                     job.rider = Some(Box::new(passenger));

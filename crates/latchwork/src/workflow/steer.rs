@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::Owner;
-use crate::store::{Commit, Timestamp};
+use crate::lock::free::How;
+use crate::store::{Commit, ErrorKind, Timestamp};
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::handle::Handle;
 use crate::workflow::history::ExecutionState;
@@ -56,7 +57,7 @@ impl Engine {
         let key = self.inner.spaces.executions.key(id.as_bytes());
         let commit = Commit::new().at_rev(&key, rev).put(&key, after.encode());
         let (commit, _) = turn(&self.inner, commit, &id, Some(&before), &mut after, None);
-        if self.inner.perform(&id, Effect::of(commit)).await?.is_err() {
+        if self.inner.perform(&id, Effect::of(commit).waking(&id)).await?.is_err() {
             return Err(WorkflowError::NotParked { id });
         }
         self.inner.pick_up(&id).await
@@ -137,13 +138,13 @@ impl Inner {
     pub(crate) async fn terminate(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
         let failure = Failure::new(format!("it was terminated: {reason}"));
         let status = Status::Failed(failure_text(&failure));
-        let mut is_tried = false;
+        let (mut is_tried, mut is_large) = (false, false);
         loop {
             if let Some(run) = self.resident(id) {
                 is_tried = true;
                 // What is on its way lands, and then it ends.
                 run.set_stop(Stop::Terminated(status.clone()));
-                let doing = Doing::begin(&run, WaitsFor::Store, true);
+                let doing = Doing::begin(&run, WaitsFor::Store, None);
                 let _listed = Listed(&doing);
                 doing.outside(|_| None::<()>).await;
                 if self.is_stopped() {
@@ -162,7 +163,8 @@ impl Inner {
                 let is_done = is_tried && before.status == status;
                 return if is_done { Ok(()) } else { Err(WorkflowError::Ended { id: id.clone() }) };
             }
-            let mut closing = self.closing(id, &before, Some(&status), true).await?;
+            let how = How { from_store: true, is_large };
+            let mut closing = self.closing(id, &before, Some(&status), how).await?;
             let mut after = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
             let key = self.spaces.executions.key(id.as_bytes());
             let requests = self.locks.spaces.owned_by(&Owner::Execution(id.clone()));
@@ -171,7 +173,14 @@ impl Inner {
             let (commit, due) = turn(self, commit, id, Some(&before), &mut after, None);
             let mut effects = vec![Effect::of(commit.put(&key, after.encode()))];
             effects.append(&mut closing.effects);
-            if self.perform_all(id, effects).await? {
+            let performed = match self.perform_all(id, effects).await {
+                Err(error) if error.kind() == ErrorKind::Invalid && !is_large => {
+                    is_large = true;
+                    false
+                }
+                performed => performed?,
+            };
+            if performed {
                 due.into_iter().for_each(|due| self.removals.set(due, self.store.env()));
                 self.set_aside.lock().remove(id);
                 self.metrics.ended(&before.workflow, &status);
@@ -184,7 +193,7 @@ impl Inner {
     pub(crate) async fn cancel(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
         loop {
             if let Some(run) = self.resident(id) {
-                let doing = Doing::begin(&run, WaitsFor::Store, true);
+                let doing = Doing::begin(&run, WaitsFor::Store, None);
                 let _listed = Listed(&doing);
                 run.ask_cancel(reason);
                 // It goes into the next commit of its own.

@@ -14,7 +14,7 @@ use tracing::Instrument;
 use crate::json;
 use crate::panic::message_of;
 use crate::store::{Timestamp, Uuid};
-use crate::workflow::beats::Beats;
+use crate::workflow::beats::{Beats, BeatsEnd};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::kept::Letter;
 use crate::workflow::place::Place;
@@ -199,6 +199,8 @@ where
             run.put(&place, entry.clone());
             // What is to be in that commit is only that.
             let _ = doing.flush().await;
+            // If this is dropped, the attempt is over.
+            let _beats = BeatsEnd { run, place: &place };
             let attempted = self.attempt(&doing, &place, &entry).await;
             let attempted = match attempted {
                 Ended::Cancelled => {
@@ -210,6 +212,10 @@ where
             entry.progress = self.heard(&place).or(entry.progress);
             let failure = match attempted.and_then(|value| self.text(value)) {
                 Ok((value, text)) => {
+                    // Large results of branches that end together are more than a commit can hold.
+                    while run.is_full() {
+                        let _ = doing.flush().await;
+                    }
                     run.engine.metrics.stepped();
                     (entry.state, entry.progress) = (EntryState::Done(text), None);
                     run.put(&place, entry);

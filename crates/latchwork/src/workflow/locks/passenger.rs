@@ -8,7 +8,7 @@ use crate::lock::{LockError, LockName, LockRefused, Owner};
 use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::locks::{Unlocked, refused};
-use crate::workflow::place::{Path, Place};
+use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, WaitsFor, failure_text};
 use crate::workflow::run::{Address, Doing, Effect, Listed, Run, Seat, Stop};
 
@@ -67,7 +67,9 @@ impl Run {
             self.with(|state| state.leaving.push(name));
             let (lock, ask) = match dropped {
                 Dropped::Guard(lock, ticket, id) => (lock, Ask::Release { ticket, id: Some(id) }),
-                Dropped::Request(lock, id) => (lock, Ask::Abandon { owner: Owner::Execution(self.id.clone()), id }),
+                Dropped::Request(lock, id) => {
+                    (lock, Ask::Abandon { owner: Owner::Execution(self.id.clone()), id, ear: None })
+                }
             };
             let run = self.clone();
             self.engine.runtime.spawn(async move {
@@ -93,14 +95,14 @@ impl Run {
             self.release_dropped();
         }
         if self.with(|state| state.leaving.contains(lock)) {
-            let doing = Doing::begin(self, WaitsFor::Store, true);
+            let doing = Doing::begin(self, WaitsFor::Store, None);
             let _listed = Listed(&doing);
             doing.until(|state| (!state.leaving.contains(lock)).then_some(())).await;
         }
     }
 
     /// Takes back what branches have asked for that were given up. They may have been so just before a crash.
-    pub(crate) async fn release_lost(self: &Arc<Run>, path: &Path, fork: u32, first: usize) {
+    pub(crate) async fn release_lost(self: &Arc<Run>, fork: &Place, first: usize) {
         if self.engine.replays || !self.with(|state| state.has_locks) {
             return;
         }
@@ -108,16 +110,11 @@ impl Run {
             Ok(owned) => owned,
             Err(error) => return self.stop_for(self.failed(error)).await,
         };
-        let winner = path.fork(fork, first as u32);
         for (lock, requests) in owned {
             for (_, id) in requests {
                 let place = read_request_id(self, &id);
-                let is_lost = place.is_some_and(|place| {
-                    let steps = place.branch.steps();
-                    let is_of_it = steps.starts_with(path.steps())
-                        && steps.get(path.steps().len()).is_some_and(|(number, _)| *number == fork);
-                    is_of_it && !place.branch.is_within(&winner)
-                });
+                let beside = place.and_then(|place| fork.beside(&place.branch));
+                let is_lost = beside.is_some_and(|beside| beside != first);
                 if is_lost {
                     self.let_go(&lock, id);
                 }
@@ -143,7 +140,7 @@ impl Passenger {
         entry: Option<(Place, Entry, Option<Timestamp>)>,
         unlocks: Option<(u64, String)>,
     ) -> Passenger {
-        let seat = Seat::new(Doing::begin(run, WaitsFor::Store, true));
+        let seat = Seat::new(Doing::begin(run, WaitsFor::Store, None));
         Passenger { seat, entry, unlocks, receives: None }
     }
 
@@ -239,6 +236,7 @@ impl Rider for Passenger {
     }
 
     fn rests(&mut self, answer: &std::result::Result<Answer, LockError>) {
+        self.seat.rise();
         match answer {
             // Of a withdrawal that came too late, there is a message.
             Ok(Answer::Granted(_)) if self.entry.as_ref().is_some_and(|(_, entry, _)| is_given(entry)) => {}

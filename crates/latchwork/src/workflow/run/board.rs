@@ -53,6 +53,8 @@ pub(crate) struct Boarded {
     after: Option<(Execution, usize)>,
     /// The places of its own checks, and of that on its messages.
     checks: Range<usize>,
+    /// That nobody was started under its key.
+    keyed: Range<usize>,
     inbox: Option<usize>,
     /// Whether it tells what was published.
     publishes: bool,
@@ -96,6 +98,7 @@ impl Run {
             effects: Vec::new(),
             after: None,
             checks,
+            keyed: 0..0,
             inbox: None,
             publishes: false,
             is_first,
@@ -182,7 +185,9 @@ impl Run {
             Status::Running if state.taken_up > 0 || boarded.is_first => Some(count),
             _ => None,
         };
+        let keyed = commit.checks().len();
         (commit, boarded.removal) = turn(&self.engine, commit, &self.id, before, &mut after, note);
+        boarded.keyed = keyed..commit.checks().len();
         let timer = before.and_then(|before| before.timer_us);
         if let Some(timer) = timer.filter(|_| state.taken_up > 0 && boarded.progress && timer == after.timer_us) {
             commit = commit.put(&self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)), Vec::new());
@@ -287,6 +292,8 @@ impl Run {
             (false, true) => Stop::Taken,
             (false, false) => Stop::Changed,
         });
+        // Somebody else was started under its key.
+        let stop = stop.or_else(|| has_failed(&boarded.keyed).then_some(Stop::Taken));
         let mut undone: Vec<usize> = Vec::new();
         for (index, checks, _) in &boarded.effects {
             if has_failed(checks) {

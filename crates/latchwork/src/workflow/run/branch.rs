@@ -1,8 +1,8 @@
 //! A branch of an execution: how far its code is in what the journal holds of it.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -16,10 +16,28 @@ const READ_AHEAD: usize = 64;
 
 pub(crate) struct Branch {
     pub(crate) path: Path,
-    /// The one that it was forked off from, and whether its code has ended.
-    forked_from: Option<Arc<Branch>>,
-    is_over: AtomicBool,
     cursor: Mutex<Cursor>,
+}
+
+thread_local! {
+    static POLLED: RefCell<Option<Polled>> = const { RefCell::new(None) };
+}
+
+/// Whose code a thread polls.
+struct Polled {
+    run: *const Run,
+    /// The innermost.
+    branch: Arc<Branch>,
+    in_saga: bool,
+}
+
+/// What a thread has polled before, which it goes on with.
+struct Before(Option<Polled>);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        POLLED.set(self.0.take());
+    }
 }
 
 struct Cursor {
@@ -39,27 +57,38 @@ impl Branch {
     /// The function itself.
     pub(crate) fn root(run: &Run) -> Arc<Branch> {
         let (more, intent) = run.with(|state| (!state.is_fresh, state.execution.intent.clone()));
-        Branch::new(Path::default(), None, more, intent.filter(|_| more).map(Intent::into_entry))
+        Branch::new(Path::default(), more, intent.filter(|_| more).map(Intent::into_entry))
     }
 
     /// One that was forked off. `more` tells whether the journal may tell of it.
-    pub(crate) fn forked(self: &Arc<Branch>, number: u32, branch: u32, more: bool) -> Arc<Branch> {
-        Branch::new(self.path.fork(number, branch), Some(self.clone()), more, None)
+    pub(crate) fn forked(path: Path, more: bool) -> Arc<Branch> {
+        Branch::new(path, more, None)
     }
 
-    fn new(path: Path, forked_from: Option<Arc<Branch>>, more: bool, intent: Option<Entry>) -> Arc<Branch> {
+    fn new(path: Path, more: bool, intent: Option<Entry>) -> Arc<Branch> {
         let cursor = Cursor { next: 0, read: VecDeque::new(), more, intent, operates: false };
-        Arc::new(Branch { path, forked_from, is_over: AtomicBool::new(false), cursor: Mutex::new(cursor) })
+        Arc::new(Branch { path, cursor: Mutex::new(cursor) })
     }
 
-    /// Its code has ended.
-    pub(crate) fn set_over(&self) {
-        self.is_over.store(true, Ordering::SeqCst);
+    /// Polls code of this branch.
+    pub(crate) fn poll<T>(self: &Arc<Branch>, run: &Run, in_saga: bool, poll: impl FnOnce() -> T) -> T {
+        let _before = Before(POLLED.replace(Some(Polled { run, branch: self.clone(), in_saga })));
+        poll()
     }
 
-    /// The one that it was forked off from, if its code has ended.
-    pub(crate) fn outer(&self) -> Option<&Arc<Branch>> {
-        self.forked_from.as_ref().filter(|_| self.is_over.load(Ordering::SeqCst))
+    /// The branch of this execution whose code is being polled, and whether that is the code of a saga. There is none
+    /// where something else polls, such as a task that the code has spawned.
+    pub(crate) fn polled(run: &Run) -> Option<(Arc<Branch>, bool)> {
+        POLLED.with_borrow(|polled| {
+            let Polled { run: of, branch, in_saga } = polled.as_ref()?;
+            std::ptr::eq(*of, run).then(|| (branch.clone(), *in_saga))
+        })
+    }
+
+    /// Where the next operation will stand; none while one is under way.
+    pub(crate) fn upcoming(&self) -> Option<Place> {
+        let cursor = self.cursor.lock();
+        (!cursor.operates).then(|| self.path.at(cursor.next))
     }
 
     /// Notes that an operation is under way. There is one at a time: if there were two, a replay could come to them in

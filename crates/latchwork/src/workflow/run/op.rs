@@ -5,6 +5,8 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use crate::store::Timestamp;
+use crate::workflow::Failure;
+use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Status, Wait, WaitsFor};
 use crate::workflow::run::{IDLE, Inbox, Next, Run, State};
 
@@ -25,8 +27,8 @@ pub(crate) struct Op {
 pub(crate) struct Doing {
     pub(crate) run: Arc<Run>,
     pub(crate) op: u64,
-    /// Whether it goes on though the execution is cancelled.
-    is_shielded: bool,
+    /// The branch that it is in, unless it goes on though that is cancelled.
+    within: Option<Path>,
     /// Whether it is done beside the code.
     is_aside: bool,
 }
@@ -64,7 +66,7 @@ impl Drop for Listed<'_> {
 }
 
 impl Doing {
-    pub(crate) fn begin(run: &Arc<Run>, what: WaitsFor, is_shielded: bool) -> Doing {
+    pub(crate) fn begin(run: &Arc<Run>, what: WaitsFor, within: Option<Path>) -> Doing {
         let since = run.env().now();
         let op = run.with(|state| {
             state.last_op += 1;
@@ -72,12 +74,12 @@ impl Doing {
             state.ops.insert(state.last_op, op);
             state.last_op
         });
-        Doing { run: run.clone(), op, is_shielded, is_aside: false }
+        Doing { run: run.clone(), op, within, is_aside: false }
     }
 
     /// One that is done beside the code.
     pub(crate) fn aside(run: &Arc<Run>) -> Doing {
-        Doing { is_aside: true, ..Doing::begin(run, WaitsFor::Store, true) }
+        Doing { is_aside: true, ..Doing::begin(run, WaitsFor::Store, None) }
     }
 
     /// Takes it off the list.
@@ -89,21 +91,19 @@ impl Doing {
         self.carried();
     }
 
-    /// Whether it is to be given up because the execution is cancelled.
+    /// Whether it is to be given up because the execution is cancelled, or its branch.
     pub(crate) fn is_cancelled(&self) -> bool {
-        !self.is_shielded && self.run.with(|state| state.cancel.is_some())
+        self.within.as_ref().is_some_and(|within| self.run.with(|state| state.cancelled(within).is_some()))
     }
 
     /// The same, for those who have to be told when it becomes so.
     pub(crate) fn poll_cancelled(&self, context: &std::task::Context<'_>) -> bool {
-        if self.is_shielded {
-            return false;
-        }
+        let Some(within) = &self.within else { return false };
         self.run.with(|state| {
             if let Some(op) = state.ops.get_mut(&self.op) {
                 op.waker = Some(context.waker().clone());
             }
-            state.cancel.is_some()
+            state.cancelled(within).is_some()
         })
     }
 
@@ -141,7 +141,7 @@ impl Doing {
             if let Some(found) = look(&mut state) {
                 return Poll::Ready(Waited::Got(found));
             }
-            if !self.is_shielded && state.cancel.is_some() {
+            if self.within.as_ref().is_some_and(|within| state.cancelled(within).is_some()) {
                 return Poll::Ready(Waited::Cancelled);
             }
             if let Some(op) = state.ops.get_mut(&self.op) {
@@ -174,6 +174,15 @@ impl Doing {
             if is_refused { Some(Err(Refused)) } else { is_durable.then_some(Ok(())) }
         })
         .await
+    }
+
+    /// The same, from outside of the workflow; nothing if the execution has left memory before.
+    pub(crate) async fn flushed(&self) -> Option<()> {
+        let stamp = self.run.with(|state| {
+            state.wanted = state.stamps;
+            state.stamps
+        });
+        self.outside(|state| (state.rev.is_some() && state.is_durable(stamp)).then_some(())).await
     }
 
     /// Waits until no commit of the execution's is on its way.
@@ -243,7 +252,35 @@ impl Doing {
     }
 }
 
+impl Run {
+    /// Has the branches of a fork cancelled that are beside the one that has failed: they come to their end, and what
+    /// they have done can be undone.
+    pub(crate) fn call_off(&self, fork: &Place, failed: usize) {
+        let mut state = self.state.lock();
+        state.called_off.push((fork.clone(), failed));
+        state.wake(|_, _| true);
+    }
+
+    /// Why an operation is given up.
+    pub(crate) fn why_cancelled(&self, place: &Place) -> Failure {
+        Failure::from_cancel(self.with(|state| state.cancelled(&place.branch).unwrap_or_default().to_string()))
+    }
+
+    /// The branches of a fork have ended, or were given up.
+    pub(crate) fn is_past(&self, fork: &Place) {
+        self.state.lock().called_off.retain(|(other, _)| other != fork);
+    }
+}
+
 impl State {
+    /// Why what is done in a branch is cancelled, if it is.
+    pub(crate) fn cancelled(&self, branch: &Path) -> Option<&str> {
+        let is_called_off =
+            |(fork, failed): &(Place, usize)| fork.beside(branch).is_some_and(|beside| beside != *failed);
+        let beside = || self.called_off.iter().any(is_called_off).then_some("a branch beside it has failed");
+        self.cancel.as_deref().or_else(beside)
+    }
+
     /// Whether it is to stop.
     pub(crate) fn is_over(&self) -> bool {
         self.stop.is_some()

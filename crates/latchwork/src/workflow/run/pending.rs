@@ -2,6 +2,7 @@
 //! that commits just then must not see one half of what belongs together.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Weak;
 
 use crate::store::{Commit, Key, Write};
 use crate::workflow::place::{Path, Place};
@@ -73,6 +74,12 @@ impl Run {
 
     /// A branch was given up: what it has not committed is not to be.
     pub(crate) fn give_up(&self, branch: &Path) {
+        // Neither will a replay come by its compensations.
+        let sagas: Vec<_> = self.with(|state| state.sagas.iter().filter_map(Weak::upgrade).collect());
+        for undos in sagas {
+            let forgotten: Vec<_> = undos.lock().extract_if(.., |undo| undo.place.branch.is_within(branch)).collect();
+            drop(forgotten);
+        }
         let mut state = self.state.lock();
         let mut lost: Vec<Pending> = Vec::new();
         let State { pending, draft, .. } = &mut *state;
@@ -90,6 +97,11 @@ impl Run {
     pub(crate) fn is_full(&self) -> bool {
         let state = self.state.lock();
         state.pending.len() + state.draft.entries.len() >= MOST_PENDING || state.pending_bytes >= MOST_PENDING_BYTES
+    }
+
+    /// What it was about to do to others does not go with an end that comes before it: both may be to one of them.
+    pub(crate) fn forget_effects(&self) {
+        self.state.lock().pending.retain(|_, pending| pending.effect.is_none());
     }
 
     /// What no commit holds is not to be.

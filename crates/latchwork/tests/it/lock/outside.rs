@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use latchwork::lock::{LockError, LockKind, LockName, LockRefused, Owner};
-use latchwork::store::{Commit, Outcome, SpaceSpec, Store};
+use latchwork::store::{Commit, ErrorKind, Order, Outcome, SpaceSpec, Store};
 use latchwork::testing::TestEngine;
 use latchwork::workflow::Engine;
 
@@ -303,4 +303,76 @@ async fn a_restart_gives_everybody_a_full_lease_again() {
     assert_eq!(engine.locks().inspect("m").await.unwrap().holders[0].token, number);
     let next = engine.mutex("m").acquire().await.unwrap();
     assert!(next.token().number() > number);
+}
+
+#[tokio::test]
+async fn a_request_id_stands_for_one_number_of_permits() {
+    let engine = engine().await;
+    let session = engine.locks().session().begin().await.unwrap();
+    let _mine = engine.rw_lock("rw").by(&session).request("r").read().await.unwrap();
+    let _other = engine.rw_lock("rw").read().await.unwrap();
+    let error = engine.rw_lock("rw").by(&session).request("r").write().await.unwrap_err();
+    assert!(matches!(error, LockError::Refused(LockRefused::Reused { before: 1, .. })), "{error}");
+    let _one = engine.semaphore("s", 3).by(&session).request("q").acquire().await.unwrap();
+    let error = engine.semaphore("s", 3).by(&session).request("q").acquire_many(3).await.unwrap_err();
+    assert!(error.to_string().contains("for 1 permits of lock \"s\"; now it is made for 3"), "{error}");
+}
+
+/// One of two who have made the same request gives up, in time or at once: the other keeps its place in line.
+#[tokio::test]
+async fn whoever_gives_up_a_request_leaves_it_to_others_who_have_made_it() {
+    for drops in [false, true] {
+        let engine = engine().await;
+        let session = engine.locks().session().begin().await.unwrap();
+        let held = engine.mutex("m").acquire().await.unwrap();
+        let mine = || engine.mutex("m").by(&session).request("r");
+        let until = async |count: u64| {
+            while engine.locks().inspect("m").await.unwrap().waiting < count {
+                tokio::task::yield_now().await;
+            }
+        };
+        let lock = mine();
+        let patient = tokio::spawn(async move { lock.acquire().await.unwrap() });
+        until(1).await;
+        let lock = engine.mutex("m");
+        let third = tokio::spawn(async move { lock.acquire().await.unwrap() });
+        until(2).await;
+        if drops {
+            let lock = mine();
+            let twin = tokio::spawn(async move { lock.acquire().await.map(drop) });
+            for _ in 0..200 {
+                tokio::task::yield_now().await;
+            }
+            twin.abort();
+            assert!(twin.await.unwrap_err().is_cancelled());
+        } else {
+            let taken = mine().wait_at_most(Duration::from_millis(20)).acquire().await.unwrap();
+            assert!(taken.is_none());
+        }
+        held.release().await.unwrap();
+        let patient = patient.await.unwrap();
+        assert!(!third.is_finished());
+        assert!(patient.release().await.unwrap());
+        drop(third.await.unwrap());
+    }
+}
+
+/// What is stored of one lock cannot be read: that is said, and the sessions of an earlier process end all the same.
+#[tokio::test]
+async fn a_damaged_lock_keeps_no_session_alive() {
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).start().await.unwrap();
+    let lease = Duration::from_millis(50);
+    for lock in ["a", "b"] {
+        let session = engine.locks().session().lease(lease).begin().await.unwrap();
+        std::mem::forget((engine.mutex(lock).by(&session).acquire().await.unwrap(), session));
+    }
+    engine.stop();
+    let heads = store.spaces().await.unwrap().into_iter().find(|space| space.name() == "lock.heads").unwrap();
+    let (key, _) = store.view().await.unwrap().scan(&heads.all(), Order::Ascending, 1).await.unwrap().remove(0);
+    store.commit(Commit::new().put(&key, vec![255; 3])).await.unwrap().applied().unwrap();
+    let engine = Engine::on(&store).start().await.unwrap();
+    let guard = engine.mutex("b").wait_at_most(Duration::from_secs(20)).acquire().await.unwrap();
+    assert!(guard.unwrap().release().await.unwrap());
+    assert_eq!(engine.mutex("a").acquire().await.unwrap_err().kind(), ErrorKind::Corrupt);
 }

@@ -1,6 +1,6 @@
-//! A store in memory whose commits to locks can be held up, on either side of what they do: so two things happen at the
-//! very same moment, every time. Keys may be unreadable for a while. And one on which several engines are at work, as
-//! if each owned a part.
+//! A store in memory whose commits to a space can be held up, on either side of what they do: so two things happen at
+//! the very same moment, every time. Answers may be lost, and keys unreadable for a while. And one on which several
+//! engines are at work, as if each owned a part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +23,23 @@ const TURNS: usize = 200;
 
 #[derive(Default)]
 struct Ways {
-    /// The space of those commits that can be held up.
+    /// The space of those commits that can be held up: the locks', unless something else is said.
     heads: Option<SpaceId>,
+    space: Option<SpaceId>,
     /// The space that tells which engine owns what, if that is not to be looked at.
     shards: Option<SpaceId>,
-    /// The next commit to a lock is held up.
+    /// The next such commit is held up.
     holds: Option<Side>,
+    /// The answer to the next one is lost.
+    loses: bool,
     /// A key that cannot be read.
     unreadable: Option<Key>,
+}
+
+impl Ways {
+    fn is_to_it(&self, commit: &Commit) -> bool {
+        commit.writes().iter().any(|write| Some(write.key().space()) == self.space)
+    }
 }
 
 struct Turnstile {
@@ -56,8 +65,15 @@ impl Turnstile {
     /// Whether, and where, a commit is held up.
     fn holds(&self, commit: &Commit) -> Option<Side> {
         let mut ways = self.ways.lock();
-        let is_to_lock = commit.writes().iter().any(|write| Some(write.key().space()) == ways.heads);
-        ways.holds.take_if(|_| is_to_lock)
+        let is_to_it = ways.is_to_it(commit);
+        ways.holds.take_if(|_| is_to_it)
+    }
+
+    fn loses(&self, commit: &Commit) -> bool {
+        let mut ways = self.ways.lock();
+        let loses = ways.loses && ways.is_to_it(commit);
+        ways.loses &= !loses;
+        loses
     }
 
     async fn turn(&self) {
@@ -69,13 +85,16 @@ impl Backend for Turnstile {
     fn commit(&self, commit: Commit) -> Answer<'_, Outcome> {
         Box::pin(async move {
             let commit = self.by_any_engine(commit);
-            let holds = self.holds(&commit);
+            let (holds, loses) = (self.holds(&commit), self.loses(&commit));
             if holds == Some(Side::Before) {
                 self.turn().await;
             }
             let outcome = self.memory.commit(commit).await;
             if holds == Some(Side::After) {
                 self.turn().await;
+            }
+            if loses {
+                return Err(StoreError::Uncertain { cause: "the connection broke".into() });
             }
             outcome
         })
@@ -156,7 +175,10 @@ impl Stage {
         let store = Store::with_backend(turnstile.clone(), env, Limits::default(), Arc::new(RealDisk)).await.unwrap();
         let engine = set_up(Engine::on(&store)).start().await.unwrap();
         let stage = Stage { engine, turnstile, clock };
-        stage.turnstile.ways.lock().heads = Some(stage.space("lock.heads").await.all().space());
+        let heads = Some(stage.space("lock.heads").await.all().space());
+        let mut ways = stage.turnstile.ways.lock();
+        (ways.heads, ways.space) = (heads, heads);
+        drop(ways);
         stage
     }
 
@@ -178,7 +200,21 @@ impl Stage {
 
     /// The next commit to a lock is held up, before it is looked at or after it has landed.
     pub fn hold(&self, side: Side) {
-        self.turnstile.ways.lock().holds = Some(side);
+        let mut ways = self.turnstile.ways.lock();
+        (ways.space, ways.holds) = (ways.heads, Some(side));
+    }
+
+    /// The next commit to a space is held up.
+    pub async fn hold_to(&self, space: &str, side: Side) {
+        let space = self.space(space).await.all().space();
+        let mut ways = self.turnstile.ways.lock();
+        (ways.space, ways.holds) = (Some(space), Some(side));
+    }
+
+    /// The next commit to a lock lands, and nobody is told.
+    pub fn lose_answer(&self) {
+        let mut ways = self.turnstile.ways.lock();
+        (ways.space, ways.loses) = (ways.heads, true);
     }
 
     /// Nobody can read this key, until it is another one or none.

@@ -334,3 +334,81 @@ async fn operations_come_page_by_page_as_in_the_history() {
     assert!(matches!(engine.operations("nobody").await, Err(WorkflowError::NotFound { .. })));
     assert!(matches!(engine.operations("ten").after("x").await, Err(WorkflowError::List { .. })));
 }
+
+/// Its wait for the token was over in time, several times, before the place that it is forked at.
+#[tokio::test]
+async fn a_token_that_was_waited_for_in_vain_can_be_used_in_a_fork() {
+    let reminds = workflow("reminds").run(async |ctx: Ctx, ()| {
+        let completion = ctx.completion::<u64>("paid").await;
+        ctx.publish("token", &completion.token()).await?;
+        for _ in 0..3 {
+            if let Some(paid) = completion.wait_at_most(Duration::from_secs(10)).await? {
+                return Ok(paid);
+            }
+            ctx.run("remind", async || Ok::<_, Failure>(())).await?;
+        }
+        completion.wait().await
+    });
+    let test = TestEngine::new(&reminds, 1).await.unwrap();
+    let engine = test.engine();
+    let handle = engine.start(&reminds, ()).id("source").await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(60))).await;
+    let id = engine.fork("source").at_step("remind").start().await.unwrap();
+    let token: String = engine.query("source", "token").await.unwrap().unwrap();
+    engine.complete(&token, &1).await.unwrap();
+    assert_eq!(test.run(handle.result()).await.unwrap(), 1);
+    let token = token.replace("source", &id);
+    engine.complete(&token, &2).await.unwrap();
+    assert_eq!(test.run(engine.handle(&reminds, &id).result()).await.unwrap(), 2);
+}
+
+/// Two tokens of one name, of which the first was used before the place.
+#[tokio::test]
+async fn a_token_of_the_same_name_as_a_used_one_can_be_used_in_a_fork() {
+    let asks = workflow("asks").run(async |ctx: Ctx, ()| {
+        let mut sum = 0;
+        for _ in 0..2 {
+            let answer = ctx.completion::<u32>("answer").await;
+            ctx.run("ask", async || Ok::<_, Failure>(())).await?;
+            ctx.publish("token", &answer.token()).await?;
+            sum += answer.wait().await?;
+        }
+        Ok(sum)
+    });
+    let test = TestEngine::new(&asks, 1).await.unwrap();
+    let engine = test.engine();
+    let handle = engine.start(&asks, ()).id("a").await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(1))).await;
+    let token: String = handle.query("token").await.unwrap().unwrap();
+    engine.complete(&token, &1).await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(1))).await;
+    engine.fork("a").at("5").id("f").start().await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(1))).await;
+    let fork = engine.handle(&asks, "f");
+    let token: String = fork.query("token").await.unwrap().unwrap();
+    engine.complete(&token, &2).await.unwrap();
+    assert_eq!(test.run(fork.result()).await.unwrap(), 3);
+}
+
+/// Its parent waits for it no longer, and neither does a fork.
+#[tokio::test]
+async fn a_child_of_a_branch_that_has_lost_is_nothing_to_a_fork() {
+    let kid = workflow("kid").run(async |ctx: Ctx, ()| ctx.sleep(Duration::from_secs(10)).await);
+    let dad = workflow("dad").run({
+        let kid = kid.clone();
+        move |ctx: Ctx, ()| {
+            let kid = kid.clone();
+            async move {
+                let kid = &kid;
+                let waits = async |ctx: Ctx| ctx.child(kid, ()).await;
+                drop(ctx.select((waits, async |ctx: Ctx| ctx.sleep(Duration::from_secs(1)).await)).await);
+                ctx.run("after", async || Ok::<_, Failure>(7)).await
+            }
+        }
+    });
+    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+    let handle = test.engine().start(&dad, ()).id("d").await.unwrap();
+    test.run(handle.result()).await.unwrap();
+    let id = test.engine().fork("d").at_step("after").start().await.unwrap();
+    assert_eq!(test.run(test.engine().handle(&dad, id).result()).await.unwrap(), 7);
+}

@@ -1,11 +1,15 @@
 //! Workflows: steps, waiting, slots, transactions, replay, recovery, and the kit for testing them.
 
+mod beats;
 mod crash;
 mod everything;
 mod forking;
+mod given_up;
 mod halves;
+mod handles;
 mod kill;
 mod kit;
+mod large;
 mod listing;
 mod measured;
 mod meddling;
@@ -13,8 +17,10 @@ mod namesakes;
 mod once_wrong;
 mod reading;
 mod recovery;
+mod removal;
 mod replay;
 mod runtimes;
+mod sagas;
 pub(crate) mod simulation;
 mod slots;
 mod starts;

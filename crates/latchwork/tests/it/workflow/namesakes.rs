@@ -1,10 +1,9 @@
-//! Children of one id, one after the other: each has an end of its own. What is taken out of a branch, and limits that
-//! hold whatever comes meanwhile.
+//! Children of one id, one after the other: each has an end of its own. And limits that hold whatever comes meanwhile.
 
 use std::time::Duration;
 
-use latchwork::testing::{Crashes, TestEngine};
-use latchwork::workflow::{Close, Ctx, Failure, Workflow, workflow};
+use latchwork::testing::TestEngine;
+use latchwork::workflow::{ChildTimedOut, Close, Ctx, Workflow, workflow};
 
 use crate::lock::letting_go::within_an_hour;
 
@@ -89,43 +88,6 @@ async fn nobody_is_told_of_the_children_of_one_who_had_its_id_before() {
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 2);
 }
 
-/// A child, a lock and the context itself are used when the branch that they are from has ended: that is recorded where
-/// it happens, and replayed there.
-#[tokio::test]
-async fn what_is_taken_out_of_a_branch_goes_on_outside() {
-    let kid = kid();
-    let dad = workflow("dad").run({
-        let kid = kid.clone();
-        move |ctx: Ctx, ()| {
-            let kid = kid.clone();
-            async move {
-                let kid = &kid;
-                let begins = async |ctx: Ctx| ctx.child(kid, (7, 3)).start().await;
-                let takes = async |ctx: Ctx| {
-                    let inner = async |ctx: Ctx| Ok::<_, Failure>((ctx.mutex("m").acquire().await?, ctx));
-                    let (taken, slept) = ctx.join((inner, async |ctx: Ctx| ctx.sleep(SECOND).await)).await;
-                    slept?;
-                    taken
-                };
-                let (begun, taken) = ctx.try_join((begins, takes)).await?;
-                let (guard, inner) = taken;
-                let number = begun.result().await?;
-                inner.sleep(2 * SECOND).await?;
-                let more = inner.run("more", async || Ok::<_, Failure>(1)).await?;
-                ctx.sleep(2 * SECOND).await?;
-                Ok((number + more, guard.release().await?))
-            }
-        }
-    });
-    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
-    let handle = test.engine().start(&dad, ()).await.unwrap();
-    assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (8, true));
-    let crashes = Crashes::of(&dad, ()).register(&kid).run(|outcome| {
-        assert!(matches!(outcome.result, Ok((8, true))), "{:?}: {:?}", outcome.crash, outcome.result);
-    });
-    assert!(crashes.await > 10);
-}
-
 /// Requests that do not fit are refused, and do not make the time longer; also not over a restart.
 #[tokio::test]
 async fn a_limit_for_updates_is_one_for_all_of_them() {
@@ -142,4 +104,26 @@ async fn a_limit_for_updates_is_one_for_all_of_them() {
         assert_eq!(sent.is_ok(), is_in_time);
     }
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (false, 5));
+}
+
+/// The message that it was about to send, and the one that tells of its end, are to the same parent.
+#[tokio::test]
+async fn what_times_out_as_it_sends_has_timed_out() {
+    let kid = workflow("kid").timeout(SECOND).run(async |ctx: Ctx, parent: String| {
+        ctx.sleep(SECOND).await?;
+        ctx.signal(parent, "hello", &()).await
+    });
+    let dad = workflow("dad").run({
+        let kid = kid.clone();
+        move |ctx: Ctx, ()| {
+            let kid = kid.clone();
+            async move {
+                let failure = ctx.child(&kid, ctx.id().to_string()).await.unwrap_err();
+                Ok(failure.get::<ChildTimedOut>().is_some())
+            }
+        }
+    });
+    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+    let handle = test.engine().start(&dad, ()).await.unwrap();
+    assert!(within_an_hour(&test, handle.result()).await.unwrap());
 }

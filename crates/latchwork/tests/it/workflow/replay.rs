@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use latchwork::store::Store;
+use latchwork::store::{Env, Limits, Store};
 use latchwork::workflow::{Ctx, Engine, Failure, Workflow, WorkflowError, workflow};
 
 type Plan = Workflow<(), String>;
@@ -197,4 +197,39 @@ async fn a_version_can_be_asked_where_nothing_was_asked_before() {
     assert!(engine.parked().await.unwrap().is_empty(), "{:?}", engine.parked().await);
     assert_eq!(engine.handle(&after, "old").result().await.unwrap(), 1);
     assert_eq!(engine.handle(&after, "new").result().await.unwrap(), 11);
+}
+
+/// A branch has failed by the journal, and by the code of today it would not have.
+#[tokio::test]
+async fn a_branch_that_no_longer_fails_is_parked() {
+    let made = |is_new: bool, maps: bool| {
+        workflow("w").run(move |ctx: Ctx, ()| async move {
+            let one = move |ctx: Ctx, number: u64| async move {
+                let done = ctx.run("step", async || Err::<u64, _>(Failure::new("no").not_retryable())).await;
+                if is_new || number == 0 { Ok(0) } else { done }
+            };
+            let done = match maps {
+                true => ctx.try_map(0..3, 3, one).await.map(|all| all.len()),
+                false => {
+                    let second = async |ctx: Ctx| one(ctx, 1).await;
+                    ctx.try_join((async |ctx: Ctx| one(ctx, 0).await, second)).await.map(|_| 2)
+                }
+            };
+            ctx.sleep(Duration::from_secs(10)).await?;
+            Ok(done.unwrap_or_default())
+        })
+    };
+    for maps in [true, false] {
+        let (env, clock) = Env::seeded(1);
+        let store = Store::memory_with(env, Limits::default()).await.unwrap();
+        let engine = Engine::on(&store).register(&made(false, maps)).start().await.unwrap();
+        engine.start(&made(false, maps), ()).id("w").await.unwrap();
+        settle().await;
+        engine.stop();
+        let engine = Engine::on(&store).register(&made(true, maps)).start().await.unwrap();
+        clock.advance(Duration::from_secs(60));
+        settle().await;
+        let parked = engine.parked().await.unwrap();
+        assert!(parked[0].1.contains("has failed by the journal"), "{parked:?}");
+    }
 }

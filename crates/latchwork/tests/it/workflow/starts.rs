@@ -174,3 +174,43 @@ async fn a_start_does_not_wait_for_the_first_operation() {
     let refused = test.engine().start(&large, "x".repeat(5 << 20)).await;
     assert!(matches!(refused, Err(WorkflowError::InputTooLong { .. })), "{refused:?}");
 }
+
+/// Both are under way when the first commit of one of them lands, whatever that is for.
+#[tokio::test]
+async fn two_starts_at_once_under_one_key_start_one() {
+    for way in 0..6 {
+        let one = workflow("one").run(async |ctx: Ctx, way: u32| {
+            match way {
+                0 => {}
+                1 => ctx.sleep(Duration::from_millis(500)).await?,
+                2 => ctx.sleep(Duration::from_secs(5)).await?,
+                3 => ctx.run("step", async || Ok::<_, Failure>(())).await?,
+                4 => ctx.receive::<()>("signal").await?,
+                _ => drop(ctx.mutex("m").acquire().await?),
+            }
+            Ok(way)
+        });
+        let test = TestEngine::new(&one, 1).await.unwrap();
+        let start = || tokio::spawn(test.engine().start(&one, way).idempotency_key("k").into_future());
+        let (a, b) = (start(), start());
+        assert_eq!(a.await.unwrap().unwrap().id(), b.await.unwrap().unwrap().id(), "way {way}");
+    }
+}
+
+/// The signal goes to the one that was started under the key.
+#[tokio::test]
+async fn a_start_with_a_signal_under_a_known_key_sends_it() {
+    let basket = workflow("basket").run(async |ctx: Ctx, ()| {
+        let mut got: Vec<u32> = Vec::new();
+        while let Some(number) = ctx.receive("put").timeout(Duration::from_secs(10)).await? {
+            got.push(number);
+        }
+        Ok(got)
+    });
+    let test = TestEngine::new(&basket, 1).await.unwrap();
+    for number in [1, 2] {
+        test.engine().start(&basket, ()).id("x").idempotency_key("k").signal("put", &number).await.unwrap();
+    }
+    let handle = test.engine().start(&basket, ()).idempotency_key("k").signal("put", &3).await.unwrap();
+    assert_eq!(test.run(handle.result()).await.unwrap(), [1, 2, 3]);
+}

@@ -1,0 +1,165 @@
+//! Children, guards and contexts that are taken into branches and out of them: what is done with them is recorded in
+//! the branch that does it, and replayed there.
+
+use std::time::Duration;
+
+use latchwork::testing::{Crashes, TestEngine};
+use latchwork::workflow::{Ctx, Failure, First2, Workflow, workflow};
+
+use crate::lock::letting_go::within_an_hour;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Gives a number after a while.
+fn kid() -> Workflow<(u64, u64), u64> {
+    workflow("kid").run(async |ctx: Ctx, (number, nap): (u64, u64)| {
+        ctx.sleep(Duration::from_secs(nap)).await?;
+        Ok(number)
+    })
+}
+
+/// A child, a lock and the context itself are used when the branch that they are from has ended: that is recorded where
+/// it happens, and replayed there.
+#[tokio::test]
+async fn what_is_taken_out_of_a_branch_goes_on_outside() {
+    let kid = kid();
+    let dad = workflow("dad").run({
+        let kid = kid.clone();
+        move |ctx: Ctx, ()| {
+            let kid = kid.clone();
+            async move {
+                let kid = &kid;
+                let begins = async |ctx: Ctx| ctx.child(kid, (7, 3)).start().await;
+                let takes = async |ctx: Ctx| {
+                    let inner = async |ctx: Ctx| Ok::<_, Failure>((ctx.mutex("m").acquire().await?, ctx));
+                    let (taken, slept) = ctx.join((inner, async |ctx: Ctx| ctx.sleep(SECOND).await)).await;
+                    slept?;
+                    taken
+                };
+                let (begun, taken) = ctx.try_join((begins, takes)).await?;
+                let (guard, inner) = taken;
+                let number = begun.result().await?;
+                inner.sleep(2 * SECOND).await?;
+                let more = inner.run("more", async || Ok::<_, Failure>(1)).await?;
+                ctx.sleep(2 * SECOND).await?;
+                Ok((number + more, guard.release().await?))
+            }
+        }
+    });
+    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+    let handle = test.engine().start(&dad, ()).await.unwrap();
+    assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (8, true));
+    let crashes = Crashes::of(&dad, ()).register(&kid).run(|outcome| {
+        assert!(matches!(outcome.result, Ok((8, true))), "{:?}: {:?}", outcome.crash, outcome.result);
+    });
+    assert!(crashes.await > 10);
+}
+
+/// Waits for a child for so long: the handle is used in a branch, beside one that sleeps.
+fn at_most() -> Workflow<u64, Option<u64>> {
+    workflow("at most").run(async |ctx: Ctx, limit: u64| {
+        let child = ctx.child(&kid(), (7, 3)).start().await?;
+        let first = ctx.select((
+            async |_: Ctx| child.result().await,
+            async |ctx: Ctx| ctx.sleep(Duration::from_secs(limit)).await,
+        ));
+        let number = match first.await {
+            First2::First(number) => Some(number?),
+            First2::Second(slept) => slept.map(|()| None)?,
+        };
+        ctx.sleep(SECOND).await?;
+        Ok(number)
+    })
+}
+
+#[tokio::test]
+async fn a_child_is_waited_for_in_a_branch() {
+    for (limit, expected) in [(10, Some(7)), (2, None)] {
+        let test = TestEngine::build(1).register(&kid()).register(&at_most()).start().await.unwrap();
+        let handle = test.engine().start(&at_most(), limit).await.unwrap();
+        assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), expected);
+        let crashes = Crashes::of(&at_most(), limit).register(&kid()).run(|outcome| {
+            assert!(matches!(&outcome.result, Ok(it) if *it == expected), "{:?}: {:?}", outcome.crash, outcome.result);
+        });
+        assert!(crashes.await > 5);
+    }
+}
+
+/// Guards from outside: one is released in a branch, one is dropped with a branch that loses, and one stays.
+fn guards() -> Workflow<(), (bool, bool)> {
+    workflow("guards").run(async |ctx: Ctx, ()| {
+        let (a, b, c) =
+            (ctx.mutex("a").acquire().await?, ctx.mutex("b").acquire().await?, ctx.mutex("c").acquire().await?);
+        let (released, slept) = ctx
+            .join((
+                async |ctx: Ctx| {
+                    ctx.sleep(SECOND).await?;
+                    a.release().await
+                },
+                async |ctx: Ctx| ctx.sleep(3 * SECOND).await,
+            ))
+            .await;
+        slept?;
+        let first = ctx.select((
+            async |ctx: Ctx| {
+                ctx.sleep(100 * SECOND).await?;
+                b.release().await.map(drop)
+            },
+            async |ctx: Ctx| ctx.sleep(SECOND).await,
+        ));
+        let First2::Second(Ok(())) = first.await else { return Err(Failure::new("the wrong one")) };
+        ctx.sleep(3 * SECOND).await?;
+        // Nobody has them any more.
+        drop((ctx.mutex("a").acquire().await?, ctx.mutex("b").acquire().await?));
+        Ok((released?, c.release().await?))
+    })
+}
+
+#[tokio::test]
+async fn a_guard_is_released_in_a_branch() {
+    let test = TestEngine::new(&guards(), 1).await.unwrap();
+    let handle = test.engine().start(&guards(), ()).await.unwrap();
+    assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (true, true));
+    let crashes = Crashes::of(&guards(), ()).run(|outcome| {
+        assert!(matches!(outcome.result, Ok((true, true))), "{:?}: {:?}", outcome.crash, outcome.result);
+    });
+    assert!(crashes.await > 10);
+}
+
+/// Only the outer context is used, in branches of branches, and in a task that polls them by turns.
+fn outer() -> Workflow<(), Vec<u64>> {
+    workflow("outer").run(async |ctx: Ctx, ()| {
+        let outer = &ctx;
+        let number = async |name: &str, number: u64| {
+            outer.sleep(SECOND * number as u32).await?;
+            outer.run(name, async || Ok::<_, Failure>(number)).await
+        };
+        let (a, (b, c)) = outer
+            .try_join((
+                async |_: Ctx| number("a", 3).await,
+                async |_: Ctx| {
+                    let both =
+                        outer.try_join((async |_: Ctx| number("b", 2).await, async |_: Ctx| number("c", 1).await));
+                    let both = both.await?;
+                    number("d", 1).await?;
+                    Ok(both)
+                },
+            ))
+            .await?;
+        let mut numbers = outer.try_map(4..8, 2, async |_: Ctx, it| number("e", it).await).await?;
+        numbers.extend([a, b, c, number("f", 8).await?]);
+        Ok(numbers)
+    })
+}
+
+#[tokio::test]
+async fn a_branch_may_use_the_context_around_it() {
+    let expected = vec![4, 5, 6, 7, 3, 2, 1, 8];
+    let test = TestEngine::new(&outer(), 1).await.unwrap();
+    let handle = test.engine().start(&outer(), ()).await.unwrap();
+    assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), expected);
+    let crashes = Crashes::of(&outer(), ()).run(|outcome| {
+        assert_eq!(outcome.result.as_ref().ok(), Some(&expected), "{:?}: {:?}", outcome.crash, outcome.result);
+    });
+    assert!(crashes.await > 10);
+}

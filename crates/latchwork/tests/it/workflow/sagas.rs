@@ -1,0 +1,201 @@
+//! Sagas with branches: what was done is undone, whichever branch has failed, whatever the others were about, and
+//! wherever the process ends.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use latchwork::testing::{Crashes, TestEngine};
+use latchwork::workflow::{Ctx, Failure, First2, Saga, Workflow, WorkflowError, workflow};
+use parking_lot::Mutex;
+
+use crate::lock::letting_go::within_an_hour;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What is booked by now.
+type Booked = Arc<Mutex<Vec<String>>>;
+
+/// Says how to undo it, and books something, after a while.
+async fn book(ctx: &Ctx, saga: &Saga, booked: &Booked, what: &str, nap: u64) -> Result<(), Failure> {
+    ctx.sleep(Duration::from_secs(nap)).await?;
+    let (undone, name) = (booked.clone(), what.to_string());
+    saga.compensate(&format!("undo {what}"), move || {
+        undone.lock().retain(|other| *other != name);
+        std::future::ready(Ok::<_, Failure>(()))
+    });
+    ctx.run(&format!("book {what}"), async || {
+        let mut booked = booked.lock();
+        booked.retain(|other| other != what);
+        booked.push(what.into());
+        Ok::<_, Failure>(())
+    })
+    .await
+}
+
+/// The ways in which branches fail.
+const WAYS: u64 = 6;
+
+async fn branches(ctx: &Ctx, saga: &Saga, booked: &Booked, way: u64) -> Result<(), Failure> {
+    let flight = async |ctx: Ctx| book(&ctx, saga, booked, "flight", 2).await;
+    // It is under way, or waits for something that never comes, when the other fails.
+    let hotel = async |ctx: Ctx| {
+        book(&ctx, saga, booked, "hotel", 0).await?;
+        ctx.receive::<()>("never").await
+    };
+    let car = async |ctx: Ctx| {
+        book(&ctx, saga, booked, "car", 1).await?;
+        ctx.sleep(3 * SECOND).await?;
+        Err::<(), _>(Failure::new("no car"))
+    };
+    match way {
+        0 => ctx.try_join((flight, hotel, car)).await.map(drop),
+        1 => ctx.try_join((car, hotel, flight)).await.map(drop),
+        2 => {
+            let (flight, car) = ctx.join((flight, car)).await;
+            flight.and(car)
+        }
+        3 => {
+            let all = ctx.try_map(0..6, 3, async |ctx: Ctx, number: u64| {
+                book(&ctx, saga, booked, &format!("night {number}"), number % 2).await?;
+                if number == 3 { Err(Failure::new("no room")) } else { ctx.sleep(SECOND * number as u32).await }
+            });
+            all.await.map(drop)
+        }
+        // Whatever the loser has booked stays: it was given up. But nothing else does.
+        4 => {
+            let first = ctx.select((
+                async |ctx: Ctx| {
+                    ctx.sleep(2 * SECOND).await?;
+                    saga.compensate("undo nothing", async || Ok::<_, Failure>(()));
+                    ctx.receive::<()>("never").await
+                },
+                async |ctx: Ctx| book(&ctx, saga, booked, "train", 3).await,
+            ));
+            let First2::Second(train) = first.await else { return Ok(()) };
+            train?;
+            Err(Failure::new("enough"))
+        }
+        // Branches of branches.
+        _ => {
+            let inner = async |ctx: Ctx| ctx.try_join((hotel, flight)).await.map(drop);
+            ctx.try_join((inner, car)).await.map(drop)
+        }
+    }
+}
+
+fn trip(booked: &Booked) -> Workflow<u64, String> {
+    let booked = booked.clone();
+    workflow("trip").run(move |ctx: Ctx, way: u64| {
+        let booked = booked.clone();
+        async move {
+            let result = ctx.saga(async |saga| {
+                book(&ctx, &saga, &booked, "insurance", 0).await?;
+                branches(&ctx, &saga, &booked, way).await
+            });
+            Ok(result.await.unwrap_err().message().to_string())
+        }
+    })
+}
+
+#[tokio::test]
+async fn branches_of_a_saga_are_undone_under_a_crash_at_every_commit() {
+    for way in 0..WAYS {
+        let booked = Booked::default();
+        let expected = ["no car", "no car", "no car", "no room", "enough", "no car"][way as usize];
+        let test = TestEngine::new(&trip(&booked), 1).await.unwrap();
+        let handle = test.engine().start(&trip(&booked), way).id("trip").await.unwrap();
+        let result = within_an_hour(&test, handle.result()).await.unwrap();
+        assert_eq!((&*result, &**booked.lock()), (expected, &[][..]), "way {way}");
+        let crashes = Crashes::of(&trip(&booked), way).run(|outcome| {
+            let result = outcome.result.as_deref().ok();
+            assert_eq!(result, Some(expected), "way {way}, {:?}: {:?}", outcome.crash, outcome.result);
+            let left = std::mem::take(&mut *booked.lock());
+            assert!(left.is_empty(), "way {way}, {:?}: {left:?}", outcome.crash);
+        });
+        assert!(crashes.await > 10);
+    }
+}
+
+/// Branches say it in one order, and in another one when they are replayed.
+#[tokio::test]
+async fn what_is_undone_is_undone_in_the_order_of_the_code() {
+    let trip = workflow("trip").run(async |ctx: Ctx, ()| {
+        let undone = ctx.saga(async |saga| {
+            let late = |nap: u64, name: &'static str| {
+                let saga = saga.clone();
+                async move |ctx: Ctx| {
+                    ctx.sleep(Duration::from_secs(nap)).await?;
+                    saga.compensate(name, async || Ok::<_, Failure>(()));
+                    ctx.sleep(SECOND).await
+                }
+            };
+            saga.compensate("a", async || Ok::<_, Failure>(()));
+            let (first, second) = ctx.join((late(5, "b"), late(1, "c"))).await;
+            first.and(second)?;
+            saga.compensate("d", async || Ok::<_, Failure>(()));
+            Err::<(), _>(Failure::new("enough"))
+        });
+        Ok(undone.await.unwrap_err().message().to_string())
+    });
+    let crashes = Crashes::of(&trip, ()).run(|outcome| {
+        assert_eq!(outcome.result.as_deref().ok(), Some("enough"), "{:?}: {:?}", outcome.crash, outcome.result);
+        let mut bodies = outcome.bodies.clone();
+        bodies.dedup();
+        let mut order = bodies.iter().map(|body| ["d", "c", "b", "a"].iter().position(|name| name == body).unwrap());
+        assert!(order.clone().is_sorted() && order.any(|place| place == 3), "{bodies:?}");
+    });
+    assert!(crashes.await > 5);
+}
+
+/// The pause before the next attempt at a compensation leaves memory.
+#[tokio::test]
+async fn a_compensation_that_is_tried_for_long_forgets_no_other() {
+    let tries = Arc::new(AtomicU32::new(0));
+    let trip = workflow("trip").run(move |ctx: Ctx, ()| {
+        let tries = tries.clone();
+        async move {
+            let ctx = &ctx;
+            let booked = ctx.saga(async move |saga| {
+                let (a, b) = (saga.clone(), saga.clone());
+                let booked = ctx.try_join((
+                    async move |ctx: Ctx| {
+                        a.compensate("undo a", async || Ok::<_, Failure>(()));
+                        ctx.run("a", async || Ok::<_, Failure>(())).await
+                    },
+                    async move |ctx: Ctx| {
+                        b.compensate("undo b", move || {
+                            let is_busy = tries.fetch_add(1, Ordering::SeqCst) < 3;
+                            std::future::ready(if is_busy { Err(Failure::new("busy")) } else { Ok(()) })
+                        });
+                        ctx.sleep(SECOND / 2).await?;
+                        Err::<(), _>(Failure::new("no"))
+                    },
+                ));
+                booked.await.map(drop)
+            });
+            booked.await
+        }
+    });
+    let test = TestEngine::new(&trip, 1).await.unwrap();
+    assert!(matches!(test.complete(&trip, ()).await, Err(WorkflowError::Failed { .. })));
+    assert_eq!(test.bodies(), ["a", "undo b", "undo b", "undo b", "undo b", "undo a"]);
+}
+
+/// A replay does not run the body, and would not know how to undo it.
+#[tokio::test]
+async fn a_compensation_that_is_said_in_a_body_parks_the_execution() {
+    let wrong = workflow("wrong").run(async |ctx: Ctx, ()| {
+        ctx.saga(async |saga| {
+            let said = || {
+                saga.compensate("undo", async || Ok::<_, Failure>(()));
+                std::future::ready(Ok::<_, Failure>(()))
+            };
+            ctx.run("book", said).await
+        })
+        .await
+    });
+    let test = TestEngine::new(&wrong, 1).await.unwrap();
+    let error = test.complete(&wrong, ()).await.unwrap_err();
+    assert!(error.to_string().contains("compensation \"undo\" was said while"), "{error}");
+}
