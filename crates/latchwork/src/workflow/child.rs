@@ -324,6 +324,7 @@ impl Run {
                 Err(WorkflowError::Store(error)) => return Err(self.failed(error)),
                 Err(error) => return Err(Stop::Parked(error.to_string())),
             };
+            self.forget_effects_on(&closing.effects);
             let (commit, boarded) = self.board(Commit::new(), next.clone());
             let mut from = commit.writes().len();
             // A message that is taken away with a lock may be among those that are received.

@@ -374,17 +374,11 @@ async fn settle(ctx: &Ctx, ended: Ended) {
     let status = match ended {
         Ended::Stopped => match run.stop() {
             Some(Stop::Parked(reason)) => Status::Parked(reason),
-            Some(Stop::Terminated(status)) => {
-                run.forget_effects();
-                status
-            }
+            Some(Stop::Terminated(status)) => status,
             _ => return,
         },
         Ended::Panicked(failure) => Status::Parked(failure.message().to_string()),
-        Ended::TimedOut => {
-            run.forget_effects();
-            Status::TimedOut
-        }
+        Ended::TimedOut => Status::TimedOut,
         Ended::Finished(result) => match ctx.branch.peek(run).await {
             Ok(None) => finished(run, result),
             Ok(Some(entry)) => Status::Parked(format!(

@@ -183,9 +183,11 @@ impl Inner {
         writes: &[Write],
     ) -> Result<std::result::Result<(), Refusal>> {
         let (engine, id, checks, writes) = (self.clone(), id.clone(), checks.to_vec(), writes.to_vec());
-        let delivered = Asked::to_its_end(&self.runtime, async move {
-            engine.deliver_all(&id, vec![letter], &checks, &writes).await
-        });
+        let delivered =
+            Asked::to_its_end(
+                &self.runtime,
+                async move { engine.deliver_all(&id, vec![letter], &checks, &writes).await },
+            );
         delivered.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 

@@ -99,9 +99,14 @@ impl Run {
         state.pending.len() + state.draft.entries.len() >= MOST_PENDING || state.pending_bytes >= MOST_PENDING_BYTES
     }
 
-    /// What it was about to do to others does not go with an end that comes before it: both may be to one of them.
-    pub(crate) fn forget_effects(&self) {
-        self.state.lock().pending.retain(|_, pending| pending.effect.is_none());
+    /// What it was about to do to somebody who is told of its end does not go with an end that comes before it: a commit
+    /// writes everything once.
+    pub(crate) fn forget_effects_on(&self, closing: &[Effect]) {
+        let written = closing.iter().flat_map(|effect| &effect.writes);
+        let written: HashSet<&Key> =
+            written.filter(|write| !matches!(write, Write::Delete(_))).map(Write::key).collect();
+        let is_on = |effect: &Effect| effect.writes.iter().any(|write| written.contains(write.key()));
+        self.state.lock().pending.retain(|_, pending| !pending.effect.as_ref().is_some_and(is_on));
     }
 
     /// What no commit holds is not to be.

@@ -1,6 +1,6 @@
 //! A store in memory whose commits to a space can be held up, on either side of what they do: so two things happen at
-//! the very same moment, every time. Answers may be lost, and keys unreadable for a while. And one on which several
-//! engines are at work, as if each owned a part.
+//! the very same moment, every time. Answers may be lost, keys unreadable for a while, reads take turns, and the process
+//! may end after so many commits. And one on which several engines are at work, as if each owned a part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +34,10 @@ struct Ways {
     loses: bool,
     /// A key that cannot be read.
     unreadable: Option<Key>,
+    /// Whether every read takes a turn.
+    is_slow: bool,
+    /// How many commits there are before the process ends.
+    left: Option<u32>,
 }
 
 impl Ways {
@@ -76,6 +80,24 @@ impl Turnstile {
         loses
     }
 
+    /// Fails once the process has ended; a commit may be the last one before.
+    fn lives(&self, is_commit: bool) -> latchwork::store::Result<()> {
+        match &mut self.ways.lock().left {
+            Some(0) => return Err(StoreError::Closed),
+            Some(left) if is_commit => *left -= 1,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What comes before every read.
+    async fn read(&self) -> latchwork::store::Result<()> {
+        if self.ways.lock().is_slow {
+            tokio::task::yield_now().await;
+        }
+        self.lives(false)
+    }
+
     async fn turn(&self) {
         self.opened.acquire().await.expect("it is never closed").forget();
     }
@@ -84,6 +106,7 @@ impl Turnstile {
 impl Backend for Turnstile {
     fn commit(&self, commit: Commit) -> Answer<'_, Outcome> {
         Box::pin(async move {
+            self.lives(true)?;
             let commit = self.by_any_engine(commit);
             let (holds, loses) = (self.holds(&commit), self.loses(&commit));
             if holds == Some(Side::Before) {
@@ -101,18 +124,27 @@ impl Backend for Turnstile {
     }
 
     fn latest(&self) -> Answer<'_, Generation> {
-        self.memory.latest()
+        Box::pin(async move {
+            self.read().await?;
+            self.memory.latest().await
+        })
     }
 
     fn get<'a>(&'a self, key: &'a Key, at: Generation) -> Answer<'a, Option<Version>> {
         if self.ways.lock().unreadable.as_ref() == Some(key) {
             return Box::pin(std::future::ready(Err(StoreError::Uncertain { cause: "the connection broke".into() })));
         }
-        self.memory.get(key, at)
+        Box::pin(async move {
+            self.read().await?;
+            self.memory.get(key, at).await
+        })
     }
 
     fn scan(&self, scan: Scan, at: Generation) -> Answer<'_, Vec<(Key, Version)>> {
-        self.memory.scan(scan, at)
+        Box::pin(async move {
+            self.read().await?;
+            self.memory.scan(scan, at).await
+        })
     }
 
     fn versions<'a>(&'a self, key: &'a Key, at: Generation, limit: usize) -> Answer<'a, Vec<Version>> {
@@ -164,7 +196,7 @@ impl Backend for Turnstile {
 pub struct Stage {
     pub engine: Engine,
     turnstile: Arc<Turnstile>,
-    clock: Arc<VirtualClock>,
+    pub clock: Arc<VirtualClock>,
 }
 
 impl Stage {
@@ -220,6 +252,16 @@ impl Stage {
     /// Nobody can read this key, until it is another one or none.
     pub fn break_off(&self, key: Option<Key>) {
         self.turnstile.ways.lock().unreadable = key;
+    }
+
+    /// From now on every read takes a turn.
+    pub fn slow_down(&self) {
+        self.turnstile.ways.lock().is_slow = true;
+    }
+
+    /// The process ends after so many commits; or it lives again.
+    pub fn end_after(&self, commits: Option<u32>) {
+        self.turnstile.ways.lock().left = commits;
     }
 
     /// Lets the commit go that is held up.

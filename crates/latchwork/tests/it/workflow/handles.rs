@@ -6,17 +6,10 @@ use std::time::Duration;
 use latchwork::testing::{Crashes, TestEngine};
 use latchwork::workflow::{Ctx, Failure, First2, Workflow, workflow};
 
+use super::namesakes::kid;
 use crate::lock::letting_go::within_an_hour;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// Gives a number after a while.
-fn kid() -> Workflow<(u64, u64), u64> {
-    workflow("kid").run(async |ctx: Ctx, (number, nap): (u64, u64)| {
-        ctx.sleep(Duration::from_secs(nap)).await?;
-        Ok(number)
-    })
-}
 
 /// A child, a lock and the context itself are used when the branch that they are from has ended: that is recorded where
 /// it happens, and replayed there.

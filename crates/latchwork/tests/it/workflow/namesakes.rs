@@ -10,7 +10,7 @@ use crate::lock::letting_go::within_an_hour;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Is removed soon after its end, so that another one may have its id.
-fn kid() -> Workflow<(u64, u64), u64> {
+pub(super) fn kid() -> Workflow<(u64, u64), u64> {
     workflow("kid").keep(SECOND).run(async |ctx: Ctx, (number, nap): (u64, u64)| {
         ctx.sleep(Duration::from_secs(nap)).await?;
         Ok(number)
