@@ -4,7 +4,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
@@ -33,6 +33,8 @@ impl Errand {
     /// Leaves it to a task of its own. Whoever polls it just now does so afterwards.
     pub(crate) fn leave(&self) {
         self.0.is_left.store(true, Ordering::SeqCst);
+        // Either this finds the work free, or whoever polls it finds that it is left.
+        fence(Ordering::SeqCst);
         self.hand_over();
     }
 
@@ -48,6 +50,7 @@ impl Errand {
         {
             *slot = None;
         }
+        fence(Ordering::SeqCst);
         if self.0.is_left.load(Ordering::SeqCst) {
             self.hand_over();
         }

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::lock::error::Result;
-use crate::lock::lane::Held;
+use crate::lock::error::{LockError, Result};
+use crate::lock::lane::{Ask, Held};
 use crate::lock::name::Spaces;
+use crate::lock::stored::Left;
 use crate::lock::table::{Plan, Table};
 use crate::lock::{LockName, Owner};
-use crate::store::{Order, Rev, StoreError};
+use crate::store::{Commit, Key, Order, Rev, StoreError};
 use crate::workflow::engine::Inner;
 use crate::workflow::post::Mail;
 use crate::workflow::run::Effect;
@@ -44,6 +45,9 @@ impl Inner {
             true => self.requests_of(&owner).await?,
             false => return Ok(Freed::default()),
         };
+        if how.is_large {
+            return self.leaving(&owner).await;
+        }
         loop {
             let mut lanes = Vec::new();
             for lock in locks.keys() {
@@ -61,15 +65,46 @@ impl Inner {
                 **held = None;
                 let mut table = Table::read(self, lock).await?;
                 let mut plan = Plan::new(self, lock, &mut table, how.from_store);
-                if how.is_large {
-                    plan.most_grants = 0;
-                }
                 let tickets: Vec<u64> = requests.iter().map(|(ticket, _)| *ticket).collect();
                 plan.release_all(&tickets, mail).await?;
                 effects.push(freeing(lock.clone(), plan));
             }
             return Ok(Freed { effects, lanes });
         }
+    }
+
+    /// The same, for more than a commit can hold: what is to be released is noted in it, and released afterwards.
+    async fn leaving(self: &Arc<Inner>, owner: &Owner) -> Result<Freed, WorkflowError> {
+        let (key, generation) = (self.locks.spaces.left(self.store.env().uuid()), self.store.generation().await?);
+        let owned = self.requests_of(owner).await?.into_iter();
+        let requests = owned.flat_map(|(lock, its)| its.into_iter().map(move |(ticket, _)| (lock.clone(), ticket)));
+        let left = Left { requests: requests.collect() };
+        let commit = Commit::new().unchanged(&self.locks.spaces.owned_by(owner), generation).put(&key, left.encode());
+        let landed = move |engine: &Arc<Inner>, _, _: &[Option<Rev>]| engine.free_left(key);
+        let effect = Effect { landed: Some(Box::new(landed)), ..Effect::of(commit) };
+        Ok(Freed { effects: vec![effect], lanes: Vec::new() })
+    }
+
+    /// Releases what an execution has left, in a task of its own, however long the store does not serve.
+    pub(crate) fn free_left(self: &Arc<Inner>, key: Key) {
+        let engine = self.clone();
+        self.runtime.spawn(async move {
+            let what = "what an execution has left could not be released";
+            engine.at_last(what, || engine.release_left(&key)).await;
+        });
+    }
+
+    async fn release_left(self: &Arc<Inner>, key: &Key) -> Result<()> {
+        let Some(item) = self.store.view().await?.get(key).await? else { return Ok(()) };
+        let damaged = || LockError::Corrupt { place: "what an execution has left".into() };
+        let left = Left::decode(&item.value).ok_or_else(damaged)?;
+        for (lock, ticket) in left.requests {
+            self.unless_damaged(self.ask(&lock, Ask::Release { ticket, id: None }, None).await)?;
+        }
+        let checked = Commit::new().check(self.shard_of(key.bytes()));
+        // If it is refused, another engine has taken over, and releases it again.
+        let _ = self.store.commit(checked.delete(key)).await?;
+        Ok(())
     }
 
     /// Everything that somebody holds or waits for: tickets, and the owner's own names for them.

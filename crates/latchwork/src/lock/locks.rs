@@ -61,12 +61,18 @@ impl Engine {
         Locks { engine: self.inner.clone() }
     }
 
-    /// Releases everything that code outside of workflows holds here, and stops all executions where they are. To be
-    /// called at the end of a program: what a guard is dropped for then would be done by nobody, and whoever wants the
-    /// lock next would have to wait for the end of the lease.
+    /// Releases everything that code outside of workflows holds here, stops all executions where they are, and closes
+    /// the store if the engine has opened it. To be called at the end of a program: what a guard is dropped for then
+    /// would be done by nobody, and whoever wants the lock next would have to wait for the end of the lease.
     pub async fn shutdown(&self) -> Result<()> {
         let ended = self.inner.end_sessions().await;
         self.stop();
+        if self.inner.owns_store {
+            match self.inner.store.close().await {
+                Ok(()) | Err(StoreError::Closed) => {}
+                Err(error) => return ended.and(Err(error.into())),
+            }
+        }
         ended
     }
 
@@ -231,6 +237,7 @@ struct Asked<'a> {
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         if !self.is_over {
+            self.ear.send_replace(Heard::Gone(Gone::LetGo));
             let (name, owner) = (self.lock.name.clone(), self.session.shared.owner());
             self.lock.engine.abandon(name, owner, std::mem::take(&mut self.id), self.ear.clone());
         }

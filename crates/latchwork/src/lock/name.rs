@@ -284,6 +284,12 @@ impl Spaces {
         Some((lock, id.to_vec()))
     }
 
+    /// Where it is kept what an execution has left.
+    pub(crate) fn left(&self, id: Uuid) -> Key {
+        // No name of a lock starts so.
+        self.unfinished.key([&[255], &id.as_bytes()[..]].concat())
+    }
+
     pub(crate) fn session(&self, id: Uuid) -> Key {
         self.sessions.key(id.as_bytes())
     }

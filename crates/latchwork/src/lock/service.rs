@@ -105,7 +105,9 @@ impl Inner {
 
     /// Has somebody hear what becomes of a request.
     pub(crate) fn hears(&self, lock: &LockName, ticket: u64, want: &Want, is_granted: bool) {
-        if let (Owner::Session(session), Some(ear)) = (&want.owner, &want.ear) {
+        // Who has given up by now does not listen.
+        let ear = want.ear.as_ref().filter(|ear| !matches!(*ear.borrow(), Heard::Gone(_)));
+        if let (Owner::Session(session), Some(ear)) = (&want.owner, ear) {
             let mut ears = self.locks.ears.lock();
             ears.entry((lock.clone(), ticket)).or_insert_with(|| (*session, Vec::new())).1.push(ear.clone());
             if is_granted {

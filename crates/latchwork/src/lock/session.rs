@@ -332,7 +332,7 @@ impl Inner {
     }
 
     /// What a lock whose records are damaged holds is left as it is: others are not to suffer from it.
-    fn unless_damaged<T>(&self, done: Result<T>) -> Result<()> {
+    pub(super) fn unless_damaged<T>(&self, done: Result<T>) -> Result<()> {
         match done {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 tracing::error!(%error, "a lock could not be released");
@@ -374,8 +374,9 @@ impl Inner {
             }
         }
         for (key, _) in self.store.view().await?.scan(&spaces.unfinished.all(), Order::Ascending, usize::MAX).await? {
-            if let Some((lock, _)) = crate::lock::LockName::read(key.bytes()) {
-                self.unless_damaged(self.ask(&lock, Ask::Grant, None).await)?;
+            match crate::lock::LockName::read(key.bytes()) {
+                Some((lock, _)) => self.unless_damaged(self.ask(&lock, Ask::Grant, None).await)?,
+                None => self.free_left(key),
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::lock::{LockKind, Owner};
+use crate::lock::{LockKind, LockName, Owner};
 use crate::workflow::record::stored;
 
 /// A lock as a whole. It is written with every change of anything of the lock, so its rev tells whether what is known
@@ -61,4 +61,10 @@ pub(crate) struct Forced {
     pub(crate) reason: String,
 }
 
-stored!(Head, Request, Lease, Forced);
+/// What executions have left that had more when they ended than a commit could release.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Left {
+    pub(crate) requests: Vec<(LockName, u64)>,
+}
+
+stored!(Head, Request, Lease, Forced, Left);

@@ -118,7 +118,7 @@ impl Ctx {
         let ctx = self.on(Branch::forked(fork.place.fork(branch), fork.is_replayed));
         let in_saga = fork.in_saga;
         Box::pin(async move {
-            let mut running = std::pin::pin!(code(ctx.clone()));
+            let mut running = std::pin::pin!(ctx.branch.poll(&ctx.run, in_saga, || code(ctx.clone())));
             let poll =
                 |context: &mut Context<'_>| ctx.branch.poll(&ctx.run, in_saga, || running.as_mut().poll(context));
             let done = std::future::poll_fn(poll).await;

@@ -11,8 +11,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
+use crate::lock::Owner;
 use crate::lock::free::How;
-use crate::lock::lane::Held;
+use crate::lock::lane::{Ask, Held};
 use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Rev, StoreError, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
@@ -136,6 +137,9 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
                 labels,
                 ..Execution::new(call.name, input, now)
             };
+            while run.is_full() {
+                let _ = doing.flush().await;
+            }
             let effect = first_commit(run, &doing, &id, child, definition);
             run.with(|state| state.has_children = true);
             run.put_with(&place, entry.clone(), Some(effect));
@@ -322,6 +326,7 @@ impl Run {
             let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), how).await {
                 Ok(closing) => closing,
                 Err(WorkflowError::Store(error)) => return Err(self.failed(error)),
+                Err(WorkflowError::Stopped) => return Err(Stop::Fenced),
                 Err(error) => return Err(Stop::Parked(error.to_string())),
             };
             self.forget_effects_on(&closing.effects);
@@ -354,7 +359,11 @@ impl Run {
                     self.put_back(boarded);
                     drop(closing);
                     how.is_large = true;
-                    self.commit(Next::Runs).await?;
+                    match self.stop() {
+                        None => self.commit(Next::Runs).await?,
+                        // Nothing is committed any more but how it ended.
+                        Some(_) => self.forget_pending(),
+                    }
                 }
                 Err(error) => {
                     self.put_back(boarded);
@@ -410,6 +419,15 @@ impl Inner {
                 match self.cancel(&child, &reason).await {
                     Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
                     cancelled => cancelled?,
+                }
+            }
+        }
+        if how.is_large && before.has_locks && status.is_none() {
+            // The next run may want them.
+            for (lock, requests) in self.requests_of(&Owner::Execution(id.clone())).await? {
+                for (ticket, _) in requests {
+                    let ask = Ask::Release { ticket, id: None };
+                    self.ask(&lock, ask, None).await?;
                 }
             }
         }

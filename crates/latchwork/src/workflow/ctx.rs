@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -11,7 +12,7 @@ use crate::json;
 use crate::store::{Timestamp, Uuid};
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
-use crate::workflow::run::{Branch, Doing, Listed, Run, Waited, hash_text};
+use crate::workflow::run::{Branch, Doing, Listed, Run, Stop, Waited, hash_text};
 use crate::workflow::slots::CtxState;
 use crate::workflow::step::{Attempt, Plain, Step, WithAttempt, read_failure};
 use crate::workflow::{ExecutionId, Failure};
@@ -146,7 +147,16 @@ impl Ctx {
             // It has nothing in there that could be refused.
             let _ = doing.flush().await;
         }
-        let done = operation(doing.clone()).await;
+        let mut operation = std::pin::pin!(operation(doing.clone()));
+        let poll = |context: &mut Context<'_>| match here.is_polled(&self.run) {
+            true => operation.as_mut().poll(context),
+            false => {
+                let reason = "an operation was begun in one branch and awaited on in another; await it in one of them";
+                self.run.set_stop(Stop::Parked(reason.into()));
+                Poll::Pending
+            }
+        };
+        let done = std::future::poll_fn(poll).await;
         drop(listed);
         here.ends();
         done

@@ -49,6 +49,13 @@ impl Drop for StopOnDrop {
 /// Stops an engine that is still there when its runtime ends: nobody would do anything any more.
 struct StopWithRuntime(Weak<Inner>);
 
+impl StopWithRuntime {
+    /// Never ends by itself.
+    async fn wait(self) {
+        std::future::pending().await
+    }
+}
+
 impl Drop for StopWithRuntime {
     fn drop(&mut self) {
         if let Some(inner) = self.0.upgrade().filter(|inner| !inner.is_stopped()) {
@@ -83,6 +90,8 @@ enum Source {
 
 pub(crate) struct Inner {
     pub(crate) store: Store,
+    /// Whether the engine has opened it.
+    pub(crate) owns_store: bool,
     pub(crate) spaces: Spaces,
     pub(crate) states: States,
     pub(crate) entities: Entities,
@@ -247,9 +256,9 @@ impl EngineBuilder {
     /// Starts the engine: it goes on with everything that was running, and wakes what waits when it is due.
     pub async fn start(self) -> Result<Engine> {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| WorkflowError::NoRuntime)?;
-        let store = match self.source {
-            Source::Directory(directory) => Store::open(directory).await?,
-            Source::Store(store) => store,
+        let (store, owns_store) = match self.source {
+            Source::Directory(directory) => (Store::open(directory).await?, true),
+            Source::Store(store) => (store, false),
         };
         let mut definitions = HashMap::new();
         for definition in self.definitions {
@@ -268,6 +277,7 @@ impl EngineBuilder {
             since: store.env().now(),
             runtime,
             store,
+            owns_store,
             spaces,
             states,
             entities,
@@ -303,11 +313,7 @@ impl EngineBuilder {
                 inner.runtime.spawn(alarm::keep::<remove::Remove>(Arc::downgrade(&inner), Timestamp(0))).abort_handle(),
             ];
             inner.chores.lock().extend(chores);
-            let stop = StopWithRuntime(Arc::downgrade(&inner));
-            let ends = inner.runtime.spawn(async move {
-                let _stop = stop;
-                std::future::pending::<()>().await
-            });
+            let ends = inner.runtime.spawn(StopWithRuntime(Arc::downgrade(&inner)).wait());
             inner.chores.lock().push(ends.abort_handle());
             inner.chores.lock().push(inner.runtime.spawn(session::sweep(Arc::downgrade(&inner))).abort_handle());
             if let Some(suspects) = inner.locks.suspected() {

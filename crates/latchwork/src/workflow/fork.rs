@@ -14,9 +14,9 @@ use crate::workflow::kept::{Published, Token};
 use crate::workflow::locks::Unlocked;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{ANYTHING, Close, Entry, EntryState, Execution, Kind, Status, journal_key};
-use crate::workflow::run::{largest, turn};
+use crate::workflow::run::{CALLED_OFF, largest, turn};
 use crate::workflow::step::read_failure;
-use crate::workflow::{ExecutionId, Result, WorkflowError};
+use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
 
 /// How much one commit holds of a journal at the most.
 const WRITES: usize = 1000;
@@ -183,6 +183,17 @@ impl Source {
                 Fate::Dropped => None,
             };
         }
+        // Nothing has failed yet in a branch that is gone through anew: those beside it go on where they were called
+        // off.
+        let is_reset = |place: &Place| {
+            kept.iter().any(|(fork, it): (&Place, &Entry)| {
+                is_fork(it) && it.state == EntryState::Begun && fork.beside(&place.branch).is_some()
+            })
+        };
+        let called_off = kept.iter().filter(|(place, entry)| is_called_off(entry) && is_reset(place));
+        let called_off: Vec<Place> = called_off.map(|(place, _)| place.clone()).collect();
+        let is_after = |place: &Place, cut: &Place| place.branch.is_within(&cut.branch) && place.along() >= cut.along();
+        kept.retain(|place, _| !called_off.iter().any(|cut| is_after(place, cut)));
         // Only what has come to something is kept. What the code has given up half-way, and then gone on, stays.
         let mut last: BTreeMap<Path, u32> = BTreeMap::new();
         for (place, entry) in &kept {
@@ -454,6 +465,12 @@ fn is_lost(kept: &BTreeMap<Place, Entry>, place: &Place) -> bool {
         };
         first.zip(fork.beside(&place.branch)).is_some_and(|((first, _), beside)| beside != first)
     })
+}
+
+/// Whether it was cancelled because a branch beside it has failed.
+fn is_called_off(entry: &Entry) -> bool {
+    let EntryState::Gave(text) = &entry.state else { return false };
+    read_failure(text).get::<Cancelled>().is_some_and(|cancelled| cancelled.reason == CALLED_OFF)
 }
 
 /// Whether what it waited for was completed, or failed: its time may have run out.

@@ -109,6 +109,12 @@ impl From<&str> for ExecutionId {
     }
 }
 
+impl From<&String> for ExecutionId {
+    fn from(text: &String) -> ExecutionId {
+        ExecutionId(text.as_str().into())
+    }
+}
+
 impl From<String> for ExecutionId {
     fn from(text: String) -> ExecutionId {
         ExecutionId(text.into())

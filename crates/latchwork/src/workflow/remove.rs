@@ -9,7 +9,7 @@ use crate::store::{Commit, Key, Order, Outcome, Range, Rev, Space, Timestamp};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::engine::Inner;
 use crate::workflow::listed::list;
-use crate::workflow::record::{Keyed, Removal, alarm_key, keyed_key};
+use crate::workflow::record::{Keyed, Removal, alarm_key, keyed_key, read_alarm_key};
 use crate::workflow::run::journal_range;
 use crate::workflow::{ExecutionId, Result};
 
@@ -83,7 +83,7 @@ impl<'a> Broom<'a> {
             self.is_refused = false;
             match what {
                 What::Due(due) => self.remove(due).await?,
-                What::Execution(id) => self.execution(id).await?,
+                What::Execution(id) => self.execution(id, None).await?,
             }
             self.sweep().await?;
             if !self.is_refused || self.engine.is_stopped() {
@@ -96,7 +96,10 @@ impl<'a> Broom<'a> {
     async fn remove(&mut self, due: &Due) -> Result<()> {
         match Removal::decode(&due.item.value) {
             Some(Removal::Before(run)) => self.runs_before(&due.id, run).await?,
-            Some(Removal::Execution) => self.execution(&due.id).await?,
+            Some(Removal::Execution) => {
+                let at = read_alarm_key(due.key.bytes()).map(|(at, _)| at);
+                self.execution(&due.id, at).await?;
+            }
             // It tells nothing; the rest is for `verify` to find.
             None => {}
         }
@@ -121,9 +124,11 @@ impl<'a> Broom<'a> {
         self.is_checked = false;
     }
 
-    async fn execution(&mut self, id: &ExecutionId) -> Result<()> {
+    /// Removes an execution that has ended, if it is the one that was to be removed at that time.
+    async fn execution(&mut self, id: &ExecutionId, at: Option<Timestamp>) -> Result<()> {
         let Some((execution, rev)) = self.engine.read(id).await? else { return Ok(()) };
-        if !execution.status.is_terminal() {
+        let is_its = at.is_none_or(|at| execution.removal_us == Some(at.0));
+        if !execution.status.is_terminal() || !is_its {
             return Ok(());
         }
         self.of(id, rev);

@@ -30,7 +30,7 @@ pub(crate) use board::{Boarded, Effect, Verdict, turn};
 pub(crate) use branch::Branch;
 pub(crate) use inbox::{Address, Inbox, Received};
 use op::Op;
-pub(crate) use op::{Doing, Listed, Todo, Waited};
+pub(crate) use op::{CALLED_OFF, Doing, Listed, Todo, Waited};
 use pending::{Draft, Pending};
 pub(crate) use seat::Seat;
 

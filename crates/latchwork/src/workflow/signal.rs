@@ -248,8 +248,20 @@ impl Ctx {
                 }
                 _ => None,
             };
-            let look = |state: &mut crate::workflow::run::State| state.inbox().take(&is_it);
-            let result = match doing.wait(what, Timestamp(entry.since_us), until, look).await {
+            // Large messages to branches that wait side by side are more than a commit can hold.
+            let look = |state: &mut crate::workflow::run::State| match state.is_full() && state.inbox().holds(&is_it) {
+                true => Some(None),
+                false => state.inbox().take(&is_it).map(Some),
+            };
+            let waited = loop {
+                match doing.wait(what.clone(), Timestamp(entry.since_us), until, look).await {
+                    Waited::Got(None) => drop(doing.flush().await),
+                    Waited::Got(Some(received)) => break Waited::Got(received),
+                    Waited::TimedOut => break Waited::TimedOut,
+                    Waited::Cancelled => break Waited::Cancelled,
+                }
+            };
+            let result = match waited {
                 Waited::Got(Received { address, message }) => {
                     let read = read(&message.body);
                     entry.state = match &read {

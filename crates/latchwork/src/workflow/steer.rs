@@ -135,7 +135,15 @@ impl Inner {
         self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })
     }
 
+    /// Ends an execution, in a task of its own: whoever asks for it may give up, or not be polled, and until it is done
+    /// nobody else changes the locks in it.
     pub(crate) async fn terminate(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
+        let (engine, id, reason) = (self.clone(), id.clone(), reason.to_string());
+        let terminated = self.runtime.spawn(async move { engine.terminate_now(&id, &reason).await });
+        terminated.await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+
+    async fn terminate_now(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
         let failure = Failure::new(format!("it was terminated: {reason}"));
         let status = Status::Failed(failure_text(&failure));
         let (mut is_tried, mut is_large) = (false, false);

@@ -85,6 +85,14 @@ impl Branch {
         })
     }
 
+    /// Whether it is this branch whose code is being polled, as far as is known.
+    pub(crate) fn is_polled(self: &Arc<Branch>, run: &Run) -> bool {
+        POLLED.with_borrow(|polled| match polled {
+            Some(polled) if std::ptr::eq(polled.run, run) => Arc::ptr_eq(&polled.branch, self),
+            _ => true,
+        })
+    }
+
     /// Where the next operation will stand; none while one is under way.
     pub(crate) fn upcoming(&self) -> Option<Place> {
         let cursor = self.cursor.lock();

@@ -10,6 +10,9 @@ use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Status, Wait, WaitsFor};
 use crate::workflow::run::{IDLE, Inbox, Next, Run, State};
 
+/// Why operations are cancelled in branches beside one that has failed.
+pub(crate) const CALLED_OFF: &str = "a branch beside it has failed";
+
 /// An operation that is under way.
 pub(crate) struct Op {
     what: WaitsFor,
@@ -277,7 +280,7 @@ impl State {
     pub(crate) fn cancelled(&self, branch: &Path) -> Option<&str> {
         let is_called_off =
             |(fork, failed): &(Place, usize)| fork.beside(branch).is_some_and(|beside| beside != *failed);
-        let beside = || self.called_off.iter().any(is_called_off).then_some("a branch beside it has failed");
+        let beside = || self.called_off.iter().any(is_called_off).then_some(CALLED_OFF);
         self.cancel.as_deref().or_else(beside)
     }
 

@@ -95,12 +95,11 @@ impl Run {
 
     /// Whether so much is pending that it is time for a commit.
     pub(crate) fn is_full(&self) -> bool {
-        let state = self.state.lock();
-        state.pending.len() + state.draft.entries.len() >= MOST_PENDING || state.pending_bytes >= MOST_PENDING_BYTES
+        self.state.lock().is_full()
     }
 
-    /// What it was about to do to somebody who is told of its end does not go with an end that comes before it: a commit
-    /// writes everything once.
+    /// What it was about to do to somebody who is told of its end does not go with an end that comes before it: a
+    /// commit writes everything once.
     pub(crate) fn forget_effects_on(&self, closing: &[Effect]) {
         let written = closing.iter().flat_map(|effect| &effect.writes);
         let written: HashSet<&Key> =
@@ -116,6 +115,11 @@ impl Run {
 }
 
 impl State {
+    /// Whether so much is pending that it is time for a commit.
+    pub(crate) fn is_full(&self) -> bool {
+        self.pending.len() + self.draft.entries.len() >= MOST_PENDING || self.pending_bytes >= MOST_PENDING_BYTES
+    }
+
     pub(super) fn put(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
         let pending = self.stamped(place, entry, effect);
         if self.is_polled {

@@ -226,6 +226,18 @@ async fn l8_one_who_holds_nothing_may_close_a_circle() {
     assert_eq!(told.count(), 1, "{ends:?}");
 }
 
+/// The directory of an engine that was shut down is free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_shut_down_can_be_opened_again_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let naps = workflow("naps").run(async |ctx: Ctx, ()| ctx.sleep(Duration::from_secs(3600)).await);
+    for _ in 0..10 {
+        let engine = Engine::open(directory.path()).register(&naps).start().await.unwrap();
+        engine.start(&naps, ()).id("n").or_join().await.unwrap();
+        engine.shutdown().await.unwrap();
+    }
+}
+
 /// A program ends: with `shutdown`, nobody has to wait for the end of a lease.
 #[tokio::test]
 async fn what_is_held_or_dropped_at_the_end_of_a_program_is_released_by_shutdown() {

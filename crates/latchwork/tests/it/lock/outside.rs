@@ -1,5 +1,6 @@
 //! Locks of plain code: sessions, leases, tokens, and what operators see and do.
 
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use latchwork::lock::{LockError, LockKind, LockName, LockRefused, Owner};
@@ -355,6 +356,33 @@ async fn whoever_gives_up_a_request_leaves_it_to_others_who_have_made_it() {
         assert!(patient.release().await.unwrap());
         drop(third.await.unwrap());
     }
+}
+
+/// A twin of a request gives up before it was answered, and then so does the other one: nobody is left in the line.
+#[tokio::test]
+async fn a_request_that_all_have_given_up_is_no_more() {
+    let engine = engine().await;
+    let holder = engine.mutex("m").acquire().await.unwrap();
+    let session = engine.locks().session().begin().await.unwrap();
+    let twin = engine.mutex("m").by(&session).request("r");
+    let mut waits = Box::pin(twin.acquire());
+    let mut poll = |context: &mut Context<'_>| Poll::Ready(waits.as_mut().poll(context).is_pending());
+    while engine.locks().inspect("m").await.unwrap().waiting == 0 {
+        assert!(std::future::poll_fn(&mut poll).await);
+        tokio::task::yield_now().await;
+    }
+    let mut gives_up = Box::pin(twin.acquire());
+    assert!(std::future::poll_fn(|context| Poll::Ready(gives_up.as_mut().poll(context).is_pending())).await);
+    drop(gives_up);
+    let settle = || tokio::time::sleep(Duration::from_millis(20));
+    settle().await;
+    assert_eq!(engine.locks().inspect("m").await.unwrap().waiting, 1);
+    drop(waits);
+    while engine.locks().inspect("m").await.unwrap().waiting > 0 {
+        settle().await;
+    }
+    holder.release().await.unwrap();
+    assert!(engine.mutex("m").acquire().await.unwrap().release().await.unwrap());
 }
 
 /// What is stored of one lock cannot be read: that is said, and the sessions of an earlier process end all the same.

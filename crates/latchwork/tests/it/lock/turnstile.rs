@@ -1,6 +1,6 @@
 //! A store in memory whose commits to a space can be held up, on either side of what they do: so two things happen at
-//! the very same moment, every time. Answers may be lost, keys unreadable for a while, reads take turns, and the process
-//! may end after so many commits. And one on which several engines are at work, as if each owned a part.
+//! the very same moment, every time. Answers may be lost, keys unreadable for a while, reads take turns, and the
+//! process may end after so many commits. And one on which several engines are at work, as if each owned a part.
 
 use std::sync::Arc;
 use std::time::Duration;

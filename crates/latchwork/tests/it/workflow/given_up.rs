@@ -126,6 +126,36 @@ async fn what_was_started_or_ended_is_seen_to_though_the_caller_has_given_up() {
     }
 }
 
+/// Somebody terminates an execution that is out of memory and holds a lock, and gives up, or is not polled any more:
+/// whoever waits for its end is told, and the lock goes to the next.
+#[tokio::test]
+async fn whoever_terminates_holds_nobody_up() {
+    for (side, drops) in [(Side::Before, true), (Side::After, true), (Side::Before, false), (Side::After, false)] {
+        let waits = waits();
+        let stage = Stage::new(|builder| builder.register(&waits)).await;
+        let handle = stage.engine.start(&waits, "lock".into()).id("x").await.unwrap();
+        stage.pass(5 * SECOND).await;
+        assert_eq!(stage.engine.residents(), 0);
+        let result = tokio::spawn(async move { handle.result().await.is_err() });
+        stage.turns().await;
+        stage.hold_to("workflow.executions", side).await;
+        let engine = stage.engine.clone();
+        let mut call: Call = Box::pin(async move { engine.terminate("x", "enough").await.unwrap() });
+        for _ in 0..20 {
+            let _ = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            stage.turns().await;
+        }
+        let call = (!drops).then_some(call);
+        stage.open();
+        stage.pass(SECOND).await;
+        assert!(stage.done(result).await, "{side:?}");
+        let mutex = stage.engine.mutex("m");
+        let other = stage.begins(async move { mutex.try_acquire().await.unwrap().is_some() }).await;
+        assert!(stage.done(other).await, "{side:?}");
+        drop(call);
+    }
+}
+
 /// Somebody has begun to acquire a lock, and is about something else meanwhile.
 #[tokio::test]
 async fn whoever_is_not_polled_keeps_nobody_from_a_lock() {

@@ -156,3 +156,26 @@ async fn a_branch_may_use_the_context_around_it() {
     });
     assert!(crashes.await > 10);
 }
+
+/// An operation is begun in a branch that loses, and awaited on outside: a replay would meet it elsewhere.
+#[tokio::test]
+async fn an_operation_that_changes_its_branch_parks_the_execution() {
+    let moves = workflow("moves").run(async |ctx: Ctx, ()| {
+        let mut receives = Box::pin(ctx.receive::<u64>("s").into_future());
+        let first = {
+            let receives = &mut receives;
+            ctx.select((
+                async move |_: Ctx| receives.await,
+                async |ctx: Ctx| ctx.run("quick", async || Ok::<_, Failure>(())).await,
+            ))
+            .await
+        };
+        if let First2::First(number) = first {
+            return number;
+        }
+        receives.await
+    });
+    let test = TestEngine::new(&moves, 1).await.unwrap();
+    let error = test.complete(&moves, ()).await.unwrap_err().to_string();
+    assert!(error.contains("begun in one branch and awaited on in another"), "{error}");
+}

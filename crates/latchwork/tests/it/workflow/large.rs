@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use latchwork::store::Store;
 use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, ExecutionState, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, Workflow, workflow};
 
 use crate::lock::letting_go::within_an_hour;
 
@@ -128,6 +129,89 @@ async fn a_release_lets_in_everybody_whatever_they_carry() {
                 assert!(within_an_hour(&test, handle.result()).await.unwrap(), "{readers} by {ends_by}");
             }
             assert!(engine.parked().await.unwrap().is_empty());
+        }
+    }
+}
+
+/// Each of the branches has something large to do or is told something large, all at the same moment.
+#[tokio::test]
+async fn large_messages_and_children_of_branches_are_recorded() {
+    let kid = workflow("kid").run(async |ctx: Ctx, input: String| {
+        ctx.sleep(5 * SECOND).await?;
+        Ok(if input.len() > 9 { "small".into() } else { large('k') })
+    });
+    for way in 0..3u64 {
+        let wide = workflow("wide").run({
+            let kid = kid.clone();
+            move |ctx: Ctx, way: u64| {
+                let kid = kid.clone();
+                async move {
+                    let kid = &kid;
+                    let all = ctx.try_map(0..6, 6, async |ctx: Ctx, number: u64| match way {
+                        0 => ctx.receive::<String>(&format!("s{number}")).await,
+                        1 => ctx.child(kid, "a".into()).await,
+                        _ => ctx.child(kid, large('i')).await,
+                    });
+                    let all = all.await?;
+                    ctx.sleep(SECOND).await?;
+                    Ok(all.len())
+                }
+            }
+        });
+        let test = TestEngine::build(1).register(&kid).register(&wide).start().await.unwrap();
+        let handle = test.engine().start(&wide, way).id("wide").await.unwrap();
+        test.run(test.env().sleep(2 * SECOND)).await;
+        for number in 0..6 {
+            if way == 0 {
+                test.engine().signal("wide", &format!("s{number}"), &large('s')).await.unwrap();
+            }
+        }
+        assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 6, "way {way}");
+    }
+}
+
+/// Who holds thousands of locks ends, goes on anew or is terminated, and all of them are free; also when the process
+/// ends just then.
+#[tokio::test]
+async fn an_execution_with_thousands_of_locks_lets_go_of_them() {
+    const LOCKS: u64 = 2_500;
+    let holds = workflow("holds").run(async |ctx: Ctx, (way, run): (u64, u64)| {
+        if run == 0 {
+            for number in 0..LOCKS {
+                std::mem::forget(ctx.mutex(format!("m{number}")).acquire().await?);
+            }
+        }
+        match (way, run) {
+            (0, _) => Ok(run),
+            (1, 0) => ctx.continue_as_new((way, 1)).await,
+            (1, _) => {
+                let again = ctx.mutex("m7").acquire().await?;
+                again.release().await.map(|_| run)
+            }
+            _ => ctx.receive("never").await,
+        }
+    });
+    for way in 0..4 {
+        let store = Store::memory().await.unwrap();
+        let engine = Engine::on(&store).register(&holds).start().await.unwrap();
+        let handle = engine.start(&holds, (way, 0)).id("holds").await.unwrap();
+        if way < 2 {
+            assert_eq!(handle.result().await.unwrap(), way);
+        } else {
+            while engine.locks().inspect(format!("m{}", LOCKS - 1)).await.is_err() {
+                tokio::task::yield_now().await;
+            }
+            engine.terminate("holds", "enough").await.unwrap();
+        }
+        let engine = match way {
+            3 => {
+                engine.stop();
+                Engine::on(&store).register(&holds).start().await.unwrap()
+            }
+            _ => engine,
+        };
+        for number in 0..LOCKS {
+            drop(engine.mutex(format!("m{number}")).acquire().await.unwrap());
         }
     }
 }

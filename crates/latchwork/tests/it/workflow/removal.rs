@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use latchwork::testing::Side;
 use latchwork::workflow::{Ctx, Engine, Failure, workflow};
 
 use crate::lock::turnstile::Stage;
@@ -58,4 +59,23 @@ async fn what_is_left_of_a_removal_is_removed_the_next_time() {
         stage.pass(SECOND).await;
         assert!(engine.describe("m").await.is_err(), "of {count}");
     }
+}
+
+/// The commit that removes an execution is on its way when another one is started under its id, and ends.
+#[tokio::test]
+async fn whoever_has_the_id_of_one_that_was_removed_is_kept() {
+    let short = workflow("short").keep(100 * SECOND).run(async |_: Ctx, number: u32| Ok(number));
+    let stage = Stage::new(|builder| builder.register(&short)).await;
+    stage.engine.start(&short, 1).id("w").await.unwrap().result().await.unwrap();
+    stage.hold_to("workflow.removals", Side::Before).await;
+    stage.pass(101 * SECOND).await;
+    let (engine, short) = (stage.engine.clone(), short.clone());
+    let again = async move { engine.start(&short, 2).id("w").or_restart().await.unwrap().result().await.unwrap() };
+    let again = tokio::spawn(again);
+    assert_eq!(stage.done(again).await, 2);
+    stage.open();
+    stage.pass(SECOND).await;
+    assert!(stage.engine.describe("w").await.is_ok());
+    stage.pass(101 * SECOND).await;
+    assert!(stage.engine.describe("w").await.is_err());
 }

@@ -182,6 +182,59 @@ async fn a_compensation_that_is_tried_for_long_forgets_no_other() {
     assert_eq!(test.bodies(), ["a", "undo b", "undo b", "undo b", "undo b", "undo a"]);
 }
 
+/// The branch's function says so before it gives its future.
+#[tokio::test]
+async fn a_compensation_may_be_said_before_the_branch_is_awaited() {
+    let trip = workflow("trip").run(async |ctx: Ctx, ()| {
+        let booked = ctx.saga(async |saga| {
+            let a = saga.clone();
+            let both = ctx.try_join((
+                move |ctx: Ctx| {
+                    a.compensate("undo a", async || Ok::<_, Failure>(()));
+                    async move { ctx.run("a", async || Ok::<_, Failure>(())).await }
+                },
+                async |ctx: Ctx| {
+                    ctx.sleep(SECOND).await?;
+                    Err::<(), _>(Failure::new("no"))
+                },
+            ));
+            both.await.map(drop)
+        });
+        Ok(booked.await.unwrap_err().message().to_string())
+    });
+    let test = TestEngine::new(&trip, 1).await.unwrap();
+    assert_eq!(test.complete(&trip, ()).await.unwrap(), "no");
+    assert_eq!(test.bodies(), ["a", "undo a"]);
+}
+
+/// What a branch was called off for has not happened in a fork from before it.
+#[tokio::test]
+async fn a_fork_of_a_saga_knows_nothing_of_the_failure_after_it() {
+    let trip = workflow("trip").run(async |ctx: Ctx, input: u64| {
+        ctx.saga(async |_| {
+            let both = ctx.try_join((
+                async |ctx: Ctx| {
+                    ctx.run("a", async || Ok::<_, Failure>(())).await?;
+                    ctx.sleep(10 * SECOND).await?;
+                    ctx.run("c", async || Ok::<_, Failure>(3)).await
+                },
+                async |ctx: Ctx| {
+                    ctx.run("b", async || Ok::<_, Failure>(())).await?;
+                    if input == 1 { Err(Failure::new("odd")) } else { Ok(4) }
+                },
+            ));
+            both.await.map(|(a, b)| a + b)
+        })
+        .await
+    });
+    let test = TestEngine::new(&trip, 1).await.unwrap();
+    let handle = test.engine().start(&trip, 1).id("source").await.unwrap();
+    assert!(test.run(handle.result()).await.unwrap_err().to_string().contains("odd"));
+    let id = test.engine().fork("source").at_step("b").input(&2u64).start().await.unwrap();
+    assert_eq!(test.run(test.engine().handle(&trip, id).result()).await.unwrap(), 7);
+    assert_eq!(test.bodies(), ["a", "b", "b", "c"]);
+}
+
 /// A replay does not run the body, and would not know how to undo it.
 #[tokio::test]
 async fn a_compensation_that_is_said_in_a_body_parks_the_execution() {
