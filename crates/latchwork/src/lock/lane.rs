@@ -200,13 +200,8 @@ impl Inner {
         self.asked(lock, ask, rider).await.unwrap_or(Err(LockError::Stopped))
     }
 
-    /// The same, which is done as soon as this is dropped.
-    pub(crate) fn asked(
-        self: &Arc<Inner>,
-        lock: &LockName,
-        ask: Ask,
-        rider: Option<Box<dyn Rider>>,
-    ) -> Asked<Result<Answer>> {
+    /// Puts it into the lane. Whoever finds that idle works for it, until he has his own answer.
+    fn asked(self: &Arc<Inner>, lock: &LockName, ask: Ask, rider: Option<Box<dyn Rider>>) -> Asked<Result<Answer>> {
         let (answer, answered) = oneshot::channel();
         let (lane, is_outside) = (self.lane(lock), rider.is_none());
         let mut queue = lane.queue.lock();

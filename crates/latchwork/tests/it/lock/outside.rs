@@ -374,7 +374,7 @@ async fn a_request_that_all_have_given_up_is_no_more() {
     let mut gives_up = Box::pin(twin.acquire());
     assert!(std::future::poll_fn(|context| Poll::Ready(gives_up.as_mut().poll(context).is_pending())).await);
     drop(gives_up);
-    let settle = || tokio::time::sleep(Duration::from_millis(20));
+    let settle = || engine.store().env().sleep(Duration::from_millis(20));
     settle().await;
     assert_eq!(engine.locks().inspect("m").await.unwrap().waiting, 1);
     drop(waits);
