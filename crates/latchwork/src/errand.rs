@@ -58,30 +58,30 @@ impl Errand {
 }
 
 /// What an errand is run for. Without an answer, nobody is left who could give one.
-pub(crate) struct Asked<T> {
+pub(crate) struct Awaited<T> {
     errand: Option<Errand>,
     answered: oneshot::Receiver<T>,
 }
 
-impl<T> Asked<T> {
+impl<T> Awaited<T> {
     /// Waits for an answer, and does the work for it if there is any.
-    pub(crate) fn new(errand: Option<Errand>, answered: oneshot::Receiver<T>) -> Asked<T> {
-        Asked { errand, answered }
+    pub(crate) fn new(errand: Option<Errand>, answered: oneshot::Receiver<T>) -> Awaited<T> {
+        Awaited { errand, answered }
     }
 }
 
-impl<T: Send + 'static> Asked<T> {
+impl<T: Send + 'static> Awaited<T> {
     /// Does something to its end, though whoever waits for it may give up.
-    pub(crate) fn to_its_end(runtime: &Handle, work: impl Future<Output = T> + Send + 'static) -> Asked<T> {
+    pub(crate) fn to_its_end(runtime: &Handle, work: impl Future<Output = T> + Send + 'static) -> Awaited<T> {
         let (answer, answered) = oneshot::channel();
         let errand = Errand::new(runtime, async move {
             let _ = answer.send(work.await);
         });
-        Asked::new(Some(errand), answered)
+        Awaited::new(Some(errand), answered)
     }
 }
 
-impl<T> Future for Asked<T> {
+impl<T> Future for Awaited<T> {
     type Output = Option<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
@@ -92,7 +92,7 @@ impl<T> Future for Asked<T> {
     }
 }
 
-impl<T> Drop for Asked<T> {
+impl<T> Drop for Awaited<T> {
     fn drop(&mut self) {
         self.errand.take().iter().for_each(Errand::leave);
     }
@@ -116,7 +116,7 @@ mod tests {
                 let _ = done.send(tokio::task::try_id());
                 7
             };
-            let mut asked = Asked::to_its_end(&Handle::current(), work);
+            let mut asked = Awaited::to_its_end(&Handle::current(), work);
             assert!(Pin::new(&mut asked).poll(&mut noop()).is_pending());
             go.send(()).unwrap();
             if gives_up {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, oneshot, watch};
 
-use crate::errand::{Asked, Errand};
+use crate::errand::{Awaited, Errand};
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::table::{MOST_GRANTS, Plan, Table, Told};
 use crate::lock::{LockKind, LockName, Owner};
@@ -201,7 +201,7 @@ impl Inner {
     }
 
     /// Puts it into the lane. Whoever finds that idle works for it, until he has his own answer.
-    fn asked(self: &Arc<Inner>, lock: &LockName, ask: Ask, rider: Option<Box<dyn Rider>>) -> Asked<Result<Answer>> {
+    fn asked(self: &Arc<Inner>, lock: &LockName, ask: Ask, rider: Option<Box<dyn Rider>>) -> Awaited<Result<Answer>> {
         let (answer, answered) = oneshot::channel();
         let (lane, is_outside) = (self.lane(lock), rider.is_none());
         let mut queue = lane.queue.lock();
@@ -210,11 +210,11 @@ impl Inner {
             let errand = queue.errand.take();
             drop(queue);
             errand.iter().for_each(Errand::leave);
-            return Asked::new(None, answered);
+            return Awaited::new(None, answered);
         }
         let errand = Errand::new(&self.runtime, Worker::on(self, &lane, true).work());
         queue.errand = is_outside.then(|| errand.clone());
-        Asked::new(Some(errand), answered)
+        Awaited::new(Some(errand), answered)
     }
 }
 
@@ -527,6 +527,14 @@ impl Worker {
         again
     }
 
+    /// Has the next commit grant the lock to fewer, whose records may be large; whether that can be.
+    fn grants_fewer(&self) -> bool {
+        let mut queue = self.lane.queue.lock();
+        let can_be = queue.most_grants > 1;
+        queue.most_grants = (queue.most_grants / 8).max(1);
+        can_be
+    }
+
     fn failed(&self, jobs: Vec<Done>, error: StoreError) -> Vec<Job> {
         // More than a commit can hold, of which nothing was written: half of it may fit.
         if error.kind() == ErrorKind::Invalid && jobs.len() > 1 {
@@ -537,11 +545,7 @@ impl Worker {
             rest.into_iter().rev().for_each(|job| queue.jobs.push_front(job));
             return jobs.into();
         }
-        let most_grants = &mut self.lane.queue.lock().most_grants;
-        if error.kind() == ErrorKind::Invalid && *most_grants > 1 {
-            // The records of those who are granted it may be large.
-            *most_grants /= 8;
-            *most_grants = (*most_grants).max(1);
+        if error.kind() == ErrorKind::Invalid && self.grants_fewer() {
             return jobs.into_iter().map(|done| done.job).collect();
         }
         self.engine.doubt();

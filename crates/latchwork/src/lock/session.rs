@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::errand::Asked;
+use crate::errand::Awaited;
 use crate::lock::error::{LockError, Result};
 use crate::lock::lane::Ask;
 use crate::lock::service::AGAIN;
@@ -95,7 +95,7 @@ impl SessionBuilder {
     /// Begins the session.
     pub async fn begin(self) -> Result<Session> {
         let runtime = self.engine.runtime.clone();
-        Asked::to_its_end(&runtime, self.begun()).await.unwrap_or(Err(LockError::Stopped))
+        Awaited::to_its_end(&runtime, self.begun()).await.unwrap_or(Err(LockError::Stopped))
     }
 
     async fn begun(self) -> Result<Session> {

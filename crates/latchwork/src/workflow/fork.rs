@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::errand::Asked;
+use crate::errand::Awaited;
 use crate::json;
 use crate::store::{Bytes, Commit, Generation, Item, Key, Order, Outcome, Receipt, Rev, StoreError, Uuid, View, Write};
 use crate::workflow::engine::{Engine, Inner, check_name};
@@ -133,7 +133,7 @@ impl Fork {
         writes.extend(slots.into_iter().map(|(key, value)| Write::Put(its(&key), value)));
         // It is taken up though the caller may have given up.
         let (inner, forked) = (engine.clone(), id.clone());
-        let stored = Asked::to_its_end(&engine.runtime, async move {
+        let stored = Awaited::to_its_end(&engine.runtime, async move {
             store(&inner, &forked, execution, writes).await?;
             inner.metrics.started(&definition.name);
             inner.wake_up(&forked);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::errand::{Asked, Errand};
+use crate::errand::{Awaited, Errand};
 use crate::store::{Check, Commit, Env, Key, Outcome, Refusal, Rev, Uuid, Write};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Letter, Message, grant_id};
@@ -142,7 +142,7 @@ impl Inner {
         effect: Effect,
     ) -> Result<std::result::Result<(), Refusal>> {
         let (engine, id) = (self.clone(), id.clone());
-        let performed = Asked::to_its_end(&self.runtime, async move { engine.performed(&id, effect).await });
+        let performed = Awaited::to_its_end(&self.runtime, async move { engine.performed(&id, effect).await });
         performed.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
@@ -184,7 +184,7 @@ impl Inner {
     ) -> Result<std::result::Result<(), Refusal>> {
         let (engine, id, checks, writes) = (self.clone(), id.clone(), checks.to_vec(), writes.to_vec());
         let delivered =
-            Asked::to_its_end(
+            Awaited::to_its_end(
                 &self.runtime,
                 async move { engine.deliver_all(&id, vec![letter], &checks, &writes).await },
             );
@@ -222,7 +222,7 @@ impl Inner {
         self.delivered(id, letter).await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
-    fn delivered(self: &Arc<Inner>, id: &ExecutionId, letter: Letter) -> Asked<Result<()>> {
+    fn delivered(self: &Arc<Inner>, id: &ExecutionId, letter: Letter) -> Awaited<Result<()>> {
         let (answer, answered) = oneshot::channel();
         let mut lanes = self.lanes.lock();
         let lane = match lanes.entry(id.clone()) {
@@ -233,7 +233,7 @@ impl Inner {
                 let errand = lane.errand.take();
                 drop(lanes);
                 errand.iter().for_each(Errand::leave);
-                return Asked::new(None, answered);
+                return Awaited::new(None, answered);
             }
             Entry::Vacant(vacant) => vacant.insert(Lane::default()),
         };
@@ -244,7 +244,7 @@ impl Inner {
             let _ = answer.send(delivered.and_then(|delivered| delivered.map_err(|_| WorkflowError::Stopped)));
         });
         lane.errand = Some(errand.clone());
-        Asked::new(Some(errand), answered)
+        Awaited::new(Some(errand), answered)
     }
 }
 

@@ -48,6 +48,25 @@ async fn what_the_winner_of_a_race_has_entered_again_stays_its_own() {
     assert!(crashes.await > 5);
 }
 
+/// Runs one who leaves beside one who enters, this or that first.
+async fn in_order<L, E>(
+    ctx: &Ctx,
+    order: u64,
+    leaves: impl FnOnce(Ctx) -> L + Send,
+    enters: impl FnOnce(Ctx) -> E + Send,
+) -> Result<(bool, bool), Failure>
+where
+    L: Future<Output = Result<bool, Failure>> + Send,
+    E: Future<Output = Result<bool, Failure>> + Send,
+{
+    if order & 1 == 0 {
+        let (left, entered) = ctx.join((leaves, enters)).await;
+        return Ok((left?, entered?));
+    }
+    let (entered, left) = ctx.join((enters, leaves)).await;
+    Ok((left?, entered?))
+}
+
 /// Two branches: one lets go, by a release or a drop, and the other enters.
 fn both(order: u64) -> Workflow<(), (bool, bool)> {
     workflow("both").run(move |ctx: Ctx, ()| async move {
@@ -66,13 +85,7 @@ fn both(order: u64) -> Workflow<(), (bool, bool)> {
             ctx.receive::<()>("end").await?;
             guard.release().await
         };
-        let (left, entered) = if order & 1 == 0 {
-            ctx.join((leaves, enters)).await
-        } else {
-            let (entered, left) = ctx.join((enters, leaves)).await;
-            (left, entered)
-        };
-        Ok((left?, entered?))
+        in_order(&ctx, order, leaves, enters).await
     })
 }
 
@@ -126,13 +139,7 @@ async fn entering_and_letting_go_at_one_moment_survives_crashes() {
                 ctx.sleep(5 * SECOND).await?;
                 guard.release().await
             };
-            let (left, entered) = if order & 1 == 0 {
-                ctx.join((leaves, enters)).await
-            } else {
-                let (entered, left) = ctx.join((enters, leaves)).await;
-                (left, entered)
-            };
-            Ok::<_, Failure>((left?, entered?))
+            in_order(&ctx, order, leaves, enters).await
         });
         let test = TestEngine::new(&meets, 1).await.unwrap();
         let handle = test.engine().start(&meets, ()).await.unwrap();

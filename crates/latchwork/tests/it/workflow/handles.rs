@@ -15,34 +15,26 @@ const SECOND: Duration = Duration::from_secs(1);
 /// it happens, and replayed there.
 #[tokio::test]
 async fn what_is_taken_out_of_a_branch_goes_on_outside() {
-    let kid = kid();
-    let dad = workflow("dad").run({
-        let kid = kid.clone();
-        move |ctx: Ctx, ()| {
-            let kid = kid.clone();
-            async move {
-                let kid = &kid;
-                let begins = async |ctx: Ctx| ctx.child(kid, (7, 3)).start().await;
-                let takes = async |ctx: Ctx| {
-                    let inner = async |ctx: Ctx| Ok::<_, Failure>((ctx.mutex("m").acquire().await?, ctx));
-                    let (taken, slept) = ctx.join((inner, async |ctx: Ctx| ctx.sleep(SECOND).await)).await;
-                    slept?;
-                    taken
-                };
-                let (begun, taken) = ctx.try_join((begins, takes)).await?;
-                let (guard, inner) = taken;
-                let number = begun.result().await?;
-                inner.sleep(2 * SECOND).await?;
-                let more = inner.run("more", async || Ok::<_, Failure>(1)).await?;
-                ctx.sleep(2 * SECOND).await?;
-                Ok((number + more, guard.release().await?))
-            }
-        }
+    let dad = workflow("dad").run(async |ctx: Ctx, ()| {
+        let begins = async |ctx: Ctx| ctx.child(&kid(), (7, 3)).start().await;
+        let takes = async |ctx: Ctx| {
+            let inner = async |ctx: Ctx| Ok::<_, Failure>((ctx.mutex("m").acquire().await?, ctx));
+            let (taken, slept) = ctx.join((inner, async |ctx: Ctx| ctx.sleep(SECOND).await)).await;
+            slept?;
+            taken
+        };
+        let (begun, taken) = ctx.try_join((begins, takes)).await?;
+        let (guard, inner) = taken;
+        let number = begun.result().await?;
+        inner.sleep(2 * SECOND).await?;
+        let more = inner.run("more", async || Ok::<_, Failure>(1)).await?;
+        ctx.sleep(2 * SECOND).await?;
+        Ok((number + more, guard.release().await?))
     });
-    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+    let test = TestEngine::build(1).register(&kid()).register(&dad).start().await.unwrap();
     let handle = test.engine().start(&dad, ()).await.unwrap();
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (8, true));
-    let crashes = Crashes::of(&dad, ()).register(&kid).run(|outcome| {
+    let crashes = Crashes::of(&dad, ()).register(&kid()).run(|outcome| {
         assert!(matches!(outcome.result, Ok((8, true))), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 10);

@@ -19,25 +19,18 @@ pub(super) fn kid() -> Workflow<(u64, u64), u64> {
 
 #[tokio::test]
 async fn a_child_has_its_own_result_and_not_that_of_one_before() {
-    let kid = kid();
-    let dad = workflow("dad").run({
-        let kid = kid.clone();
-        move |ctx: Ctx, (is_new_run, round): (bool, u64)| {
-            let kid = kid.clone();
-            async move {
-                if round == 0 {
-                    ctx.child(&kid, (1, 1)).id("kid").start().await?;
-                    ctx.sleep(10 * SECOND).await?;
-                    if is_new_run {
-                        return ctx.continue_as_new((is_new_run, 1)).await;
-                    }
-                }
-                ctx.child(&kid, (2, 1)).id("kid").await
+    let dad = workflow("dad").run(async |ctx: Ctx, (is_new_run, round): (bool, u64)| {
+        if round == 0 {
+            ctx.child(&kid(), (1, 1)).id("kid").start().await?;
+            ctx.sleep(10 * SECOND).await?;
+            if is_new_run {
+                return ctx.continue_as_new((is_new_run, 1)).await;
             }
         }
+        ctx.child(&kid(), (2, 1)).id("kid").await
     });
     for is_new_run in [false, true] {
-        let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+        let test = TestEngine::build(1).register(&kid()).register(&dad).start().await.unwrap();
         let handle = test.engine().start(&dad, (is_new_run, 0)).await.unwrap();
         assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 2, "in a new run: {is_new_run}");
     }
@@ -45,20 +38,13 @@ async fn a_child_has_its_own_result_and_not_that_of_one_before() {
 
 #[tokio::test]
 async fn the_end_of_a_parent_waits_for_the_child_that_is_there() {
-    let kid = kid();
-    let dad = workflow("dad").run({
-        let kid = kid.clone();
-        move |ctx: Ctx, ()| {
-            let kid = kid.clone();
-            async move {
-                ctx.child(&kid, (1, 1)).id("kid").close(Close::Await).start().await?;
-                ctx.sleep(10 * SECOND).await?;
-                ctx.child(&kid, (2, 100)).id("kid").close(Close::Await).start().await?;
-                Ok(())
-            }
-        }
+    let dad = workflow("dad").run(async |ctx: Ctx, ()| {
+        ctx.child(&kid(), (1, 1)).id("kid").close(Close::Await).start().await?;
+        ctx.sleep(10 * SECOND).await?;
+        ctx.child(&kid(), (2, 100)).id("kid").close(Close::Await).start().await?;
+        Ok(())
     });
-    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+    let test = TestEngine::build(1).register(&kid()).register(&dad).start().await.unwrap();
     let (handle, began) = (test.engine().start(&dad, ()).await.unwrap(), test.env().now());
     within_an_hour(&test, handle.result()).await.unwrap();
     assert!(test.env().now().0 - began.0 >= 110_000_000);
@@ -67,20 +53,13 @@ async fn the_end_of_a_parent_waits_for_the_child_that_is_there() {
 /// A child of an execution that was terminated ends when another one has its parent's id.
 #[tokio::test]
 async fn nobody_is_told_of_the_children_of_one_who_had_its_id_before() {
-    let kid = kid();
-    let dad = workflow("dad").run({
-        let kid = kid.clone();
-        move |ctx: Ctx, number: u64| {
-            let kid = kid.clone();
-            async move {
-                if number == 2 {
-                    ctx.sleep(30 * SECOND).await?;
-                }
-                ctx.child(&kid, (number, 10)).id("kid").close(Close::Await).await
-            }
+    let dad = workflow("dad").run(async |ctx: Ctx, number: u64| {
+        if number == 2 {
+            ctx.sleep(30 * SECOND).await?;
         }
+        ctx.child(&kid(), (number, 10)).id("kid").close(Close::Await).await
     });
-    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+    let test = TestEngine::build(1).register(&kid()).register(&dad).start().await.unwrap();
     test.engine().start(&dad, 1).id("dad").await.unwrap();
     test.run(test.env().sleep(3 * SECOND)).await;
     test.engine().terminate("dad", "it is to begin anew").await.unwrap();
@@ -106,24 +85,22 @@ async fn a_limit_for_updates_is_one_for_all_of_them() {
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (false, 5));
 }
 
+/// Is out of time as it sends.
+fn late() -> Workflow<String, ()> {
+    workflow("late").timeout(SECOND).run(async |ctx: Ctx, parent: String| {
+        ctx.sleep(SECOND).await?;
+        ctx.signal(parent, "hello", &()).await
+    })
+}
+
 /// The message that it was about to send, and the one that tells of its end, are to the same parent.
 #[tokio::test]
 async fn what_times_out_as_it_sends_has_timed_out() {
-    let kid = workflow("kid").timeout(SECOND).run(async |ctx: Ctx, parent: String| {
-        ctx.sleep(SECOND).await?;
-        ctx.signal(parent, "hello", &()).await
+    let dad = workflow("dad").run(async |ctx: Ctx, ()| {
+        let failure = ctx.child(&late(), ctx.id().to_string()).await.unwrap_err();
+        Ok(failure.get::<ChildTimedOut>().is_some())
     });
-    let dad = workflow("dad").run({
-        let kid = kid.clone();
-        move |ctx: Ctx, ()| {
-            let kid = kid.clone();
-            async move {
-                let failure = ctx.child(&kid, ctx.id().to_string()).await.unwrap_err();
-                Ok(failure.get::<ChildTimedOut>().is_some())
-            }
-        }
-    });
-    let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
+    let test = TestEngine::build(1).register(&late()).register(&dad).start().await.unwrap();
     let handle = test.engine().start(&dad, ()).await.unwrap();
     assert!(within_an_hour(&test, handle.result()).await.unwrap());
 }
