@@ -428,8 +428,6 @@ impl Drop for LockGuard {
         if self.is_released || self.engine.is_stopped() {
             return;
         }
-        // The session is not to end before.
-        let ask = Ask::Release { ticket: self.token.number, id: None };
-        self.engine.ask_at_last(self.lock.clone(), ask, Some(self.session.clone()));
+        self.engine.release_at_last(self.lock.clone(), self.token.number, self.session.clone());
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct Service {
     pub(crate) lanes: Mutex<Lanes>,
     /// The requests of sessions in this process, held and waiting, with all who have made them.
     ears: Mutex<Ears>,
+    /// The requests whose guards were dropped, while they are being released.
+    leaving: Mutex<BTreeSet<(LockName, u64)>>,
     /// The session of those who have none of their own.
     pub(crate) own: Mutex<Option<Session>>,
     /// Held by whoever begins it.
@@ -46,6 +48,7 @@ impl Service {
             spaces: Spaces::declare(store).await?,
             lanes: Mutex::default(),
             ears: Mutex::default(),
+            leaving: Mutex::default(),
             own: Mutex::default(),
             beginning: tokio::sync::Mutex::default(),
             begun: Mutex::default(),
@@ -75,6 +78,11 @@ impl Service {
             ears.retain(|other| !Arc::ptr_eq(other, ear));
         }
         is_left
+    }
+
+    /// Whether a request's guard was dropped, and it is being released.
+    pub(crate) fn is_leaving(&self, lock: &LockName, ticket: u64) -> bool {
+        self.leaving.lock().contains(&(lock.clone(), ticket))
     }
 
     /// A session is lost, and with it everything it had.
@@ -159,22 +167,32 @@ impl Inner {
 
     /// Lets go of something that nobody wants any more, however long the store does not serve.
     pub(crate) fn abandon(self: &Arc<Inner>, lock: LockName, owner: Owner, id: Vec<u8>, ear: Ear) {
-        self.ask_at_last(lock, Ask::Abandon { owner, id, ear: Some(ear) }, None);
+        self.ask_at_last(lock, Ask::Abandon { owner, id, ear: Some(ear) });
     }
 
     /// Goes on with granting a lock to those who wait, where one commit could not hold all of it.
     pub(crate) fn grant_on(self: &Arc<Inner>, lock: &LockName) {
-        self.ask_at_last(lock.clone(), Ask::Grant, None);
+        self.ask_at_last(lock.clone(), Ask::Grant);
     }
 
-    /// Has something done to a lock, in a task of its own, however long the store does not serve. A session is kept
-    /// until then.
-    pub(crate) fn ask_at_last(self: &Arc<Inner>, lock: LockName, ask: Ask, session: Option<Session>) {
+    /// Releases the lock of a guard that was dropped, however long the store does not serve. The session is kept until
+    /// then. From now on, the same request made again is a new one.
+    pub(crate) fn release_at_last(self: &Arc<Inner>, lock: LockName, ticket: u64, session: Session) {
+        let engine = self.clone();
+        engine.locks.leaving.lock().insert((lock.clone(), ticket));
+        self.runtime.spawn(async move {
+            let ask = || engine.ask(&lock, Ask::Release { ticket, id: None }, None);
+            engine.at_last("a lock could not be released", ask).await;
+            engine.locks.leaving.lock().remove(&(lock, ticket));
+            drop(session);
+        });
+    }
+
+    /// Has something done to a lock, in a task of its own, however long the store does not serve.
+    fn ask_at_last(self: &Arc<Inner>, lock: LockName, ask: Ask) {
         let engine = self.clone();
         self.runtime.spawn(async move {
-            let what = "nothing could be done to a lock";
-            engine.at_last(what, || engine.ask(&lock, ask.clone(), None)).await;
-            drop(session);
+            engine.at_last("nothing could be done to a lock", || engine.ask(&lock, ask.clone(), None)).await;
         });
     }
 

@@ -2,6 +2,7 @@
 //! changes. What the head's rev does not confirm is read again.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::lane::{Answer, Ask, Ear, Gone, Want};
@@ -45,6 +46,8 @@ pub(crate) struct Plan<'a> {
     view: Option<View>,
     /// Requests as these operations leave them.
     touched: BTreeMap<u64, Option<Request>>,
+    /// The owners' names for requests, as these operations leave them.
+    names: BTreeMap<Key, Option<u64>>,
     issued: u64,
     grants: usize,
     /// How many may be.
@@ -58,6 +61,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) checks: Vec<Check>,
     pub(crate) writes: Vec<Write>,
     pub(crate) told: Vec<Told>,
+    /// The callers of requests that these operations make or repeat.
+    joined: Vec<(u64, Ear)>,
 }
 
 /// What somebody in this process is to be told when it has landed.
@@ -112,6 +117,7 @@ impl<'a> Plan<'a> {
             table,
             view: None,
             touched: BTreeMap::new(),
+            names: BTreeMap::new(),
             issued: 0,
             grants: 0,
             most_grants: MOST_GRANTS,
@@ -122,13 +128,20 @@ impl<'a> Plan<'a> {
             checks: Vec::new(),
             writes: Vec::new(),
             told: Vec::new(),
+            joined: Vec::new(),
         }
     }
 
     /// Does what is asked. What it answers holds once everything planned has landed.
     pub(crate) async fn ask(&mut self, ask: &Ask, mail: &mut Mail) -> Result<Answer> {
         let answer = match ask {
-            Ask::Acquire(want) => return self.acquire(want).await,
+            Ask::Acquire(want) => {
+                let answer = self.acquire(want, mail).await?;
+                if let (Answer::Granted(ticket) | Answer::Queued(ticket), Some(ear)) = (&answer, &want.ear) {
+                    self.joined.push((*ticket, ear.clone()));
+                }
+                return Ok(answer);
+            }
             Ask::Release { ticket, id: None } => self.release(*ticket, false).await?,
             Ask::Release { ticket, id: Some(id) } => self.leave(*ticket, id, false).await?,
             Ask::Abandon { owner, id, ear } => match self.owned(owner, id).await? {
@@ -163,11 +176,14 @@ impl<'a> Plan<'a> {
         Ok(answer)
     }
 
+    /// Whether a request has another caller: one that is told of it already, or is in the same commit.
     fn is_left_to_others(&self, ticket: u64, ear: &Option<Ear>) -> bool {
-        ear.as_ref().is_some_and(|ear| self.engine.locks.is_left_to_others(self.lock, ticket, ear))
+        let Some(ear) = ear else { return false };
+        let joins = |(joined, other): &(u64, Ear)| *joined == ticket && !Arc::ptr_eq(other, ear);
+        self.engine.locks.is_left_to_others(self.lock, ticket, ear) || self.joined.iter().any(joins)
     }
 
-    async fn acquire(&mut self, want: &Want) -> Result<Answer> {
+    async fn acquire(&mut self, want: &Want, mail: &mut Mail) -> Result<Answer> {
         let lock = self.lock.to_string();
         // It becomes so with the first who is given it, or waits.
         let kind = self.table.head.kind.unwrap_or(want.kind);
@@ -178,9 +194,13 @@ impl<'a> Plan<'a> {
         if permits == 0 || permits > capacity {
             return Err(LockRefused::TooMany { lock, asked: permits, capacity }.into());
         }
-        if want.is_known
-            && let Some((ticket, request)) = self.owned(&want.owner, &want.id).await?
+        let known = if want.is_known { self.owned(&want.owner, &want.id).await? } else { None };
+        if let Some((ticket, _)) = known.as_ref().filter(|(ticket, _)| self.engine.locks.is_leaving(self.lock, *ticket))
         {
+            // Its guard was dropped, and the release is on its way: it is done here, and this is a new request.
+            self.release(*ticket, true).await?;
+            self.grant(mail).await?;
+        } else if let Some((ticket, request)) = known {
             if request.permits != permits {
                 return Err(LockRefused::Reused { lock, before: request.permits, asked: permits }.into());
             }
@@ -213,8 +233,7 @@ impl<'a> Plan<'a> {
         let granted_us = (!is_busy).then_some(now);
         let Want { owner, id, .. } = want.clone();
         let request = Request { owner, permits, id, again: Vec::new(), since_us: now, granted_us };
-        let owned = self.engine.locks.spaces.owned(&request.owner, self.lock, &request.id);
-        self.writes.push(Write::Put(owned, ticket.to_be_bytes().to_vec().into()));
+        self.name(&request.owner, &request.id, Some(ticket));
         if let Owner::Session(session) = &request.owner {
             self.checks.push(Check::Present(self.engine.locks.spaces.session(*session)));
         }
@@ -237,10 +256,14 @@ impl<'a> Plan<'a> {
         Ok(Answer::Granted(ticket))
     }
 
+    /// Notes which request an owner's name stands for.
+    fn name(&mut self, owner: &Owner, id: &[u8], ticket: Option<u64>) {
+        self.names.insert(self.engine.locks.spaces.owned(owner, self.lock, id), ticket);
+    }
+
     /// Notes under which name the owner of a lock has entered it again.
     fn enter_again(&mut self, ticket: u64, mut held: Request, id: &[u8]) {
-        let owned = self.engine.locks.spaces.owned(&held.owner, self.lock, id);
-        self.writes.push(Write::Put(owned, ticket.to_be_bytes().to_vec().into()));
+        self.name(&held.owner, id, Some(ticket));
         held.again.push(id.to_vec());
         self.touched.insert(ticket, Some(held));
         self.is_changed = true;
@@ -254,6 +277,10 @@ impl<'a> Plan<'a> {
             return Ok(Some((ticket, request.clone())));
         }
         let key = self.engine.locks.spaces.owned(owner, self.lock, id);
+        if self.names.contains_key(&key) {
+            // Of a request that these operations have taken away.
+            return Ok(None);
+        }
         let Some(item) = self.view().await?.get(&key).await? else { return Ok(None) };
         let Ok(ticket) = item.value.as_ref().try_into().map(u64::from_be_bytes) else { return Ok(None) };
         Ok(self.request(ticket).await?.map(|request| (ticket, request)))
@@ -286,7 +313,7 @@ impl<'a> Plan<'a> {
         if request.again.is_empty() {
             return self.release(ticket, forget).await;
         }
-        self.writes.push(Write::Delete(self.engine.locks.spaces.owned(&request.owner, self.lock, id)));
+        self.name(&request.owner, id, None);
         if request.id == id {
             // Who waits for the message of the grant waits under this name.
             if let (true, Owner::Execution(owner)) = (forget, &request.owner) {
@@ -327,28 +354,27 @@ impl<'a> Plan<'a> {
         Ok(Answer::Released(true))
     }
 
-    /// Tells an owner whose request is no more. Who held the lock learns of it by the token.
+    /// Tells an owner whose request is no more. An execution that held the lock learns of it by its next commit.
     fn tell_gone(&mut self, ticket: u64, request: &Request, gone: Gone, mail: &mut Mail) {
         match (&request.owner, &gone) {
             (Owner::Session(_), _) => self.told.push(Told::Gone(ticket, gone)),
             (Owner::Execution(id), Gone::Refused(why)) if request.granted_us.is_none() => {
                 mail.letter(id, Letter::Lock { lock: self.lock.clone(), ticket, refused: Some(why.clone()) });
             }
-            _ => {}
+            (Owner::Execution(id), _) => mail.look(id),
         }
     }
 
     /// Takes a request away, held or waiting. Whoever else hears of it, and was not told why, is told.
     fn drop_request(&mut self, ticket: u64, request: &Request) {
-        let (head, spaces) = (&mut self.table.head, &self.engine.locks.spaces);
+        let head = &mut self.table.head;
         if request.granted_us.is_some() {
             head.used -= request.permits.min(head.used);
         } else {
             head.waiting -= 1.min(head.waiting);
             self.table.page.retain(|(waits, _)| *waits != ticket);
         }
-        let names = request.names().map(|name| Write::Delete(spaces.owned(&request.owner, self.lock, name)));
-        self.writes.extend(names);
+        request.names().for_each(|name| self.name(&request.owner, name, None));
         if let Owner::Session(_) = request.owner {
             self.told.push(Told::Gone(ticket, Gone::LetGo));
         }
@@ -467,6 +493,10 @@ impl<'a> Plan<'a> {
             (false, true) => self.writes.push(Write::Delete(unfinished)),
             (false, false) => {}
         }
+        self.writes.extend(std::mem::take(&mut self.names).into_iter().map(|(key, ticket)| match ticket {
+            Some(ticket) => Write::Put(key, ticket.to_be_bytes().to_vec().into()),
+            None => Write::Delete(key),
+        }));
         for (ticket, request) in std::mem::take(&mut self.touched) {
             let key = spaces.request(self.lock, ticket);
             self.writes.push(match request {

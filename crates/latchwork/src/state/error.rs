@@ -58,6 +58,9 @@ pub enum StateError {
     /// A state that does not fit the type it is read as. Of a change, nothing was written.
     #[error("{key} does not fit its type: {message}")]
     Mismatch { key: String, message: String },
+    /// A change under a lock that its owner no longer holds. Nothing was written.
+    #[error("{key} was not changed: {reason}")]
+    Fenced { key: String, reason: String },
     /// A value that is too large to store.
     #[error("{key} takes {length} bytes; the limit is {limit}")]
     TooLarge { key: String, length: usize, limit: usize },
@@ -119,7 +122,7 @@ impl StateError {
     pub fn kind(&self) -> ErrorKind {
         use StateError::*;
         match self {
-            ConcurrentModification { .. } => ErrorKind::Conflict,
+            ConcurrentModification { .. } | Fenced { .. } => ErrorKind::Conflict,
             ScopeMutationTimeout { .. } | Abandoned { .. } => ErrorKind::Unavailable,
             Corrupt { .. } => ErrorKind::Corrupt,
             Store(error) => error.kind(),

@@ -138,7 +138,7 @@ impl Ctx {
         F: Future<Output = T>,
     {
         let here = self.begins().await;
-        let doing = Doing::begin(&self.run, what, (!self.is_shielded).then(|| here.path.clone()));
+        let doing = Doing::begin(&self.run, what, Some(here.path.clone())).shielded(self.is_shielded);
         let listed = Listed(&doing);
         if self.run.engine.strict {
             tokio::task::yield_now().await;

@@ -85,7 +85,10 @@ async fn drive(run: Arc<Run>) {
         Some(Stop::Changed) => return take_up(&run, true).await,
         // Whoever is the owner now goes on with it; here nobody can.
         Some(Stop::Fenced) => inner.fenced(),
-        _ => inner.ended(&run.id, run.ended_as()),
+        _ => {
+            inner.forced.lock().remove(&run.id);
+            inner.ended(&run.id, run.ended_as());
+        }
     }
     if missed {
         take_up(&run, false).await;

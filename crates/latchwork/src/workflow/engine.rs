@@ -1,6 +1,6 @@
 //! The engine: owns executions, starts them, finds them again after a restart, and lets go of those that wait.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
@@ -126,6 +126,8 @@ pub(crate) struct Inner {
     begun: Arc<Notify>,
     /// Executions that cannot run here as things are, and why: others need not wait for that.
     pub(crate) set_aside: Mutex<BTreeMap<ExecutionId, String>>,
+    /// Executions whose locks were taken away while they were in memory.
+    pub(crate) forced: Mutex<BTreeSet<ExecutionId>>,
     pub(crate) timers: Arc<Alarms>,
     pub(crate) removals: Arc<Alarms>,
     /// Whether everything that was running has been found.
@@ -297,6 +299,7 @@ impl EngineBuilder {
             metrics,
             begun: Arc::default(),
             set_aside: Mutex::default(),
+            forced: Mutex::default(),
             timers: Arc::default(),
             removals: Arc::default(),
             found: tokio::sync::watch::Sender::new(self.idle),

@@ -4,13 +4,15 @@
 
 mod passenger;
 
+use std::collections::btree_map;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::deadlock::Suspect;
 use crate::lock::lane::{Answer, Ask, Want};
-use crate::lock::{LockError, LockKind, LockName, LockScope, Owner, Token};
-use crate::store::Timestamp;
+use crate::lock::stored::Forced;
+use crate::lock::{LockError, LockKind, LockName, LockRefused, LockScope, Owner, Token};
+use crate::store::{StoreError, Timestamp};
 use crate::workflow::Failure;
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::kept::{Letter, Message};
@@ -167,7 +169,48 @@ impl<'a> CtxLock<'a> {
         });
         let (mut asking, taken) = taken.await;
         asking.is_over = true;
-        Ok(taken?.map(|ticket| CtxGuard::new(ctx, &self.name, ticket, &asking.place)))
+        let Some(ticket) = taken? else { return Ok(None) };
+        let grant = ctx.run.grant(&self.name, ticket).await;
+        Ok(Some(CtxGuard::new(ctx, &self.name, ticket, &asking.place, grant)))
+    }
+}
+
+/// The guards that an execution has of one grant.
+pub(crate) struct Holding {
+    guards: usize,
+    pub(crate) grant: Grant,
+}
+
+/// What is known of a grant that the code has a guard of.
+pub(crate) enum Grant {
+    /// Every commit checks that it is there.
+    Held,
+    /// It was released before the replay came to the guard, or was that of a fork's source.
+    Past,
+    /// It was taken away. Until the last guard is gone, every operation fails for that.
+    Lost(LockRefused),
+}
+
+impl Run {
+    /// What is known of a grant. It is read only after a commit was refused because one was not there.
+    async fn grant(&self, lock: &LockName, ticket: u64) -> Grant {
+        if !self.engine.forced.lock().contains(&self.id) {
+            return Grant::Held;
+        }
+        match self.read_grant(lock, ticket).await {
+            Ok(grant) => grant,
+            Err(error) => self.stop_for(self.failed(error)).await,
+        }
+    }
+
+    async fn read_grant(&self, lock: &LockName, ticket: u64) -> std::result::Result<Grant, StoreError> {
+        let (spaces, view) = (&self.engine.locks.spaces, self.engine.store.view().await?);
+        if view.get(&spaces.request(lock, ticket)).await?.is_some() {
+            return Ok(Grant::Held);
+        }
+        let forced = view.get(&spaces.forced(lock, ticket)).await?.and_then(|item| Forced::decode(&item.value));
+        let lost = |forced: Forced| LockRefused::Forced { lock: lock.to_string(), reason: forced.reason };
+        Ok(forced.map_or(Grant::Past, |forced| Grant::Lost(lost(forced))))
     }
 }
 
@@ -239,7 +282,7 @@ impl Waits<'_> {
 
     async fn wait(&self) -> Outcome<Option<u64>> {
         let run = &self.ctx.run;
-        let is_child = run.with(|state| state.guards == 0);
+        let is_child = run.with(|state| state.held.is_empty());
         let mut is_told = is_child && run.with(|state| state.execution.parent.is_none());
         let is_it = self.is_it();
         let look = |state: &mut State| {
@@ -366,6 +409,7 @@ pub struct CtxGuard {
     token: Token,
     /// Where it was acquired.
     place: Place,
+    is_left: bool,
     is_released: bool,
 }
 
@@ -376,10 +420,19 @@ impl std::fmt::Debug for CtxGuard {
 }
 
 impl CtxGuard {
-    fn new(ctx: &Ctx, lock: &LockName, ticket: u64, place: &Place) -> CtxGuard {
-        ctx.run.with(|state| state.guards += 1);
+    fn new(ctx: &Ctx, lock: &LockName, ticket: u64, place: &Place, grant: Grant) -> CtxGuard {
         let token = Token { number: ticket, key: ctx.run.engine.locks.spaces.request(lock, ticket) };
-        CtxGuard { ctx: ctx.clone(), lock: lock.clone(), token, place: place.clone(), is_released: false }
+        ctx.run.with(|state| {
+            state.held.entry(token.key.clone()).or_insert(Holding { guards: 0, grant }).guards += 1;
+        });
+        CtxGuard {
+            ctx: ctx.clone(),
+            lock: lock.clone(),
+            token,
+            place: place.clone(),
+            is_left: false,
+            is_released: false,
+        }
     }
 
     /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.
@@ -392,9 +445,25 @@ impl CtxGuard {
         &self.lock
     }
 
+    /// The code has left what the lock is for: commits do not go by it any more.
+    fn leave(&mut self) {
+        if std::mem::replace(&mut self.is_left, true) {
+            return;
+        }
+        self.ctx.run.with(|state| {
+            if let btree_map::Entry::Occupied(mut holding) = state.held.entry(self.token.key.clone()) {
+                holding.get_mut().guards -= 1;
+                if holding.get().guards == 0 {
+                    holding.remove();
+                }
+            }
+        });
+    }
+
     /// Releases the lock: whoever is next has it when this returns, unless this execution has entered it again. Gives
     /// whether it was still held. It works also for an execution that is cancelled.
     pub async fn release(mut self) -> Outcome<bool> {
+        self.leave();
         let (ctx, ticket) = (self.ctx.clone(), self.token.number);
         let label = label(&ctx.run, &self.lock);
         let (ctx, lock, acquired) = (&ctx, &self.lock, &self.place);
@@ -427,7 +496,7 @@ pub(crate) type Unlocked = (u64, bool, String);
 
 impl Drop for CtxGuard {
     fn drop(&mut self) {
-        self.ctx.run.with(|state| state.guards = state.guards.saturating_sub(1));
+        self.leave();
         if !self.is_released {
             self.ctx.run.release_soon(&self.lock, self.token.number, &self.place);
         }

@@ -134,6 +134,22 @@ impl Inner {
         Ok(Some(Effect { landed: Some(Box::new(landed)), ..Effect::of(commit) }))
     }
 
+    /// Has an execution look whether it is as it was, as a part of a commit.
+    async fn looking(&self, id: &ExecutionId) -> Result<Effect> {
+        let (before, rev) = self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
+        let mut commit = Commit::new();
+        if before.status == Status::Waiting {
+            commit = commit.at_rev(&self.spaces.executions.key(id.as_bytes()), rev);
+            commit = self.woken(commit, id, &before, None).0;
+        }
+        let id = id.clone();
+        let landed = move |engine: &Arc<Inner>, _, _: &[Option<Rev>]| {
+            engine.resident(&id).iter().for_each(|run| run.doubt());
+            engine.wake_up(&id);
+        };
+        Ok(Effect { landed: Some(Box::new(landed)), ..Effect::of(commit) })
+    }
+
     /// Does something in a commit of its own. Gives the refusal if there was one. Whoever is to be told is, though the
     /// caller may have given up.
     pub(crate) async fn perform(
@@ -264,6 +280,8 @@ pub(crate) struct Mail(BTreeMap<ExecutionId, Post>);
 struct Post {
     letters: Vec<Letter>,
     cancel: Option<String>,
+    /// Whether it is to see that it is no longer as it was.
+    looks: bool,
     /// Whether it matters that the execution has not ended.
     is_needed: bool,
 }
@@ -279,6 +297,11 @@ impl Mail {
     /// Adds a message that need not be delivered if the execution has ended.
     pub(crate) fn notice(&mut self, id: &ExecutionId, letter: Letter) {
         self.0.entry(id.clone()).or_default().letters.push(letter);
+    }
+
+    /// Has an execution make a commit soon, by which it sees that a lock was taken away. One that waits runs for that.
+    pub(crate) fn look(&mut self, id: &ExecutionId) {
+        self.0.entry(id.clone()).or_default().looks = true;
     }
 
     /// Adds a cancellation.
@@ -298,10 +321,12 @@ impl Mail {
         for (id, post) in self.0 {
             let boarding = engine.resident(&id).filter(|_| boards.contains(&id));
             if let Some(rev) = boarding.and_then(|run| run.with(|state| state.rev)) {
-                effects.push(engine.deliveries(&id, Target::Running(rev), post.letters));
+                if !post.letters.is_empty() {
+                    effects.push(engine.deliveries(&id, Target::Running(rev), post.letters));
+                }
                 continue;
             }
-            match engine.posted(&id, post.letters, post.cancel, from_store).await {
+            match engine.posted(&id, post.letters, post.cancel, post.looks, from_store).await {
                 Ok(posted) => effects.extend(posted),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) if !post.is_needed => {}
                 Err(error) => return Err(error),
@@ -317,15 +342,19 @@ impl Inner {
         id: &ExecutionId,
         letters: Vec<Letter>,
         cancel: Option<String>,
+        looks: bool,
         from_store: bool,
     ) -> Result<Vec<Effect>> {
         let mut effects = Vec::new();
+        if looks && cancel.is_none() {
+            effects.push(self.looking(id).await?);
+        }
         if let Some(reason) = &cancel {
             effects.extend(self.cancelling(id, reason).await?);
         }
         if !letters.is_empty() {
-            let target = match self.target(id, from_store || cancel.is_some()).await? {
-                // Its cancellation sets it running.
+            let target = match self.target(id, from_store || !effects.is_empty()).await? {
+                // It is set running already.
                 Target::Resting(_, rev) if !effects.is_empty() => Target::Running(rev),
                 target => target,
             };

@@ -20,7 +20,7 @@ use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, 
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Kept, Published};
-use crate::workflow::locks::Dropped;
+use crate::workflow::locks::{Dropped, Holding};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, Execution, Labels, Status, Wait, WaitsFor, id_key, run_key};
 use crate::workflow::saga::Undos;
@@ -102,8 +102,8 @@ pub(crate) struct State {
     pub(crate) beats: BTreeMap<Place, (u32, Option<String>)>,
     /// What it has published, if that was looked at, with what is not committed yet.
     pub(crate) published: Option<Publishes>,
-    /// How many guards of locks its code has; and what was let go of.
-    pub(crate) guards: usize,
+    /// The locks that its code has guards of, by the keys of the requests; and what was let go of.
+    pub(crate) held: BTreeMap<Key, Holding>,
     pub(crate) dropped: Vec<Dropped>,
     /// The locks of which something is being released that was dropped, each as often.
     pub(crate) leaving: Vec<LockName>,
@@ -239,7 +239,7 @@ impl Run {
             receipts: 0,
             beats: BTreeMap::new(),
             published: None,
-            guards: 0,
+            held: BTreeMap::new(),
             dropped: Vec::new(),
             leaving: Vec::new(),
             is_fresh: false,
@@ -489,7 +489,7 @@ impl Run {
         (state.stop, state.is_fresh) = (None, true);
         // The code's operations are gone with it; what is left is of those who want something from outside.
         state.carrier = None;
-        state.guards = 0;
+        state.held.clear();
         state.dropped.clear();
         state.beats.clear();
     }

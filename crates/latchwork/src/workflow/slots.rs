@@ -13,10 +13,12 @@ use crate::state::{
     Batch, Changed, Held, Job, Known, Place, Rider, Settled, Slot, Slots, StateError, Steward, name_within,
 };
 use crate::store::{Commit, Receipt, Refusal, Rev, StoreError};
+use crate::workflow::Failure;
 use crate::workflow::ctx::{Call, Ctx};
 use crate::workflow::place::Place as Spot;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::run::{Doing, Listed, Run, Seat};
+use crate::workflow::step::read_failure;
 
 /// The slots that a workflow can reach.
 #[derive(Clone)]
@@ -102,6 +104,11 @@ impl Steward for Journal {
                 None => {
                     let run = self.ctx.run.clone();
                     let entry = call.entry(run.env().now(), EntryState::Begun);
+                    if run.with(|state| state.lost_lock().is_some()) {
+                        let failure = self.ctx.cancelled(&spot, entry);
+                        job.settle(fenced(place, &failure));
+                        return Ok(());
+                    }
                     let doing = Doing::begin(&run, WaitsFor::Store, None);
                     let passenger = Passenger { seat: Seat::new(doing), spot, entry };
                     passenger.seat.doing.carry().await;
@@ -115,6 +122,10 @@ impl Steward for Journal {
                     }
                     Err(_) => self.unreadable(&spot).await,
                 },
+                Some(EntryState::Gave(text)) => {
+                    job.settle(fenced(place, &read_failure(&text)));
+                    Ok(())
+                }
                 // What it came to on that state, it comes to again.
                 Some(state) => {
                     let known = self.seen(&spot, state).await;
@@ -153,6 +164,11 @@ impl Journal {
             Err(_) => self.unreadable(spot).await,
         }
     }
+}
+
+/// A change that was not made because a lock was taken away.
+fn fenced(place: &Place, why: &Failure) -> Settled {
+    Settled::Failed(StateError::Fenced { key: place.name.to_string(), reason: why.message().into() })
 }
 
 fn saw(known: &Known) -> EntryState {

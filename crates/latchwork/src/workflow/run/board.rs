@@ -8,6 +8,7 @@ use crate::workflow::ExecutionId;
 use crate::workflow::definition::DEFAULT_KEEP;
 use crate::workflow::engine::Inner;
 use crate::workflow::listed::{list, status_key};
+use crate::workflow::locks::Grant;
 use crate::workflow::place::Path;
 use crate::workflow::record::{
     Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, alarm_key, branch_key, keyed_key,
@@ -53,6 +54,8 @@ pub(crate) struct Boarded {
     after: Option<(Execution, usize)>,
     /// The places of its own checks, and of that on its messages.
     checks: Range<usize>,
+    /// That it holds the locks that its code has guards of.
+    held: Range<usize>,
     /// That nobody was started under its key.
     keyed: Range<usize>,
     inbox: Option<usize>,
@@ -90,6 +93,9 @@ impl Run {
             None => commit.check(Check::Absent(self.key.clone())),
         };
         let checks = first_check..commit.checks().len();
+        let held = state.held.iter().filter(|(_, holding)| matches!(holding.grant, Grant::Held));
+        commit = held.fold(commit, |commit, (key, _)| commit.check(Check::Present(key.clone())));
+        let held = checks.end..commit.checks().len();
         let is_first = state.rev.is_none();
         state.boardings += 1;
         let mut boarded = Boarded {
@@ -98,6 +104,7 @@ impl Run {
             effects: Vec::new(),
             after: None,
             checks,
+            held,
             keyed: 0..0,
             inbox: None,
             publishes: false,
@@ -294,6 +301,12 @@ impl Run {
         });
         // Somebody else was started under its key.
         let stop = stop.or_else(|| has_failed(&boarded.keyed).then_some(Stop::Taken));
+        let is_forced = has_failed(&boarded.held);
+        if is_forced {
+            // It is run again from its journal, and looks which of its locks were taken away.
+            self.engine.forced.lock().insert(self.id.clone());
+        }
+        let stop = stop.or(is_forced.then_some(Stop::Changed));
         let mut undone: Vec<usize> = Vec::new();
         for (index, checks, _) in &boarded.effects {
             if has_failed(checks) {

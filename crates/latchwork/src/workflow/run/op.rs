@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+use crate::lock::LockRefused;
 use crate::store::Timestamp;
 use crate::workflow::Failure;
+use crate::workflow::locks::Grant;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Status, Wait, WaitsFor};
 use crate::workflow::run::{IDLE, Inbox, Next, Run, State};
@@ -30,8 +32,10 @@ pub(crate) struct Op {
 pub(crate) struct Doing {
     pub(crate) run: Arc<Run>,
     pub(crate) op: u64,
-    /// The branch that it is in, unless it goes on though that is cancelled.
+    /// The branch that it is in, if it is an operation of the code.
     within: Option<Path>,
+    /// Whether it goes on though the execution is cancelled.
+    is_shielded: bool,
     /// Whether it is done beside the code.
     is_aside: bool,
 }
@@ -77,7 +81,12 @@ impl Doing {
             state.ops.insert(state.last_op, op);
             state.last_op
         });
-        Doing { run: run.clone(), op, within, is_aside: false }
+        Doing { run: run.clone(), op, within, is_shielded: false, is_aside: false }
+    }
+
+    /// The same, which goes on though the execution is cancelled.
+    pub(crate) fn shielded(self, is_shielded: bool) -> Doing {
+        Doing { is_shielded, ..self }
     }
 
     /// One that is done beside the code.
@@ -94,19 +103,23 @@ impl Doing {
         self.carried();
     }
 
-    /// Whether it is to be given up because the execution is cancelled, or its branch.
+    /// Whether it is to be given up: the execution is cancelled, or its branch, or a lock that it holds was taken away.
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.within.as_ref().is_some_and(|within| self.run.with(|state| state.cancelled(within).is_some()))
+        self.run.with(|state| self.is_given_up(state))
+    }
+
+    fn is_given_up(&self, state: &State) -> bool {
+        let is_cancelled = |within: &Path| !self.is_shielded && state.cancelled(within).is_some();
+        self.within.as_ref().is_some_and(|within| state.lost_lock().is_some() || is_cancelled(within))
     }
 
     /// The same, for those who have to be told when it becomes so.
     pub(crate) fn poll_cancelled(&self, context: &std::task::Context<'_>) -> bool {
-        let Some(within) = &self.within else { return false };
         self.run.with(|state| {
             if let Some(op) = state.ops.get_mut(&self.op) {
                 op.waker = Some(context.waker().clone());
             }
-            state.cancelled(within).is_some()
+            self.is_given_up(state)
         })
     }
 
@@ -144,7 +157,7 @@ impl Doing {
             if let Some(found) = look(&mut state) {
                 return Poll::Ready(Waited::Got(found));
             }
-            if self.within.as_ref().is_some_and(|within| state.cancelled(within).is_some()) {
+            if self.is_given_up(&state) {
                 return Poll::Ready(Waited::Cancelled);
             }
             if let Some(op) = state.ops.get_mut(&self.op) {
@@ -266,7 +279,10 @@ impl Run {
 
     /// Why an operation is given up.
     pub(crate) fn why_cancelled(&self, place: &Place) -> Failure {
-        Failure::from_cancel(self.with(|state| state.cancelled(&place.branch).unwrap_or_default().to_string()))
+        self.with(|state| match state.lost_lock() {
+            Some(lost) => Failure::typed(lost.clone()).not_retryable(),
+            None => Failure::from_cancel(state.cancelled(&place.branch).unwrap_or_default().to_string()),
+        })
     }
 
     /// The branches of a fork have ended, or were given up.
@@ -282,6 +298,14 @@ impl State {
             |(fork, failed): &(Place, usize)| fork.beside(branch).is_some_and(|beside| beside != *failed);
         let beside = || self.called_off.iter().any(is_called_off).then_some(CALLED_OFF);
         self.cancel.as_deref().or_else(beside)
+    }
+
+    /// Why a lock was taken away that the code still has a guard of, if one was.
+    pub(crate) fn lost_lock(&self) -> Option<&LockRefused> {
+        self.held.values().find_map(|holding| match &holding.grant {
+            Grant::Lost(why) => Some(why),
+            Grant::Held | Grant::Past => None,
+        })
     }
 
     /// Whether it is to stop.

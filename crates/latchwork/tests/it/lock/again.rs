@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use latchwork::lock::LockRefused;
 use latchwork::testing::{Crashes, Side, TestEngine};
-use latchwork::workflow::{Ctx, Engine, Failure, First2, First3, WaitsFor, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Failure, First2, First3, WaitsFor, Workflow, WorkflowError, workflow};
 
 use super::letting_go::within_an_hour;
 use super::turnstile::{Stage, tokens};
@@ -243,9 +244,9 @@ async fn who_is_cancelled_and_granted_it_holds_nothing_after_a_crash() {
     assert_eq!(tokens(&next.locks().inspect("m").await.unwrap()), (vec![], vec![]));
 }
 
-/// Guards of one grant that was taken away: none of them was held when it was released.
+/// An execution whose lock was taken away by an operator is told by the operation that it waits in.
 #[tokio::test]
-async fn no_guard_of_a_grant_that_was_taken_away_was_held() {
+async fn a_wait_under_a_lock_that_was_taken_away_fails() {
     let twice = workflow("twice").run(async |ctx: Ctx, ()| {
         let first = ctx.mutex("m").acquire().await?;
         let again = ctx.mutex("m").reentrant().acquire().await?;
@@ -264,8 +265,13 @@ async fn no_guard_of_a_grant_that_was_taken_away_was_held() {
             engine.locks().force_release("m", state.holders[0].token, "it is needed").await.unwrap();
         }
         engine.signal("twice", "go", &()).await.unwrap();
-        let held = within_an_hour(&test, handle.result()).await.unwrap();
-        assert_eq!(held, (!is_forced, !is_forced));
+        let ended = within_an_hour(&test, handle.result()).await;
+        if is_forced {
+            let WorkflowError::Failed { failure, .. } = ended.unwrap_err() else { panic!("it has failed") };
+            assert!(matches!(failure.get(), Some(LockRefused::Forced { reason, .. }) if reason == "it is needed"));
+        } else {
+            assert_eq!(ended.unwrap(), (true, true));
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod again;
 mod examples;
+mod forced;
 mod grants;
 mod kill;
 pub(crate) mod letting_go;
@@ -10,6 +11,7 @@ mod model;
 mod outside;
 mod promises;
 mod races;
+mod requests;
 mod simulation;
 mod slots;
 pub(crate) mod turnstile;

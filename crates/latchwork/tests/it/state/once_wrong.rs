@@ -329,7 +329,6 @@ async fn a_slot_that_was_set_or_deleted_reads_as_no_initial_value_any_more() {
 }
 
 /// "Its defaults are the initial state, if none is given."
-#[cfg(feature = "schema")]
 #[tokio::test]
 async fn a_given_initial_state_goes_before_the_defaults_of_a_schema() {
     let states = states().await;

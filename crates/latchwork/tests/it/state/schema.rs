@@ -1,5 +1,4 @@
 //! Containers that carry a schema: nothing is written that does not fit it.
-#![cfg(feature = "schema")]
 
 use latchwork::json;
 use latchwork::state::StateError;
