@@ -21,9 +21,10 @@
 
 mod backoff;
 pub mod entity;
-mod errand;
 mod json;
+mod lane;
 pub mod lock;
+mod node;
 mod panic;
 pub mod state;
 pub mod testing;

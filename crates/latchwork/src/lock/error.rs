@@ -39,6 +39,14 @@ pub enum LockError {
     /// A stored record that cannot be read.
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
+    /// A request of an execution, which only an engine can tell.
+    #[error(
+        "the request for lock {lock:?} is an execution's: it is told through an engine; use one, which may be idle"
+    )]
+    NeedsEngine { lock: String },
+    /// Locks outside of a runtime that could serve them.
+    #[error("locks are served on a tokio runtime; call this from within one")]
+    NoRuntime,
     /// The engine was stopped.
     #[error("the engine has stopped, or another one has taken over; ask the one that runs now")]
     Stopped,
@@ -51,7 +59,8 @@ impl LockError {
     /// The class of the failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            LockError::Name { .. } | LockError::Lease { .. } => ErrorKind::Invalid,
+            LockError::Name { .. } | LockError::Lease { .. } | LockError::NoRuntime => ErrorKind::Invalid,
+            LockError::NeedsEngine { .. } => ErrorKind::Invalid,
             LockError::Refused(LockRefused::Capacity { .. } | LockRefused::TooMany { .. }) => ErrorKind::Invalid,
             LockError::NoSuchToken { .. } | LockError::NotFound { .. } => ErrorKind::NotFound,
             LockError::Refused(_) | LockError::InUse { .. } | LockError::SessionLost { .. } => ErrorKind::Conflict,

@@ -1,116 +1,102 @@
-//! What is somebody's: everything that an execution gives back in the commit that ends it.
+//! Everything that an owner gives back: an execution does so in the commit that ends it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::lane::{Lanes, Part, Tag, Turn};
 use crate::lock::error::{LockError, Result};
-use crate::lock::lane::{Ask, Held};
+use crate::lock::lane::Ask;
 use crate::lock::name::Spaces;
+use crate::lock::owners::Notices;
+use crate::lock::service::Service;
 use crate::lock::stored::Left;
-use crate::lock::table::{Plan, Table};
+use crate::lock::table::{Closed, Planned, Table};
 use crate::lock::{LockName, Owner};
-use crate::store::{Commit, Key, Order, Rev, StoreError};
-use crate::workflow::engine::Inner;
-use crate::workflow::post::Mail;
-use crate::workflow::run::Effect;
-use crate::workflow::{ExecutionId, WorkflowError};
+use crate::store::{Check, Commit, Key, Order, StoreError};
 
-/// How an end is made a commit.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct How {
-    /// Whether what is known in memory was out of date.
-    pub(crate) from_store: bool,
-    /// Whether it was more than a commit can hold: what can be done before or afterwards is.
-    pub(crate) is_large: bool,
-}
+/// The requests of an owner are as they were read.
+const OWNED: Tag = Tag("owned");
 
-/// What an execution that ends gives back, and the locks that nobody else may change until it has.
+/// What an owner gives back, as parts of a commit, and which executions are told. No other commit changes these locks
+/// as long as the turns are held.
 #[derive(Default)]
 pub(crate) struct Freed {
-    pub(crate) effects: Vec<Effect>,
-    pub(crate) lanes: Vec<Held>,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) notices: Vec<Notices>,
+    pub(crate) turns: Vec<Turn>,
 }
 
-impl Inner {
-    /// The release of everything that an execution holds or waits for, as a part of a commit.
-    pub(crate) async fn freed(
-        self: &Arc<Inner>,
-        id: &ExecutionId,
-        has_locks: bool,
-        mail: &mut Mail,
-        how: How,
-    ) -> Result<Freed, WorkflowError> {
-        let owner = Owner::Execution(id.clone());
-        let mut locks = match has_locks {
-            true => self.requests_of(&owner).await?,
-            false => return Ok(Freed::default()),
-        };
-        if how.is_large {
-            return self.leaving(&owner).await;
-        }
+impl Service {
+    /// The release of everything that an owner holds or waits for, as a part of a commit. With `from_store`, what is in
+    /// memory of executions was out of date.
+    pub(crate) async fn freed(self: &Arc<Service>, owner: &Owner, from_store: bool) -> Result<Freed> {
+        let mut locks = self.requests_of(owner).await?;
         loop {
-            let mut lanes = Vec::new();
+            let mut freed = Freed::default();
             for lock in locks.keys() {
-                lanes.push(self.lane(lock).table.clone().lock_owned().await);
+                freed.turns.push(Lanes::turn(self, lock).await.ok_or(LockError::Stopped)?);
             }
-            // Something may have been granted or let go of until then.
-            let now = self.requests_of(&owner).await?;
+            // Something may have been granted or released until then.
+            let now = self.requests_of(owner).await?;
             if !now.keys().eq(locks.keys()) {
                 locks = now;
                 continue;
             }
-            let mut effects = Vec::new();
-            for ((lock, requests), held) in now.iter().zip(&mut lanes) {
-                // It is read again by whoever is next.
-                **held = None;
-                let mut table = Table::read(self, lock).await?;
-                let mut plan = Plan::new(self, lock, &mut table, how.from_store);
+            for (lock, requests) in now {
+                let mut table = Table::read(self, &lock).await?;
+                let mut plan = Planned::new(self, &lock, &mut table, from_store);
                 let tickets: Vec<u64> = requests.iter().map(|(ticket, _)| *ticket).collect();
-                plan.release_all(&tickets, mail).await?;
-                effects.push(freeing(lock.clone(), plan));
+                plan.release_all(&tickets).await?;
+                let Closed { part, notices, told, is_unfinished } = plan.close();
+                let service = self.clone();
+                freed.parts.push(part.then(move |_| {
+                    service.tell_requests(&lock, told);
+                    if is_unfinished {
+                        service.grant_on(&lock);
+                    }
+                }));
+                freed.notices.push(notices);
             }
-            return Ok(Freed { effects, lanes });
+            return Ok(freed);
         }
     }
 
     /// The same, for more than a commit can hold: what is to be released is noted in it, and released afterwards.
-    async fn leaving(self: &Arc<Inner>, owner: &Owner) -> Result<Freed, WorkflowError> {
-        let (key, generation) = (self.locks.spaces.left(self.store.env().uuid()), self.store.generation().await?);
+    pub(crate) async fn freed_later(self: &Arc<Service>, owner: &Owner) -> Result<Freed> {
+        let (key, generation) = (self.spaces.left(self.node.store.env().uuid()), self.node.store.generation().await?);
         let owned = self.requests_of(owner).await?.into_iter();
         let requests = owned.flat_map(|(lock, its)| its.into_iter().map(move |(ticket, _)| (lock.clone(), ticket)));
         let left = Left { requests: requests.collect() };
-        let commit = Commit::new().unchanged(&self.locks.spaces.owned_by(owner), generation).put(&key, left.encode());
-        let landed = move |engine: &Arc<Inner>, _, _: &[Option<Rev>]| engine.free_left(key);
-        let effect = Effect { landed: Some(Box::new(landed)), ..Effect::of(commit) };
-        Ok(Freed { effects: vec![effect], lanes: Vec::new() })
+        let unchanged = Check::Unchanged(self.spaces.owned_by(owner), generation);
+        let part = Part::default().check(OWNED, unchanged).put(&key, left.encode());
+        let service = self.clone();
+        Ok(Freed { parts: vec![part.then(move |_| service.free_left(key))], ..Freed::default() })
     }
 
     /// Releases what an execution has left, in a task of its own, however long the store does not serve.
-    pub(crate) fn free_left(self: &Arc<Inner>, key: Key) {
-        let engine = self.clone();
-        self.runtime.spawn(async move {
+    pub(crate) fn free_left(self: &Arc<Service>, key: Key) {
+        let service = self.clone();
+        self.node.runtime.spawn(async move {
             let what = "what an execution has left could not be released";
-            engine.at_last(what, || engine.release_left(&key)).await;
+            service.at_last(what, || service.release_left(&key)).await;
         });
     }
 
-    async fn release_left(self: &Arc<Inner>, key: &Key) -> Result<()> {
-        let Some(item) = self.store.view().await?.get(key).await? else { return Ok(()) };
+    async fn release_left(self: &Arc<Service>, key: &Key) -> Result<()> {
+        let Some(item) = self.node.store.view().await?.get(key).await? else { return Ok(()) };
         let damaged = || LockError::Corrupt { place: "what an execution has left".into() };
         let left = Left::decode(&item.value).ok_or_else(damaged)?;
         for (lock, ticket) in left.requests {
             self.unless_damaged(self.ask(&lock, Ask::Release { ticket, id: None }, None).await)?;
         }
-        let checked = Commit::new().check(self.shard_of(key.bytes()));
-        // If it is refused, another engine has taken over, and releases it again.
-        let _ = self.store.commit(checked.delete(key)).await?;
+        let _ = self.node.store.commit(Commit::new().delete(key)).await?;
         Ok(())
     }
 
     /// Everything that somebody holds or waits for: tickets, and the owner's own names for them.
     pub(crate) async fn requests_of(&self, owner: &Owner) -> Result<Owned, StoreError> {
-        let range = self.locks.spaces.owned_by(owner);
-        let found = self.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
+        let range = self.spaces.owned_by(owner);
+        let found = self.node.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
         let mut owned = Owned::new();
         for (key, item) in found {
             let ticket = item.value.as_ref().try_into().map(u64::from_be_bytes);
@@ -124,14 +110,3 @@ impl Inner {
 
 /// The tickets of somebody by lock, with the names of the requests.
 pub(crate) type Owned = BTreeMap<LockName, Vec<(u64, Vec<u8>)>>;
-
-fn freeing(lock: LockName, plan: Plan<'_>) -> Effect {
-    let (checks, writes, told, is_unfinished) = plan.close();
-    let landed = move |engine: &Arc<Inner>, _, _: &[Option<Rev>]| {
-        engine.tell_requests(&lock, told);
-        if is_unfinished {
-            engine.grant_on(&lock);
-        }
-    };
-    Effect { checks, writes, landed: Some(Box::new(landed)), ..Effect::default() }
-}

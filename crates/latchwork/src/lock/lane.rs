@@ -1,31 +1,18 @@
 //! Everything that is done to a lock goes by its lane: operations that come while a commit is on its way share the next
-//! one. A lock that nothing is done to has no lane.
+//! one. This file makes commits of operations; what an operation makes of a lock is told by `table.rs`.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::{OwnedMutexGuard, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
-use crate::errand::{Awaited, Errand};
+use crate::lane::{Lanes, Part, Placed, Plan, Runtime};
 use crate::lock::error::{LockError, LockRefused, Result};
-use crate::lock::table::{MOST_GRANTS, Plan, Table, Told};
+use crate::lock::service::Service;
+use crate::lock::table::{MOST_GRANTS, Planned, SESSION, Table, Told};
 use crate::lock::{LockKind, LockName, Owner};
-use crate::store::{Check, Commit, ErrorKind, Outcome, Receipt, Refusal, StoreError, Write};
-use crate::workflow::engine::Inner;
-use crate::workflow::post::Mail;
-use crate::workflow::run::Effect;
-use crate::workflow::{ExecutionId, WorkflowError};
-
-/// How many operations share a commit.
-const MOST: usize = 128;
-
-/// How many lanes are kept that nobody uses.
-const MOST_LANES: usize = 1024;
-
-/// Who has to wait for a lock anyway may wait so long for others to share a commit with, if the lock is busy.
-const COMPANY: Duration = Duration::from_millis(1);
+use crate::node::{ExecutionId, SHARD};
+use crate::store::{Check, Commit, Receipt, Refusal, Store, StoreError};
 
 /// Something to be done to a lock.
 #[derive(Debug, Clone)]
@@ -113,9 +100,9 @@ pub(crate) enum Gone {
 /// Hears what becomes of a request.
 pub(crate) type Ear = Arc<watch::Sender<Heard>>;
 
-/// Somebody whose own record goes into the same commit.
+/// An execution whose own record goes into the same commit as its operation on a lock.
 pub(crate) trait Rider: Send {
-    /// The execution that it is.
+    /// The execution.
     fn execution(&self) -> &ExecutionId;
 
     /// Adds itself to the commit.
@@ -144,427 +131,39 @@ impl Job {
     fn settle(self, answer: Result<Answer>) {
         let _ = self.answer.send(answer);
     }
+
+    fn fail(mut self, error: LockError) {
+        if let (Some(rider), LockError::Store(error)) = (&mut self.rider, &error) {
+            rider.failed(error);
+        }
+        self.settle(Err(error));
+    }
 }
 
-/// What is done to one lock.
-pub(crate) struct Lane {
-    lock: LockName,
-    queue: Mutex<Queue>,
-    /// Held by whoever changes the lock.
-    pub(super) table: Arc<tokio::sync::Mutex<Option<Table>>>,
-}
-
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    is_working: bool,
-    /// The work of somebody outside, who may not be polled as long as he likes: whoever comes has it go on by itself.
-    errand: Option<Errand>,
-    /// Whether somebody sees to it that nobody is left behind.
-    is_guarded: bool,
-    /// How many operations the next commit may have, and how many may be granted the lock by it.
-    most: usize,
+/// What a busy lane knows of its lock.
+pub(crate) struct Known {
+    /// As the last commit has left it.
+    table: Option<Table>,
+    /// How many requests the next commit may grant.
     most_grants: usize,
-    /// When the last commit landed, by the clock that only goes forward.
-    landed: Option<Duration>,
+    /// Whether what is in memory of executions was out of date.
+    from_store: bool,
 }
 
-/// Keeps everybody else from changing a lock.
-pub(crate) type Held = OwnedMutexGuard<Option<Table>>;
-
-/// The lanes of locks that something is done to.
-pub(crate) type Lanes = HashMap<LockName, Arc<Lane>>;
-
-impl Inner {
-    pub(super) fn lane(&self, lock: &LockName) -> Arc<Lane> {
-        let mut lanes = self.locks.lanes.lock();
-        if let Some(lane) = lanes.get(lock) {
-            return lane.clone();
-        }
-        if lanes.len() >= MOST_LANES {
-            lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
-        }
-        let queue = Queue { most: MOST, most_grants: MOST_GRANTS, ..Queue::default() };
-        let lane = Arc::new(Lane { lock: lock.clone(), queue: Mutex::new(queue), table: Arc::default() });
-        lanes.insert(lock.clone(), lane.clone());
-        lane
-    }
-
-    /// Has something done to a lock. It is done though nobody waits for the answer.
-    pub(crate) async fn ask(
-        self: &Arc<Inner>,
-        lock: &LockName,
-        ask: Ask,
-        rider: Option<Box<dyn Rider>>,
-    ) -> Result<Answer> {
-        self.asked(lock, ask, rider).await.unwrap_or(Err(LockError::Stopped))
-    }
-
-    /// Puts it into the lane. Whoever finds that idle works for it, until he has his own answer.
-    fn asked(self: &Arc<Inner>, lock: &LockName, ask: Ask, rider: Option<Box<dyn Rider>>) -> Awaited<Result<Answer>> {
-        let (answer, answered) = oneshot::channel();
-        let (lane, is_outside) = (self.lane(lock), rider.is_none());
-        let mut queue = lane.queue.lock();
-        queue.jobs.push_back(Job { ask, rider, answer });
-        if std::mem::replace(&mut queue.is_working, true) {
-            let errand = queue.errand.take();
-            drop(queue);
-            errand.iter().for_each(Errand::leave);
-            return Awaited::new(None, answered);
-        }
-        let errand = Errand::new(&self.runtime, Worker::on(self, &lane, true).work());
-        queue.errand = is_outside.then(|| errand.clone());
-        Awaited::new(Some(errand), answered)
+impl Default for Known {
+    fn default() -> Known {
+        Known { table: None, most_grants: MOST_GRANTS, from_store: false }
     }
 }
 
-/// Sees to it that those whom workers leave behind, because they have to wait anyway, are not left for long.
-struct Guard {
-    engine: Arc<Inner>,
-    lane: Arc<Lane>,
-    /// Whether it is still for it to see to them.
-    is_on: bool,
-}
-
-impl Guard {
-    async fn keep(mut self) {
-        self.engine.store.env().sleep(COMPANY).await;
-        let is_wanted = {
-            let mut queue = self.lane.queue.lock();
-            (queue.is_guarded, self.is_on) = (false, false);
-            // Whoever works sees to them, or leaves them to the next guard.
-            let is_wanted = !queue.is_working && !queue.jobs.is_empty();
-            queue.is_working |= is_wanted;
-            is_wanted
-        };
-        if is_wanted {
-            Worker::on(&self.engine, &self.lane, false).work().await;
-        }
-    }
-}
-
-impl Drop for Guard {
-    /// If it ends because the runtime does, those who wait are told by the end of their jobs.
-    fn drop(&mut self) {
-        if !self.is_on {
-            return;
-        }
-        let left = {
-            let mut queue = self.lane.queue.lock();
-            queue.is_guarded = false;
-            if queue.is_working { VecDeque::new() } else { std::mem::take(&mut queue.jobs) }
-        };
-        drop(left);
-    }
-}
-
-struct Worker {
-    engine: Arc<Inner>,
-    lane: Arc<Lane>,
-    /// Whether it may wait for company.
-    is_patient: bool,
-    /// Whether the lane is left to others.
-    is_idle: bool,
-}
-
-impl Drop for Worker {
-    /// A worker ends by itself when nothing is left. If it ends because the runtime does, those who wait are told by
-    /// the end of their jobs.
-    fn drop(&mut self) {
-        if self.is_idle {
-            return;
-        }
-        let left = {
-            let mut queue = self.lane.queue.lock();
-            queue.is_working = false;
-            std::mem::take(&mut queue.jobs)
-        };
-        drop(left);
-    }
-}
-
-impl Worker {
-    /// One that begins; whoever starts it has seen to it that it is the only one.
-    fn on(engine: &Arc<Inner>, lane: &Arc<Lane>, is_patient: bool) -> Worker {
-        Worker { engine: engine.clone(), lane: lane.clone(), is_patient, is_idle: false }
-    }
-
-    /// Works until there is nothing to do, or only what can wait for company.
-    async fn work(mut self) {
-        let mut jobs = Vec::new();
-        let mut from_store = false;
-        loop {
-            if !self.take(&mut jobs) {
-                return;
-            }
-            let mut held = self.lane.table.clone().lock_owned().await;
-            if self.wants_company(&jobs, &held) {
-                drop(held);
-                if self.put_back(&mut jobs) {
-                    return;
-                }
-                continue;
-            }
-            let count = jobs.len();
-            // If this ends in the middle, what was planned is not taken for what is.
-            let mut table = held.take();
-            jobs = self.round(&mut table, std::mem::take(&mut jobs), from_store).await;
-            *held = table;
-            (from_store, self.is_patient) = (!jobs.is_empty(), true);
-            if held.is_none() && jobs.len() == count {
-                // Somebody else was faster, who may be in another process.
-                tokio::task::yield_now().await;
-            }
-        }
-    }
-
-    /// Leaves what it has taken to others, unless some have come meanwhile: they rely on it.
-    fn put_back(&mut self, jobs: &mut Vec<Job>) -> bool {
-        let mut queue = self.lane.queue.lock();
-        if !queue.jobs.is_empty() {
-            return false;
-        }
-        queue.jobs.extend(jobs.drain(..));
-        (queue.is_working, self.is_idle) = (false, true);
-        let is_guarded = std::mem::replace(&mut queue.is_guarded, true);
-        drop(queue);
-        if !is_guarded {
-            let guard = Guard { engine: self.engine.clone(), lane: self.lane.clone(), is_on: true };
-            self.engine.runtime.spawn(guard.keep());
-        }
-        true
-    }
-
-    /// Takes what waits. When there is nothing, the lane is idle.
-    fn take(&mut self, jobs: &mut Vec<Job>) -> bool {
-        let mut queue = self.lane.queue.lock();
-        let free = queue.most.saturating_sub(jobs.len()).min(queue.jobs.len());
-        jobs.extend(queue.jobs.drain(..free));
-        if jobs.is_empty() {
-            (queue.is_working, self.is_idle) = (false, true);
-        }
-        !jobs.is_empty()
-    }
-
-    /// Whether all that is asked for is to wait, on a lock that others are at.
-    fn wants_company(&self, jobs: &[Job], table: &Option<Table>) -> bool {
-        let Some(table) = table.as_ref().filter(|_| self.is_patient) else { return false };
-        let is_patient = |job: &Job| match &job.ask {
-            Ask::Acquire(want) => want.waits && table.is_busy(want.permits),
-            _ => false,
-        };
-        let now = self.engine.store.env().monotonic();
-        let is_hot = self.lane.queue.lock().landed.is_some_and(|landed| now.saturating_sub(landed) < COMPANY);
-        is_hot && jobs.len() < MOST && jobs.iter().all(is_patient)
-    }
-
-    /// Does what is asked in one commit. Gives back what is to be tried again.
-    async fn round(&self, held: &mut Option<Table>, jobs: Vec<Job>, from_store: bool) -> Vec<Job> {
-        if self.engine.is_stopped() {
-            jobs.into_iter().for_each(|job| job.settle(Err(LockError::Stopped)));
-            return Vec::new();
-        }
-        let mut jobs = jobs;
-        match self.planned(held, &mut jobs, from_store).await {
-            Ok(Some(batch)) => self.commit(held, batch).await,
-            // Somebody has ended meanwhile.
-            Ok(None) => {
-                *held = None;
-                jobs
-            }
-            Err(error) => {
-                *held = None;
-                for mut job in jobs {
-                    if let (Some(rider), LockError::Store(error)) = (&mut job.rider, &error) {
-                        rider.failed(error);
-                    }
-                    job.settle(Err(error.clone()));
-                }
-                Vec::new()
-            }
-        }
-    }
-
-    async fn planned(&self, held: &mut Option<Table>, jobs: &mut Vec<Job>, from_store: bool) -> Result<Option<Batch>> {
-        let (engine, lock) = (&*self.engine, &self.lane.lock);
-        let table = match held {
-            Some(table) => table,
-            None => held.insert(Table::read(engine, lock).await?),
-        };
-        let mut mail = Mail::default();
-        let mut plan = Plan::new(engine, lock, table, from_store);
-        plan.most_grants = self.lane.queue.lock().most_grants;
-        let mut answers = Vec::with_capacity(jobs.len());
-        let mut is_changed = false;
-        let asks: Vec<Ask> = jobs.iter().map(|job| job.ask.clone()).collect();
-        for ask in &asks {
-            plan.is_changed = false;
-            let answer = match plan.ask(ask, &mut mail).await {
-                Err(LockError::Store(error)) => return Err(error.into()),
-                answer => answer,
-            };
-            answers.push((answer, plan.is_changed));
-            is_changed |= plan.is_changed;
-        }
-        plan.is_changed = is_changed;
-        let (checks, writes, told, is_unfinished) = plan.close();
-        let boards = jobs.iter().zip(&answers).filter(|(_, (answer, changes))| *changes && answer.is_ok());
-        let boards = boards.filter_map(|(job, _)| Some(job.rider.as_ref()?.execution().clone())).collect();
-        let posted = match mail.effects(engine, from_store, &boards).await {
-            Ok(posted) => posted,
-            Err(WorkflowError::Store(error)) => return Err(error.into()),
-            Err(_) => return Ok(None),
-        };
-        let jobs = std::mem::take(jobs).into_iter().zip(answers);
-        let jobs = jobs.map(|(job, (answer, changes))| Done { job, answer, changes }).collect();
-        Ok(Some(Batch { jobs, checks, writes, posted, told, is_unfinished }))
-    }
-
-    async fn commit(&self, held: &mut Option<Table>, mut batch: Batch) -> Vec<Job> {
-        let engine = &self.engine;
-        if batch.writes.is_empty() {
-            batch.jobs.into_iter().for_each(|done| self.answered(done));
-            return Vec::new();
-        }
-        let commit = batch.checks.drain(..).fold(Commit::new(), Commit::check);
-        let owner = commit.checks().len();
-        let commit = commit.check(engine.lock_check(&self.lane.lock));
-        let mut commit = batch.writes.drain(..).fold(commit, Commit::write);
-        let mut from = commit.writes().len();
-        for effect in &batch.posted {
-            commit = effect.checks.iter().cloned().fold(commit, Commit::check);
-            commit = effect.writes.iter().cloned().fold(commit, Commit::write);
-        }
-        for done in &mut batch.jobs {
-            if let (true, Ok(answer), Some(rider)) = (done.changes, &done.answer, &mut done.job.rider) {
-                commit = rider.board(commit, answer);
-            }
-        }
-        match engine.store.commit(commit).await {
-            Ok(Outcome::Applied(receipt)) => {
-                held.iter_mut().for_each(Table::landed);
-                // Who has come and been granted it in one commit has to be listened to first. Who has it now goes on
-                // first: the one who is told last.
-                self.settled(batch.jobs, &receipt);
-                engine.tell_requests(&self.lane.lock, batch.told);
-                batch.posted.into_iter().for_each(|effect| effect.tell(engine, &mut from, &receipt));
-                if batch.is_unfinished {
-                    engine.grant_on(&self.lane.lock);
-                }
-                Vec::new()
-            }
-            Ok(Outcome::Refused(refusal)) => {
-                *held = None;
-                self.refused(batch.jobs, &refusal, owner)
-            }
-            Err(error) => {
-                *held = None;
-                self.failed(batch.jobs, error)
-            }
-        }
-    }
-
-    fn settled(&self, jobs: Vec<Done>, receipt: &Receipt) {
-        {
-            let mut queue = self.lane.queue.lock();
-            (queue.most, queue.most_grants) = (MOST, MOST_GRANTS);
-            queue.landed = Some(self.engine.store.env().monotonic());
-        }
-        for mut done in jobs {
-            if let Some(mut rider) = done.job.rider.take_if(|_| done.changes) {
-                rider.landed(receipt);
-            }
-            self.answered(done);
-        }
-    }
-
-    /// Answers an operation that has come to something. Who waits is listened to from here on, before anything else can
-    /// be granted.
-    fn answered(&self, done: Done) {
-        let Done { mut job, answer, .. } = done;
-        if let Ask::Acquire(want) = &job.ask {
-            match &answer {
-                Ok(Answer::Granted(ticket)) => self.engine.hears(&self.lane.lock, *ticket, want, true),
-                Ok(Answer::Queued(ticket)) => self.engine.hears(&self.lane.lock, *ticket, want, false),
-                _ => {}
-            }
-        }
-        if let Some(rider) = &mut job.rider {
-            rider.rests(&answer);
-        }
-        job.settle(answer);
-    }
-
-    fn refused(&self, jobs: Vec<Done>, refusal: &Refusal, owner: usize) -> Vec<Job> {
-        let is_fenced = refusal.failed.iter().any(|failed| failed.index == owner);
-        let lost = |want: &Want| match &want.owner {
-            Owner::Session(session) => {
-                let key = self.engine.locks.spaces.session(*session);
-                let is_lost = refusal.failed.iter().any(|failed| failed.check == Check::Present(key.clone()));
-                is_lost.then(|| LockError::SessionLost { session: session.to_string() })
-            }
-            Owner::Execution(_) => None,
-        };
-        let mut again = Vec::new();
-        for mut done in jobs {
-            if let (true, Some(rider)) = (done.changes, &mut done.job.rider)
-                && rider.refused(refusal)
-            {
-                continue;
-            }
-            match &done.job.ask {
-                _ if is_fenced => {
-                    self.engine.fenced();
-                    done.job.settle(Err(LockError::Stopped));
-                }
-                Ask::Acquire(want) => match lost(want) {
-                    Some(error) => done.job.settle(Err(error)),
-                    None => again.push(done.job),
-                },
-                _ => again.push(done.job),
-            }
-        }
-        again
-    }
-
-    /// Has the next commit grant the lock to fewer, whose records may be large; whether that can be.
-    fn grants_fewer(&self) -> bool {
-        let mut queue = self.lane.queue.lock();
-        let can_be = queue.most_grants > 1;
-        queue.most_grants = (queue.most_grants / 8).max(1);
-        can_be
-    }
-
-    fn failed(&self, jobs: Vec<Done>, error: StoreError) -> Vec<Job> {
-        // More than a commit can hold, of which nothing was written: half of it may fit.
-        if error.kind() == ErrorKind::Invalid && jobs.len() > 1 {
-            self.lane.queue.lock().most = jobs.len() / 2;
-            let mut jobs: VecDeque<Job> = jobs.into_iter().map(|done| done.job).collect();
-            let rest = jobs.split_off(jobs.len() / 2);
-            let mut queue = self.lane.queue.lock();
-            rest.into_iter().rev().for_each(|job| queue.jobs.push_front(job));
-            return jobs.into();
-        }
-        if error.kind() == ErrorKind::Invalid && self.grants_fewer() {
-            return jobs.into_iter().map(|done| done.job).collect();
-        }
-        self.engine.doubt();
-        for mut done in jobs {
-            if let Some(rider) = &mut done.job.rider {
-                rider.failed(&error);
-            }
-            done.job.settle(Err(error.clone().into()));
-        }
-        Vec::new()
-    }
-}
-
-/// Operations that are to be one commit.
-struct Batch {
+/// Operations that are one commit.
+pub(crate) struct Batch {
     jobs: Vec<Done>,
-    checks: Vec<Check>,
-    writes: Vec<Write>,
-    posted: Vec<Effect>,
+    table: Table,
+    own: Placed,
+    rest: Part,
+    /// What tells executions, as far as it is to be done when it has landed.
+    told_executions: Vec<(Part, Placed)>,
     told: Vec<Told>,
     is_unfinished: bool,
 }
@@ -577,13 +176,233 @@ struct Done {
     changes: bool,
 }
 
-impl Effect {
-    /// Tells whoever is to be told that it has landed. The writes of it begin at `from`, which is moved behind them.
-    pub(crate) fn tell(self, engine: &Arc<Inner>, from: &mut usize, receipt: &Receipt) {
-        let writes = *from..*from + self.writes.len();
-        *from = writes.end;
-        if let Some(landed) = self.landed {
-            landed(engine, receipt.generation, &receipt.revs[writes]);
+impl Service {
+    /// Has something done to a lock. It is done though its caller may give up.
+    pub(crate) async fn ask(
+        self: &Arc<Service>,
+        lock: &LockName,
+        ask: Ask,
+        rider: Option<Box<dyn Rider>>,
+    ) -> Result<Answer> {
+        let (answer, answered) = oneshot::channel();
+        Lanes::submit(self, lock, Job { ask, rider, answer }).map_err(|_| LockError::Stopped)?;
+        answered.await.unwrap_or(Err(LockError::Stopped))
+    }
+
+    /// What the jobs come to. None if an execution that was to be told has ended meanwhile.
+    async fn planned(
+        &self,
+        lock: &LockName,
+        known: &Known,
+        table: &mut Table,
+        asks: Vec<(Ask, Option<ExecutionId>)>,
+    ) -> Result<Option<Came>> {
+        let mut plan = Planned::new(self, lock, table, known.from_store);
+        plan.most_grants = known.most_grants;
+        let mut answers = Vec::with_capacity(asks.len());
+        let mut is_changed = false;
+        for (ask, _) in &asks {
+            plan.is_changed = false;
+            let answer = match plan.ask(ask).await {
+                Err(LockError::Store(error)) => return Err(error.into()),
+                answer => answer,
+            };
+            answers.push((answer, plan.is_changed));
+            is_changed |= plan.is_changed;
         }
+        plan.is_changed = is_changed;
+        let closed = plan.close();
+        let riders = asks.into_iter().zip(&answers).filter(|(_, (answer, changes))| *changes && answer.is_ok());
+        let riders = riders.filter_map(|((_, rider), _)| rider).collect();
+        let Some(parts) = self.tell_executions(closed.notices, known.from_store, &riders).await? else {
+            return Ok(None);
+        };
+        Ok(Some(Came { answers, part: closed.part, parts, told: closed.told, is_unfinished: closed.is_unfinished }))
+    }
+
+    /// Answers an operation that has come to something. A caller that waits is listened for from here on, before
+    /// anything else can be granted.
+    fn answered(&self, lock: &LockName, done: Done) {
+        let Done { mut job, answer, .. } = done;
+        if let Ask::Acquire(want) = &job.ask {
+            match &answer {
+                Ok(Answer::Granted(ticket)) => self.hears(lock, *ticket, want, true),
+                Ok(Answer::Queued(ticket)) => self.hears(lock, *ticket, want, false),
+                _ => {}
+            }
+        }
+        if let Some(rider) = &mut job.rider {
+            rider.rests(&answer);
+        }
+        job.settle(answer);
+    }
+}
+
+/// What jobs come to.
+struct Came {
+    /// Each with whether the job changes anything.
+    answers: Vec<(Result<Answer>, bool)>,
+    part: Part,
+    parts: Vec<Part>,
+    told: Vec<Told>,
+    is_unfinished: bool,
+}
+
+impl Plan for Service {
+    type Key = LockName;
+    type Job = Job;
+    type Known = Known;
+    type Batch = Batch;
+
+    const MOST: usize = 128;
+
+    fn lanes(&self) -> &Lanes<Service> {
+        &self.lanes
+    }
+
+    fn runtime(&self) -> &Runtime {
+        &self.node.runtime
+    }
+
+    fn store(&self) -> &Store {
+        &self.node.store
+    }
+
+    async fn plan(
+        self: &Arc<Service>,
+        lock: &LockName,
+        known: &mut Known,
+        jobs: &mut VecDeque<Job>,
+        most: usize,
+    ) -> Option<(Commit, Batch)> {
+        let taken: Vec<Job> = jobs.drain(..most.min(jobs.len())).collect();
+        if self.node.is_stopped() {
+            taken.into_iter().for_each(|job| job.settle(Err(LockError::Stopped)));
+            return None;
+        }
+        let mut table = match known.table.take() {
+            Some(table) => Ok(table),
+            None => Table::read(self, lock).await,
+        };
+        let came = match &mut table {
+            Ok(table) => {
+                let rider = |job: &Job| job.rider.as_ref().map(|rider| rider.execution().clone());
+                let asks = taken.iter().map(|job| (job.ask.clone(), rider(job))).collect();
+                self.planned(lock, known, table, asks).await
+            }
+            Err(error) => Err(error.clone()),
+        };
+        match (came, table) {
+            (Ok(Some(came)), Ok(table)) => {
+                let jobs = taken.into_iter().zip(came.answers);
+                let mut jobs: Vec<Done> = jobs.map(|(job, (answer, changes))| Done { job, answer, changes }).collect();
+                if came.part.writes().is_empty() {
+                    known.table = Some(table);
+                    jobs.into_iter().for_each(|done| self.answered(lock, done));
+                    return None;
+                }
+                let part = self.node.for_any(&lock.bytes()).and(came.part);
+                let (mut commit, own, rest) = part.place_whole(Commit::new());
+                let mut told_executions = Vec::with_capacity(came.parts.len());
+                for part in came.parts {
+                    let (placed, rest);
+                    (commit, placed, rest) = part.place_whole(commit);
+                    told_executions.push((rest, placed));
+                }
+                for done in &mut jobs {
+                    if let (true, Ok(answer), Some(rider)) = (done.changes, &done.answer, &mut done.job.rider) {
+                        commit = rider.board(commit, answer);
+                    }
+                }
+                let (told, is_unfinished) = (came.told, came.is_unfinished);
+                Some((commit, Batch { jobs, table, own, rest, told_executions, told, is_unfinished }))
+            }
+            (Err(error), _) | (_, Err(error)) => {
+                taken.into_iter().for_each(|job| job.fail(error.clone()));
+                None
+            }
+            (Ok(None), _) => {
+                known.from_store = true;
+                taken.into_iter().rev().for_each(|job| jobs.push_front(job));
+                tokio::task::yield_now().await;
+                None
+            }
+        }
+    }
+
+    fn size(batch: &Batch) -> usize {
+        batch.jobs.len()
+    }
+
+    fn landed(self: &Arc<Service>, lock: &LockName, known: &mut Known, batch: Batch, receipt: &Receipt) {
+        let Batch { jobs, mut table, told_executions, told, is_unfinished, .. } = batch;
+        table.landed();
+        *known = Known { table: Some(table), ..Known::default() };
+        // A caller that has come and been granted the lock in one commit has to be listened for first. The new holder
+        // is told last: the scheduler runs it first.
+        for mut done in jobs {
+            if let Some(mut rider) = done.job.rider.take_if(|_| done.changes) {
+                rider.landed(receipt);
+            }
+            self.answered(lock, done);
+        }
+        self.tell_requests(lock, told);
+        told_executions.into_iter().for_each(|(rest, placed)| rest.land(placed.landing(receipt)));
+        if is_unfinished {
+            self.grant_on(lock);
+        }
+    }
+
+    async fn refused(
+        self: &Arc<Service>,
+        _: &LockName,
+        known: &mut Known,
+        batch: Batch,
+        refusal: Refusal,
+        jobs: &mut VecDeque<Job>,
+    ) {
+        known.from_store = true;
+        batch.rest.refuse(&batch.own, &refusal);
+        batch.told_executions.into_iter().for_each(|(rest, placed)| rest.refuse(&placed, &refusal));
+        let is_fenced = batch.own.has_failed(&refusal, SHARD);
+        let lost: Vec<&Check> =
+            batch.own.failed(&refusal).filter(|(_, tag, _)| *tag == SESSION).map(|it| &it.2.check).collect();
+        let lost_session = |ask: &Ask| match ask {
+            Ask::Acquire(Want { owner: Owner::Session(session), .. }) => {
+                let check = Check::Present(self.spaces.session(*session));
+                lost.contains(&&check).then(|| LockError::SessionLost { session: session.to_string() })
+            }
+            _ => None,
+        };
+        let mut again = Vec::new();
+        for mut done in batch.jobs {
+            if let (true, Some(rider)) = (done.changes, &mut done.job.rider)
+                && rider.refused(&refusal)
+            {
+                continue;
+            }
+            match lost_session(&done.job.ask) {
+                _ if is_fenced => done.job.settle(Err(LockError::Stopped)),
+                Some(error) => done.job.settle(Err(error)),
+                None => again.push(done.job),
+            }
+        }
+        again.into_iter().rev().for_each(|job| jobs.push_front(job));
+    }
+
+    fn split(self: &Arc<Service>, _: &mut Known, batch: Batch, jobs: &mut VecDeque<Job>) {
+        batch.jobs.into_iter().rev().for_each(|done| jobs.push_front(done.job));
+    }
+
+    /// Fewer are granted the lock by one commit: their records may be large.
+    fn shrink(self: &Arc<Service>, known: &mut Known) -> bool {
+        let can_be = known.most_grants > 1;
+        known.most_grants = (known.most_grants / 8).max(1);
+        can_be
+    }
+
+    fn failed(self: &Arc<Service>, _: &LockName, _: &mut Known, batch: Batch, error: StoreError) {
+        self.node.doubt();
+        batch.jobs.into_iter().for_each(|done| done.job.fail(error.clone().into()));
     }
 }

@@ -7,17 +7,30 @@ use tokio::sync::watch;
 
 use crate::lock::error::{LockError, LockKind, Result};
 use crate::lock::lane::{Answer, Ask, Ear, Gone, Heard, Want};
-use crate::lock::service::AGAIN;
-use crate::lock::session::Session;
+use crate::lock::service::{AGAIN, Service};
+use crate::lock::session::{self, Session};
 use crate::lock::{LockName, Token};
-use crate::store::{ErrorKind, StoreError};
-use crate::workflow::Engine;
-use crate::workflow::engine::Inner;
+use crate::node::Node;
+use crate::store::{ErrorKind, Store, StoreError};
 
-/// The locks of an engine: for operators, and for sessions of one's own.
+/// The locks of a store: for code outside of workflows, for sessions of one's own, and for operators.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::lock::Locks;
+/// use latchwork::store::Store;
+///
+/// let locks = Locks::on(&Store::memory().await?).await?;
+/// let guard = locks.mutex("account-42").acquire().await?;
+/// assert!(locks.mutex("account-42").try_acquire().await?.is_none());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Locks {
-    pub(crate) engine: Arc<Inner>,
+    pub(crate) service: Arc<Service>,
+    _stop: Option<Arc<StopOnDrop>>,
 }
 
 impl std::fmt::Debug for Locks {
@@ -30,7 +43,7 @@ impl std::fmt::Debug for Locks {
 #[derive(Clone)]
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct Lock {
-    engine: Arc<Inner>,
+    service: Arc<Service>,
     name: LockName,
     kind: LockKind,
     session: Option<Session>,
@@ -55,46 +68,43 @@ pub struct ReadWriteLock(Lock);
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct ReadWriteLockWithin(LockWithin);
 
-impl Engine {
-    /// The locks of this engine: for operators, and for sessions of one's own.
-    pub fn locks(&self) -> Locks {
-        Locks { engine: self.inner.clone() }
+impl Locks {
+    /// The locks of a store, without an engine. They are served on the runtime that this is called on, until the last
+    /// handle is dropped.
+    ///
+    /// A lock that is released while an execution is next in line is granted when an engine starts on the store; beside
+    /// an engine use [`Engine::locks`](crate::workflow::Engine::locks).
+    pub async fn on(store: &Store) -> Result<Locks> {
+        tokio::runtime::Handle::try_current().map_err(|_| LockError::NoRuntime)?;
+        let node = Node::idle(store);
+        let service = Service::on(&node).await?;
+        node.chore(session::sweep(Arc::downgrade(&service)));
+        Ok(Locks { _stop: Some(Arc::new(StopOnDrop(service.clone()))), service })
     }
 
-    /// Releases everything that code outside of workflows holds here, stops all executions where they are, and closes
-    /// the store if the engine has opened it. To be called at the end of a program: what a guard is dropped for then
-    /// would be done by nobody, and whoever wants the lock next would have to wait for the end of the lease.
+    pub(crate) fn of(service: &Arc<Service>) -> Locks {
+        Locks { service: service.clone(), _stop: None }
+    }
+
+    /// Ends all sessions that were begun here, and releases what they hold. To be called at the end of a program.
     pub async fn shutdown(&self) -> Result<()> {
-        let ended = self.inner.end_sessions().await;
-        self.stop();
-        if self.inner.owns_store {
-            match self.inner.store.close().await {
-                Ok(()) | Err(StoreError::Closed) => {}
-                Err(error) => return ended.and(Err(error.into())),
-            }
-        }
-        ended
+        self.service.end_sessions().await
     }
+}
 
-    /// A mutex, for code outside of workflows. It is held by this process, whose lease is renewed by itself.
-    pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
-        self.locks().mutex(name)
-    }
+/// Stops the service of locks that no engine serves.
+struct StopOnDrop(Arc<Service>);
 
-    /// A semaphore of so many permits, for code outside of workflows.
-    pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> Lock {
-        self.locks().semaphore(name, permits)
-    }
-
-    /// A read-write lock, for code outside of workflows.
-    pub fn rw_lock(&self, name: impl Into<LockName>) -> ReadWriteLock {
-        self.locks().rw_lock(name)
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.node.stop();
+        self.0.stop();
     }
 }
 
 impl Locks {
     fn lock(&self, name: LockName, kind: LockKind) -> Lock {
-        Lock { engine: self.engine.clone(), name, kind, session: None, request: None }
+        Lock { service: self.service.clone(), name, kind, session: None, request: None }
     }
 
     /// A mutex.
@@ -153,7 +163,7 @@ impl Lock {
 
     async fn take(&self, permits: u32, waits: bool, limit: Option<Duration>) -> Result<Option<LockGuard>> {
         self.name.check()?;
-        let env = self.engine.store.env();
+        let env = self.service.node.store.env();
         let id = match &self.request {
             Some(request) => [&[1], request.as_bytes()].concat(),
             None => [&[0], &env.uuid().as_bytes()[..]].concat(),
@@ -167,7 +177,7 @@ impl Lock {
         loop {
             let session = match &self.session {
                 Some(session) => session.clone(),
-                None => self.engine.own_session().await?,
+                None => self.service.own_session().await?,
             };
             let ear: Ear = Arc::new(watch::Sender::new(Heard::Waits));
             let mut asked = Asked { lock: self, session, id: id.clone(), ear: ear.clone(), is_over: false };
@@ -181,7 +191,7 @@ impl Lock {
                 is_reentrant: false,
                 ear: Some(ear.clone()),
             };
-            let answer = self.engine.ask(&self.name, Ask::Acquire(want), None).await;
+            let answer = self.service.ask(&self.name, Ask::Acquire(want), None).await;
             match answer {
                 Ok(Answer::Granted(ticket)) => return Ok(Some(asked.granted(ticket, ear))),
                 Ok(Answer::Queued(ticket)) => match asked.wait(ticket, ear, until).await {
@@ -199,7 +209,7 @@ impl Lock {
                 Err(LockError::SessionLost { .. }) if self.session.is_none() => {
                     asked.is_over = true;
                     is_known = self.request.is_some();
-                    let lost = self.engine.locks.own.lock().take_if(|own| own.id() == asked.session.id());
+                    let lost = self.service.own.lock().take_if(|own| own.id() == asked.session.id());
                     drop(lost);
                 }
                 Err(LockError::Store(error)) if is_passing(&error) => {
@@ -239,7 +249,7 @@ impl Drop for Asked<'_> {
         if !self.is_over {
             self.ear.send_replace(Heard::Gone(Gone::LetGo));
             let (name, owner) = (self.lock.name.clone(), self.session.shared.owner());
-            self.lock.engine.abandon(name, owner, std::mem::take(&mut self.id), self.ear.clone());
+            self.lock.service.abandon(name, owner, std::mem::take(&mut self.id), self.ear.clone());
         }
     }
 }
@@ -255,15 +265,15 @@ enum Waited {
 impl Asked<'_> {
     fn granted(mut self, ticket: u64, ear: Ear) -> LockGuard {
         self.is_over = true;
-        let Lock { engine, name, .. } = self.lock;
-        let token = Token { number: ticket, key: engine.locks.spaces.request(name, ticket) };
-        let (engine, lock) = (engine.clone(), name.clone());
-        LockGuard { engine, lock, session: self.session.clone(), token, ear, is_released: false }
+        let Lock { service, name, .. } = self.lock;
+        let token = Token { number: ticket, key: service.spaces.request(name, ticket) };
+        let (service, lock) = (service.clone(), name.clone());
+        LockGuard { service, lock, session: self.session.clone(), token, ear, is_released: false }
     }
 
     async fn wait(mut self, ticket: u64, ear: Ear, until: Option<Duration>) -> Result<Waited> {
-        let engine = &self.lock.engine;
-        let env = engine.store.env();
+        let service = &self.lock.service;
+        let env = service.node.store.env();
         let mut heard = ear.subscribe();
         let mut sleep = until.map(|until| env.sleep(until.saturating_sub(env.monotonic())));
         let is_in_time = {
@@ -281,11 +291,11 @@ impl Asked<'_> {
         };
         if !is_in_time {
             // Somebody else who has made the same request waits on.
-            if engine.locks.is_left_to_others(&self.lock.name, ticket, &ear) {
+            if service.is_left_to_others(&self.lock.name, ticket, &ear) {
                 self.is_over = true;
                 return Ok(Waited::TooLong);
             }
-            match engine.ask(&self.lock.name, Ask::Withdraw { ticket }, None).await? {
+            match service.ask(&self.lock.name, Ask::Withdraw { ticket }, None).await? {
                 Answer::Granted(_) => return Ok(Waited::Granted(self.granted(ticket, ear))),
                 Answer::Withdrawn => {
                     self.is_over = true;
@@ -302,7 +312,7 @@ impl Asked<'_> {
         match heard {
             Heard::Gone(Gone::Refused(why)) => Err(why.into()),
             Heard::Gone(Gone::LetGo) => Ok(Waited::LetGo),
-            _ if engine.is_stopped() => Err(LockError::Stopped),
+            _ if service.node.is_stopped() => Err(LockError::Stopped),
             _ => Err(LockError::SessionLost { session: self.session.id().to_string() }),
         }
     }
@@ -372,7 +382,7 @@ impl ReadWriteLockWithin {
 /// A lock that is held. Dropping it releases it soon; [`LockGuard::release`] returns when it is released.
 #[must_use = "a lock is released when its guard is dropped"]
 pub struct LockGuard {
-    engine: Arc<Inner>,
+    service: Arc<Service>,
     lock: LockName,
     session: Session,
     token: Token,
@@ -417,7 +427,7 @@ impl LockGuard {
     /// Releases the lock: whoever is next has it when this returns. Gives whether it was still held.
     pub async fn release(mut self) -> Result<bool> {
         let ask = Ask::Release { ticket: self.token.number, id: None };
-        let answer = self.engine.ask(&self.lock, ask, None).await?;
+        let answer = self.service.ask(&self.lock, ask, None).await?;
         self.is_released = true;
         Ok(matches!(answer, Answer::Released(true)))
     }
@@ -425,9 +435,9 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        if self.is_released || self.engine.is_stopped() {
+        if self.is_released || self.service.node.is_stopped() {
             return;
         }
-        self.engine.release_at_last(self.lock.clone(), self.token.number, self.session.clone());
+        self.service.release_at_last(self.lock.clone(), self.token.number, self.session.clone());
     }
 }

@@ -42,7 +42,6 @@
 //! [`Engine::mutex`]: crate::workflow::Engine::mutex
 //! [`Ctx::mutex`]: crate::workflow::Ctx::mutex
 
-pub(crate) mod deadlock;
 mod durable;
 mod error;
 pub(crate) mod free;
@@ -50,6 +49,7 @@ pub(crate) mod lane;
 mod locks;
 pub(crate) mod name;
 mod operate;
+pub(crate) mod owners;
 mod record;
 pub(crate) mod service;
 pub(crate) mod session;

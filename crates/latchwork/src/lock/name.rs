@@ -5,9 +5,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::error::{LockError, Result};
+use crate::node::ExecutionId;
+use crate::node::{read_text, write_text};
 use crate::store::{Check, Key, Range, Right, Space, SpaceSpec, Store, StoreError, Uuid};
-use crate::workflow::ExecutionId;
-use crate::workflow::record::{read_text, write_text};
 
 /// The name of a lock, and for whom it stands for the same lock.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

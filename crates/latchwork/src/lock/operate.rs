@@ -104,7 +104,7 @@ const MOST_WAITERS: usize = 1000;
 /// How many forced releases are told of.
 const MOST_FORCED: usize = 100;
 
-/// The locks in a store, without an engine that serves them: on [`Store::open_read_only`], for instance. Reads, and
+/// The locks in a store, without an service that serves them: on [`Store::open_read_only`], for instance. Reads, and
 /// changes nothing.
 ///
 /// ```
@@ -120,7 +120,7 @@ const MOST_FORCED: usize = 100;
 #[derive(Clone)]
 pub struct StoredLocks {
     store: Store,
-    /// `None` if no engine with locks was ever on the store.
+    /// `None` if no service with locks was ever on the store.
     spaces: Option<Spaces>,
 }
 
@@ -234,9 +234,9 @@ async fn requested(
 }
 
 impl Locks {
-    /// What this engine's store holds of locks, to be read.
+    /// What this service's store holds of locks, to be read.
     fn stored(&self) -> StoredLocks {
-        StoredLocks { store: self.engine.store.clone(), spaces: Some(self.engine.locks.spaces.clone()) }
+        StoredLocks { store: self.service.node.store.clone(), spaces: Some(self.service.spaces.clone()) }
     }
 
     /// Locks that somebody has used, after this one if one is said, so many at the most.
@@ -259,7 +259,7 @@ impl Locks {
             return Err(LockError::Name { name: reason.into(), reason: "a reason is at most 4096 bytes" });
         }
         let ask = Ask::Force { ticket: token, reason: reason.into() };
-        self.engine.ask(&name, ask, None).await.map(drop)
+        self.service.ask(&name, ask, None).await.map(drop)
     }
 
     /// Removes a lock that nobody holds or waits for: the next to use the name may say anew what it is. Tokens go on
@@ -267,6 +267,6 @@ impl Locks {
     pub async fn remove(&self, name: impl Into<LockName>) -> Result<()> {
         let name = name.into();
         name.check()?;
-        self.engine.ask(&name, Ask::Remove, None).await.map(drop)
+        self.service.ask(&name, Ask::Remove, None).await.map(drop)
     }
 }

@@ -1,28 +1,33 @@
-//! What an engine knows of locks in memory: lanes, sessions, and who in this process waits for what.
+//! The service of locks: what a process knows of them in memory. Lanes, sessions, and which callers in this process wait
+//! for what.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
-use crate::lock::deadlock::Suspect;
-use crate::lock::lane::{Ask, Ear, Gone, Heard, Lanes, Want};
+use crate::lane::Lanes;
+use crate::lock::lane::{Ask, Ear, Gone, Heard, Want};
 use crate::lock::name::Spaces;
+use crate::lock::owners::Executions;
 use crate::lock::session::{Session, Watched};
 use crate::lock::stored::Request;
 use crate::lock::table::Told;
 use crate::lock::{LockName, Owner};
-use crate::store::{Check, ErrorKind, Store, StoreError, Uuid};
-use crate::workflow::engine::Inner;
+use crate::node::Node;
+use crate::store::{ErrorKind, StoreError, Uuid};
 
 /// By lock and ticket, in an order that is the same each time.
 type Ears = BTreeMap<(LockName, u64), (Uuid, Vec<Ear>)>;
 
 pub(crate) struct Service {
+    pub(crate) node: Arc<Node>,
     pub(crate) spaces: Spaces,
-    pub(crate) lanes: Mutex<Lanes>,
+    pub(crate) lanes: Lanes<Service>,
+    /// The executions that own requests, if there is an engine.
+    pub(super) executions: OnceLock<Weak<dyn Executions>>,
     /// The requests of sessions in this process, held and waiting, with all who have made them.
     ears: Mutex<Ears>,
     /// The requests whose guards were dropped, while they are being released.
@@ -36,17 +41,15 @@ pub(crate) struct Service {
     /// Sessions that end if they are not renewed, and nobody in this process does that by itself.
     pub(crate) watched: Mutex<HashMap<Uuid, Watched>>,
     pub(crate) watches: Notify,
-    /// Executions that have begun to wait for a lock.
-    pub(crate) suspects: mpsc::UnboundedSender<Suspect>,
-    suspected: Mutex<Option<mpsc::UnboundedReceiver<Suspect>>>,
 }
 
 impl Service {
-    pub(crate) async fn on(store: &Store) -> Result<Service, StoreError> {
-        let (suspects, suspected) = mpsc::unbounded_channel();
-        Ok(Service {
-            spaces: Spaces::declare(store).await?,
-            lanes: Mutex::default(),
+    pub(crate) async fn on(node: &Arc<Node>) -> Result<Arc<Service>, StoreError> {
+        Ok(Arc::new(Service {
+            spaces: Spaces::declare(&node.store).await?,
+            node: node.clone(),
+            lanes: Lanes::default(),
+            executions: OnceLock::new(),
             ears: Mutex::default(),
             leaving: Mutex::default(),
             own: Mutex::default(),
@@ -54,14 +57,12 @@ impl Service {
             begun: Mutex::default(),
             watched: Mutex::default(),
             watches: Notify::new(),
-            suspects,
-            suspected: Mutex::new(Some(suspected)),
-        })
+        }))
     }
 
-    /// Those who may be in a deadlock, for the one who looks.
-    pub(crate) fn suspected(&self) -> Option<mpsc::UnboundedReceiver<Suspect>> {
-        self.suspected.lock().take()
+    /// Makes the executions known that own requests.
+    pub(crate) fn serve(&self, executions: Weak<dyn Executions>) {
+        let _ = self.executions.set(executions);
     }
 
     /// The session of those who have none of their own, if there is one.
@@ -105,18 +106,13 @@ fn tell(ears: &[Ear], heard: &Heard) {
     ears.iter().for_each(|ear| drop(ear.send_replace(heard.clone())));
 }
 
-impl Inner {
-    /// That this engine is the one that serves a lock.
-    pub(crate) fn lock_check(&self, lock: &LockName) -> Check {
-        self.shard_of(&lock.bytes())
-    }
-
+impl Service {
     /// Has somebody hear what becomes of a request.
     pub(crate) fn hears(&self, lock: &LockName, ticket: u64, want: &Want, is_granted: bool) {
         // Who has given up by now does not listen.
         let ear = want.ear.as_ref().filter(|ear| !matches!(*ear.borrow(), Heard::Gone(_)));
         if let (Owner::Session(session), Some(ear)) = (&want.owner, ear) {
-            let mut ears = self.locks.ears.lock();
+            let mut ears = self.ears.lock();
             ears.entry((lock.clone(), ticket)).or_insert_with(|| (*session, Vec::new())).1.push(ear.clone());
             if is_granted {
                 ear.send_replace(Heard::Granted);
@@ -129,7 +125,7 @@ impl Inner {
         if told.is_empty() {
             return;
         }
-        let mut ears = self.locks.ears.lock();
+        let mut ears = self.ears.lock();
         for told in told {
             match told {
                 Told::Granted(ticket) => {
@@ -147,14 +143,14 @@ impl Inner {
     }
 
     /// A commit had no answer: those whom it may have granted something look.
-    pub(crate) async fn listen_again(self: &Arc<Inner>) -> Result<(), StoreError> {
-        let ears: Vec<_> = self.locks.ears.lock().keys().cloned().collect();
+    pub(crate) async fn listen_again(self: &Arc<Service>) -> Result<(), StoreError> {
+        let ears: Vec<_> = self.ears.lock().keys().cloned().collect();
         if ears.is_empty() {
             return Ok(());
         }
-        let view = self.store.view().await?;
+        let view = self.node.store.view().await?;
         for (lock, ticket) in ears {
-            let item = view.get(&self.locks.spaces.request(&lock, ticket)).await?;
+            let item = view.get(&self.spaces.request(&lock, ticket)).await?;
             let told = match item.map(|item| Request::decode(&item.value)) {
                 Some(Some(request)) if request.granted_us.is_some() => Told::Granted(ticket),
                 Some(_) => continue,
@@ -166,33 +162,33 @@ impl Inner {
     }
 
     /// Lets go of something that nobody wants any more, however long the store does not serve.
-    pub(crate) fn abandon(self: &Arc<Inner>, lock: LockName, owner: Owner, id: Vec<u8>, ear: Ear) {
+    pub(crate) fn abandon(self: &Arc<Service>, lock: LockName, owner: Owner, id: Vec<u8>, ear: Ear) {
         self.ask_at_last(lock, Ask::Abandon { owner, id, ear: Some(ear) });
     }
 
     /// Goes on with granting a lock to those who wait, where one commit could not hold all of it.
-    pub(crate) fn grant_on(self: &Arc<Inner>, lock: &LockName) {
+    pub(crate) fn grant_on(self: &Arc<Service>, lock: &LockName) {
         self.ask_at_last(lock.clone(), Ask::Grant);
     }
 
     /// Releases the lock of a guard that was dropped, however long the store does not serve. The session is kept until
     /// then. From now on, the same request made again is a new one.
-    pub(crate) fn release_at_last(self: &Arc<Inner>, lock: LockName, ticket: u64, session: Session) {
-        let engine = self.clone();
-        engine.locks.leaving.lock().insert((lock.clone(), ticket));
-        self.runtime.spawn(async move {
-            let ask = || engine.ask(&lock, Ask::Release { ticket, id: None }, None);
-            engine.at_last("a lock could not be released", ask).await;
-            engine.locks.leaving.lock().remove(&(lock, ticket));
+    pub(crate) fn release_at_last(self: &Arc<Service>, lock: LockName, ticket: u64, session: Session) {
+        let service = self.clone();
+        self.leaving.lock().insert((lock.clone(), ticket));
+        self.node.runtime.spawn(async move {
+            let ask = || service.ask(&lock, Ask::Release { ticket, id: None }, None);
+            service.at_last("a lock could not be released", ask).await;
+            service.leaving.lock().remove(&(lock, ticket));
             drop(session);
         });
     }
 
     /// Has something done to a lock, in a task of its own, however long the store does not serve.
-    fn ask_at_last(self: &Arc<Inner>, lock: LockName, ask: Ask) {
-        let engine = self.clone();
-        self.runtime.spawn(async move {
-            engine.at_last("nothing could be done to a lock", || engine.ask(&lock, ask.clone(), None)).await;
+    fn ask_at_last(self: &Arc<Service>, lock: LockName, ask: Ask) {
+        let service = self.clone();
+        self.node.runtime.spawn(async move {
+            service.at_last("nothing could be done to a lock", || service.ask(&lock, ask.clone(), None)).await;
         });
     }
 
@@ -202,13 +198,13 @@ impl Inner {
         F: Future<Output = crate::lock::error::Result<T>>,
     {
         while let Err(error) = attempt().await {
-            if self.is_stopped() {
+            if self.node.is_stopped() {
                 return;
             }
             if error.kind() != ErrorKind::Unavailable {
                 return tracing::warn!(%error, "{what}");
             }
-            self.store.env().sleep(AGAIN).await;
+            self.node.store.env().sleep(AGAIN).await;
         }
     }
 }

@@ -10,14 +10,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::errand::Awaited;
+use crate::lane::{Part, Tag};
 use crate::lock::error::{LockError, Result};
 use crate::lock::lane::Ask;
-use crate::lock::service::AGAIN;
+use crate::lock::service::{AGAIN, Service};
 use crate::lock::stored::Lease;
 use crate::lock::{Locks, Owner};
-use crate::store::{Commit, ErrorKind, Order, Outcome, Rev, StoreError, Uuid};
-use crate::workflow::engine::Inner;
+use crate::node::SHARD;
+use crate::store::{Check, Commit, ErrorKind, Order, Outcome, Receipt, Rev, StoreError, Uuid};
+
+/// The session is as it is known, or there at all.
+const PRESENT: Tag = Tag("present");
 
 /// How long a lease is unless something else is said.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -33,7 +36,7 @@ pub struct Session {
 }
 
 pub(crate) struct Shared {
-    engine: Arc<Inner>,
+    service: Arc<Service>,
     pub(crate) id: Uuid,
     lease: Duration,
     /// Whether it is lost.
@@ -45,7 +48,7 @@ pub(crate) struct Shared {
 /// A session that is about to begin.
 #[must_use = "a session begins when this is awaited"]
 pub struct SessionBuilder {
-    engine: Arc<Inner>,
+    service: Arc<Service>,
     lease: Duration,
     label: String,
     renews: bool,
@@ -64,14 +67,14 @@ pub(crate) struct Watched {
 impl Locks {
     /// A session of its own: its locks are released together, and lost together.
     pub fn session(&self) -> SessionBuilder {
-        SessionBuilder::new(self.engine.clone())
+        SessionBuilder::new(self.service.clone())
     }
 }
 
 impl SessionBuilder {
-    fn new(engine: Arc<Inner>) -> SessionBuilder {
+    fn new(service: Arc<Service>) -> SessionBuilder {
         let label = format!("process {}", std::process::id());
-        SessionBuilder { engine, lease: LEASE, label, renews: true, is_shared: false }
+        SessionBuilder { service, lease: LEASE, label, renews: true, is_shared: false }
     }
 
     /// How long it holds what it holds after its last renewal, at the least: 30 s unless this is said.
@@ -94,12 +97,12 @@ impl SessionBuilder {
 
     /// Begins the session.
     pub async fn begin(self) -> Result<Session> {
-        let runtime = self.engine.runtime.clone();
-        Awaited::to_its_end(&runtime, self.begun()).await.unwrap_or(Err(LockError::Stopped))
+        let runtime = self.service.node.runtime.clone();
+        runtime.run(self.begun()).await.unwrap_or(Err(LockError::Stopped))
     }
 
     async fn begun(self) -> Result<Session> {
-        let SessionBuilder { engine, lease, label, renews, is_shared } = self;
+        let SessionBuilder { service, lease, label, renews, is_shared } = self;
         match lease {
             lease if lease < SHORTEST => return Err(LockError::Lease { lease, reason: "it is shorter than 10 ms" }),
             lease if lease > LONGEST => return Err(LockError::Lease { lease, reason: "it is longer than a year" }),
@@ -109,23 +112,23 @@ impl SessionBuilder {
             let reason = "the session's label is longer than 512 bytes";
             return Err(LockError::Name { name: label, reason });
         }
-        if engine.is_stopped() {
+        if service.node.is_stopped() {
             return Err(LockError::Stopped);
         }
-        let env = engine.store.env();
+        let env = service.node.store.env();
         let (id, now, began) = (env.uuid(), env.now().0, env.monotonic());
         let record = Lease { label, lease_us: lease.as_micros() as u64, since_us: now, renewed_us: now };
-        let key = engine.locks.spaces.session(id);
-        let commit = Commit::new().check(engine.shard_of(id.as_bytes())).put(&key, record.encode());
-        let receipt = engine.store.commit(commit).await?.applied().map_err(|_| LockError::Stopped)?;
+        let key = service.spaces.session(id);
+        let part = service.node.for_any(id.as_bytes()).put(&key, record.encode());
+        let receipt = service.session_commit(part).await?.map_err(|_| LockError::Stopped)?;
         let (lost, renewed) = (watch::Sender::new(false), Mutex::new(began));
-        engine.locks.begun.lock().insert(id);
-        let shared = Arc::new(Shared { engine: engine.clone(), id, lease, lost, renewed });
+        service.begun.lock().insert(id);
+        let shared = Arc::new(Shared { service: service.clone(), id, lease, lost, renewed });
         if renews {
-            engine.runtime.spawn(keep(Arc::downgrade(&shared), is_shared));
+            service.node.runtime.spawn(keep(Arc::downgrade(&shared), is_shared));
         } else {
             let rev = receipt.revs.first().copied().flatten().unwrap_or_default();
-            engine.watch(id, Watched { rev, lease, since: env.monotonic() });
+            service.watch(id, Watched { rev, lease, since: env.monotonic() });
         }
         Ok(Session { shared })
     }
@@ -151,7 +154,7 @@ impl Session {
     pub async fn end(self) -> Result<()> {
         self.shared.lose();
         self.shared.leave();
-        self.shared.engine.end_session(self.shared.id, None).await
+        self.shared.service.end_session(self.shared.id, None).await
     }
 }
 
@@ -163,11 +166,11 @@ impl std::fmt::Debug for Session {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if *self.lost.borrow() || self.engine.is_stopped() {
+        if *self.lost.borrow() || self.service.node.is_stopped() {
             return;
         }
-        let (engine, id) = (self.engine.clone(), self.id);
-        self.engine.runtime.spawn(async move { engine.end_session_at_last(id).await });
+        let (service, id) = (self.service.clone(), self.id);
+        self.service.node.runtime.spawn(async move { service.end_session_at_last(id).await });
     }
 }
 
@@ -179,36 +182,36 @@ impl Shared {
     /// It is lost, and so is what it holds.
     fn lose(&self) {
         self.lost.send_replace(true);
-        self.engine.locks.lose(self.id);
+        self.service.lose(self.id);
     }
 
     /// Nobody renews it any more: unless it is ended before, it ends when it has not been renewed for its lease.
     fn leave(&self) {
         let (rev, since) = (Rev::default(), *self.renewed.lock());
-        self.engine.watch(self.id, Watched { rev, lease: self.lease, since });
+        self.service.watch(self.id, Watched { rev, lease: self.lease, since });
     }
 
     async fn renew(&self) -> Result<bool> {
-        let engine = &self.engine;
-        let (env, key) = (engine.store.env(), engine.locks.spaces.session(self.id));
+        let service = &self.service;
+        let (env, key) = (service.node.store.env(), service.spaces.session(self.id));
         let began = env.monotonic();
-        let item = engine.store.view().await?.get(&key).await?;
+        let item = service.node.store.view().await?.get(&key).await?;
         let Some(record) = item.and_then(|item| Lease::decode(&item.value)) else {
             self.lose();
             return Ok(false);
         };
         let record = Lease { renewed_us: env.now().0, ..record };
-        let commit = Commit::new().present(&key).check(engine.shard_of(self.id.as_bytes()));
-        match engine.store.commit(commit.put(&key, record.encode())).await? {
-            Outcome::Applied(receipt) => {
+        let part = service.node.for_any(self.id.as_bytes()).check(PRESENT, Check::Present(key.clone()));
+        match service.session_commit(part.put(&key, record.encode())).await? {
+            Ok(receipt) => {
                 *self.renewed.lock() = began;
                 let rev = receipt.revs.first().copied().flatten().unwrap_or_default();
-                if let Some(watched) = engine.locks.watched.lock().get_mut(&self.id) {
+                if let Some(watched) = service.watched.lock().get_mut(&self.id) {
                     (watched.rev, watched.since) = (rev, env.monotonic());
                 }
                 Ok(true)
             }
-            Outcome::Refused(_) => {
+            Err(_) => {
                 self.lose();
                 Ok(false)
             }
@@ -220,14 +223,14 @@ impl Shared {
 async fn keep(session: Weak<Shared>, is_shared: bool) {
     let Some(lease) = session.upgrade().map(|session| session.lease) else { return };
     loop {
-        let Some(env) = session.upgrade().map(|session| session.engine.store.env().clone()) else { return };
+        let Some(env) = session.upgrade().map(|session| session.service.node.store.env().clone()) else { return };
         env.sleep(lease / 3).await;
         let Some(session) = session.upgrade() else { return };
-        if *session.lost.borrow() || session.engine.is_stopped() {
+        if *session.lost.borrow() || session.service.node.is_stopped() {
             return;
         }
-        if is_shared && session.engine.retire(&session) {
-            return session.engine.end_session_at_last(session.id).await;
+        if is_shared && session.service.retire(&session) {
+            return session.service.end_session_at_last(session.id).await;
         }
         while let Err(error) = session.renew().await {
             // Others may take over from then on.
@@ -242,23 +245,23 @@ async fn keep(session: Weak<Shared>, is_shared: bool) {
     }
 }
 
-impl Inner {
+impl Service {
     /// The session of those who have none of their own.
-    pub(crate) async fn own_session(self: &Arc<Inner>) -> Result<Session> {
-        if let Some(session) = self.locks.own() {
+    pub(crate) async fn own_session(self: &Arc<Service>) -> Result<Session> {
+        if let Some(session) = self.own() {
             return Ok(session);
         }
-        // In a task, so that whoever has begun it and is not polled keeps nobody from it.
-        let engine = self.clone();
-        let begun = self.runtime.spawn(async move {
-            let _beginning = engine.locks.beginning.lock().await;
-            if let Some(session) = engine.locks.own() {
+        // In a task: a caller that has begun it and is not polled keeps no other caller from it.
+        let service = self.clone();
+        let begun = self.node.runtime.run(async move {
+            let _beginning = service.beginning.lock().await;
+            if let Some(session) = service.own() {
                 return Ok(session);
             }
-            let session = SessionBuilder { is_shared: true, ..SessionBuilder::new(engine.clone()) }.begun().await?;
-            *engine.locks.own.lock() = Some(session.clone());
-            if engine.is_stopped() {
-                engine.locks.stop();
+            let session = SessionBuilder { is_shared: true, ..SessionBuilder::new(service.clone()) }.begun().await?;
+            *service.own.lock() = Some(session.clone());
+            if service.node.is_stopped() {
+                service.stop();
                 return Err(LockError::Stopped);
             }
             Ok(session)
@@ -266,10 +269,23 @@ impl Inner {
         begun.await.unwrap_or(Err(LockError::Stopped))
     }
 
+    /// Sends a commit about a session. Gives what the check stands for that has failed, if one has.
+    async fn session_commit(&self, part: Part) -> Result<std::result::Result<Receipt, Tag>> {
+        let (commit, placed, rest) = part.place_whole(Commit::new());
+        match self.node.store.commit(commit).await? {
+            Outcome::Applied(receipt) => Ok(Ok(receipt)),
+            Outcome::Refused(refusal) => {
+                let is_fenced = placed.has_failed(&refusal, SHARD);
+                rest.refuse(&placed, &refusal);
+                Ok(Err(if is_fenced { SHARD } else { PRESENT }))
+            }
+        }
+    }
+
     /// Gives up the session of those who have none of their own, if nobody uses it.
     fn retire(&self, session: &Arc<Shared>) -> bool {
         // Whoever takes it does so under this lock.
-        let mut own = self.locks.own.lock();
+        let mut own = self.own.lock();
         // Guards, and those who wait for one, have a handle each; here are two.
         let is_unused = Arc::strong_count(session) <= 2;
         if is_unused {
@@ -281,15 +297,15 @@ impl Inner {
     }
 
     fn watch(&self, session: Uuid, watched: Watched) {
-        self.locks.watched.lock().insert(session, watched);
-        self.locks.watches.notify_one();
+        self.watched.lock().insert(session, watched);
+        self.watches.notify_one();
     }
 
     /// Ends all sessions that were begun here, and frees what they hold.
-    pub(crate) async fn end_sessions(self: &Arc<Inner>) -> Result<()> {
-        let own = self.locks.own.lock().take();
+    pub(crate) async fn end_sessions(self: &Arc<Service>) -> Result<()> {
+        let own = self.own.lock().take();
         drop(own);
-        let begun = self.locks.begun.lock().clone();
+        let begun = self.begun.lock().clone();
         let mut ended = Ok(());
         for id in begun {
             ended = self.end_session(id, None).await.and(ended);
@@ -298,30 +314,27 @@ impl Inner {
     }
 
     /// Ends a session, if it is still at this rev, and frees what it holds.
-    async fn end_session(self: &Arc<Inner>, id: Uuid, rev: Option<Rev>) -> Result<()> {
-        let key = self.locks.spaces.session(id);
-        let mut commit = Commit::new().check(self.shard_of(id.as_bytes())).delete(&key);
+    async fn end_session(self: &Arc<Service>, id: Uuid, rev: Option<Rev>) -> Result<()> {
+        let key = self.spaces.session(id);
+        let mut part = self.node.for_any(id.as_bytes()).delete(&key);
         if let Some(rev) = rev {
-            commit = commit.at_rev(&key, rev);
+            part = part.at_rev(PRESENT, &key, rev);
         }
-        match self.store.commit(commit).await? {
-            Outcome::Applied(_) => {}
-            Outcome::Refused(refusal) if refusal.failed.iter().any(|failed| failed.index == 0) => {
-                self.fenced();
-                return Err(LockError::Stopped);
-            }
+        match self.session_commit(part).await? {
+            Ok(_) => {}
+            Err(SHARD) => return Err(LockError::Stopped),
             // It was renewed.
-            Outcome::Refused(_) => return Ok(()),
+            Err(_) => return Ok(()),
         }
         self.free_session(id).await?;
-        self.locks.watched.lock().remove(&id);
-        self.locks.begun.lock().remove(&id);
+        self.watched.lock().remove(&id);
+        self.begun.lock().remove(&id);
         Ok(())
     }
 
     /// Frees what a session holds that is no more.
-    async fn free_session(self: &Arc<Inner>, id: Uuid) -> Result<()> {
-        self.locks.lose(id);
+    async fn free_session(self: &Arc<Service>, id: Uuid) -> Result<()> {
+        self.lose(id);
         let owner = Owner::Session(id);
         for (lock, requests) in self.requests_of(&owner).await? {
             for (ticket, _) in requests {
@@ -343,25 +356,25 @@ impl Inner {
     }
 
     /// Ends a session, however long the store does not serve.
-    async fn end_session_at_last(self: &Arc<Inner>, id: Uuid) {
+    async fn end_session_at_last(self: &Arc<Service>, id: Uuid) {
         self.at_last("a session could not be ended", || self.end_session(id, None)).await;
     }
 
     /// Sessions that an earlier process has left are given a full lease again.
-    async fn watch_sessions(self: &Arc<Inner>) -> Result<()> {
-        let spaces = &self.locks.spaces;
-        let view = self.store.view().await?;
+    async fn watch_sessions(self: &Arc<Service>) -> Result<()> {
+        let spaces = &self.spaces;
+        let view = self.node.store.view().await?;
         let sessions = view.scan(&spaces.sessions.all(), Order::Ascending, usize::MAX).await?;
         // They were seen now, and not before it was looked.
-        let now = self.store.env().monotonic();
+        let now = self.node.store.env().monotonic();
         for (key, item) in sessions {
             if let (Ok(id), Some(record)) = (Uuid::from_slice(key.bytes()), Lease::decode(&item.value)) {
                 let lease = Duration::from_micros(record.lease_us);
-                self.locks.watched.lock().insert(id, Watched { rev: item.rev, lease, since: now });
+                self.watched.lock().insert(id, Watched { rev: item.rev, lease, since: now });
             }
         }
         // A session that is no more may have left something, if the process ended just then.
-        let sessions = self.locks.spaces.owned.prefix([1]);
+        let sessions = self.spaces.owned.prefix([1]);
         let mut owners: Vec<Uuid> = Vec::new();
         for (key, _) in view.scan(&sessions, Order::Ascending, usize::MAX).await? {
             let id = key.bytes().get(1..17).and_then(|id| Uuid::from_slice(id).ok());
@@ -369,11 +382,13 @@ impl Inner {
         }
         drop(view);
         for owner in owners {
-            if !self.locks.watched.lock().contains_key(&owner) {
+            if !self.watched.lock().contains_key(&owner) {
                 self.free_session(owner).await?;
             }
         }
-        for (key, _) in self.store.view().await?.scan(&spaces.unfinished.all(), Order::Ascending, usize::MAX).await? {
+        for (key, _) in
+            self.node.store.view().await?.scan(&spaces.unfinished.all(), Order::Ascending, usize::MAX).await?
+        {
             match crate::lock::LockName::read(key.bytes()) {
                 Some((lock, _)) => self.unless_damaged(self.ask(&lock, Ask::Grant, None).await)?,
                 None => self.free_left(key),
@@ -384,22 +399,22 @@ impl Inner {
 }
 
 /// Ends sessions that are not renewed.
-pub(crate) async fn sweep(engine: Weak<Inner>) {
-    let Some(env) = engine.upgrade().map(|engine| engine.store.env().clone()) else { return };
+pub(crate) async fn sweep(service: Weak<Service>) {
+    let Some(env) = service.upgrade().map(|service| service.node.store.env().clone()) else { return };
     loop {
-        let Some(inner) = engine.upgrade() else { return };
+        let Some(inner) = service.upgrade() else { return };
         match inner.watch_sessions().await {
             Ok(()) => break,
-            Err(_) if inner.is_stopped() => return,
+            Err(_) if inner.node.is_stopped() => return,
             Err(_) => {}
         }
         drop(inner);
         env.sleep(AGAIN).await;
     }
     loop {
-        let Some(inner) = engine.upgrade() else { return };
+        let Some(inner) = service.upgrade() else { return };
         let now = env.monotonic();
-        let due = inner.locks.watched.lock().iter().map(|(id, watched)| (watched.since + watched.lease, *id)).min();
+        let due = inner.watched.lock().iter().map(|(id, watched)| (watched.since + watched.lease, *id)).min();
         if let Some((_, id)) = due.filter(|(due, _)| *due <= now) {
             if inner.look_at(id).await.is_err() {
                 drop(inner);
@@ -407,7 +422,7 @@ pub(crate) async fn sweep(engine: Weak<Inner>) {
             }
             continue;
         }
-        let mut watches = std::pin::pin!(inner.locks.watches.notified());
+        let mut watches = std::pin::pin!(inner.watches.notified());
         let mut sleep = due.map(|(due, _)| env.sleep(due.saturating_sub(now)));
         std::future::poll_fn(|context| {
             let is_due = sleep.as_mut().is_some_and(|sleep| sleep.as_mut().poll(context).is_ready());
@@ -420,13 +435,13 @@ pub(crate) async fn sweep(engine: Weak<Inner>) {
     }
 }
 
-impl Inner {
+impl Service {
     /// Looks whether a session was renewed; if not, it ends.
-    async fn look_at(self: &Arc<Inner>, id: Uuid) -> Result<()> {
-        let item = self.store.view().await?.get(&self.locks.spaces.session(id)).await?;
-        let now = self.store.env().monotonic();
+    async fn look_at(self: &Arc<Service>, id: Uuid) -> Result<()> {
+        let item = self.node.store.view().await?.get(&self.spaces.session(id)).await?;
+        let now = self.node.store.env().monotonic();
         let is_over = {
-            let mut watched = self.locks.watched.lock();
+            let mut watched = self.watched.lock();
             match (watched.get_mut(&id), item) {
                 (None, _) => return Ok(()),
                 (Some(known), Some(item)) if known.rev != item.rev => {
@@ -446,7 +461,7 @@ impl Inner {
             }
             None => {
                 self.free_session(id).await?;
-                self.locks.watched.lock().remove(&id);
+                self.watched.lock().remove(&id);
                 Ok(())
             }
         }

@@ -4,16 +4,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use crate::lane::{Part, Tag};
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::lane::{Answer, Ask, Ear, Gone, Want};
 use crate::lock::name::read_ticket;
+use crate::lock::owners::{Notice, Notices};
+use crate::lock::service::Service;
 use crate::lock::stored::{Forced, Head, Request};
 use crate::lock::{LockKind, LockName, Owner};
+use crate::node::ExecutionId;
 use crate::store::{Check, Key, Order, Rev, View, Write};
-use crate::workflow::WorkflowError;
-use crate::workflow::engine::Inner;
-use crate::workflow::kept::{Letter, grant_id};
-use crate::workflow::post::Mail;
 
 /// How many of those who wait are read at once, and are kept in memory at the most.
 const PAGE: usize = 64;
@@ -38,8 +38,8 @@ pub(crate) struct Table {
 }
 
 /// Operations on a lock that are to be one commit.
-pub(crate) struct Plan<'a> {
-    engine: &'a Inner,
+pub(crate) struct Planned<'a> {
+    service: &'a Service,
     lock: &'a LockName,
     table: &'a mut Table,
     /// Opened when something is read.
@@ -56,14 +56,31 @@ pub(crate) struct Plan<'a> {
     /// Whether there is more to grant than one commit takes, and whether this goes on with that.
     is_unfinished: bool,
     is_resumed: bool,
+    /// Whether the next to be granted it is an execution, and there is no engine.
+    is_left: bool,
     /// Records that say otherwise of executions than what is in memory.
     from_store: bool,
-    pub(crate) checks: Vec<Check>,
-    pub(crate) writes: Vec<Write>,
-    pub(crate) told: Vec<Told>,
+    checks: Vec<Check>,
+    writes: Vec<Write>,
+    told: Vec<Told>,
+    notices: Vec<(ExecutionId, Notice)>,
     /// The callers of requests that these operations make or repeat.
     joined: Vec<(u64, Ear)>,
 }
+
+/// What a plan comes to.
+pub(crate) struct Closed {
+    pub(crate) part: Part,
+    pub(crate) notices: Notices,
+    pub(crate) told: Vec<Told>,
+    /// Whether there is more to grant than one commit takes.
+    pub(crate) is_unfinished: bool,
+}
+
+/// The lock is as it is known.
+const HEAD: Tag = Tag("head");
+/// A session that is given something has not ended.
+pub(crate) const SESSION: Tag = Tag("session");
 
 /// What somebody in this process is to be told when it has landed.
 #[derive(Debug, Clone)]
@@ -75,10 +92,10 @@ pub(crate) enum Told {
 }
 
 impl Table {
-    pub(crate) async fn read(engine: &Inner, lock: &LockName) -> Result<Table> {
-        let key = engine.locks.spaces.head(lock);
+    pub(crate) async fn read(service: &Service, lock: &LockName) -> Result<Table> {
+        let key = service.spaces.head(lock);
         // Also of a head that was deleted, the rev counts.
-        let newest = engine.store.view().await?.history(&key, 1).await?.into_iter().next();
+        let newest = service.node.store.view().await?.history(&key, 1).await?.into_iter().next();
         let next = newest.as_ref().map_or(0, |newest| newest.rev.0) + 1;
         let rev = newest.as_ref().filter(|newest| newest.value.is_some()).map(|newest| newest.rev);
         let head = match newest.and_then(|newest| newest.value) {
@@ -109,10 +126,10 @@ impl Table {
     }
 }
 
-impl<'a> Plan<'a> {
-    pub(crate) fn new(engine: &'a Inner, lock: &'a LockName, table: &'a mut Table, from_store: bool) -> Plan<'a> {
-        Plan {
-            engine,
+impl<'a> Planned<'a> {
+    pub(crate) fn new(service: &'a Service, lock: &'a LockName, table: &'a mut Table, from_store: bool) -> Planned<'a> {
+        Planned {
+            service,
             lock,
             table,
             view: None,
@@ -124,19 +141,21 @@ impl<'a> Plan<'a> {
             is_changed: false,
             is_unfinished: false,
             is_resumed: false,
+            is_left: false,
             from_store,
             checks: Vec::new(),
             writes: Vec::new(),
             told: Vec::new(),
+            notices: Vec::new(),
             joined: Vec::new(),
         }
     }
 
     /// Does what is asked. What it answers holds once everything planned has landed.
-    pub(crate) async fn ask(&mut self, ask: &Ask, mail: &mut Mail) -> Result<Answer> {
+    pub(crate) async fn ask(&mut self, ask: &Ask) -> Result<Answer> {
         let answer = match ask {
             Ask::Acquire(want) => {
-                let answer = self.acquire(want, mail).await?;
+                let answer = self.acquire(want).await?;
                 if let (Answer::Granted(ticket) | Answer::Queued(ticket), Some(ear)) = (&answer, &want.ear) {
                     self.joined.push((*ticket, ear.clone()));
                 }
@@ -157,10 +176,10 @@ impl<'a> Plan<'a> {
                 }
                 None => return Ok(Answer::Gone),
             },
-            Ask::Force { ticket, reason } => self.force(*ticket, reason, mail).await?,
+            Ask::Force { ticket, reason } => self.force(*ticket, reason).await?,
             Ask::Refuse { ticket, why } => match self.request(*ticket).await? {
                 Some(request) if request.granted_us.is_none() => {
-                    self.tell_gone(*ticket, &request, Gone::Refused(why.clone()), mail);
+                    self.tell_gone(*ticket, &request, Gone::Refused(why.clone()));
                     self.drop_request(*ticket, &request);
                     Answer::Withdrawn
                 }
@@ -172,7 +191,7 @@ impl<'a> Plan<'a> {
                 Answer::Gone
             }
         };
-        self.grant(mail).await?;
+        self.grant().await?;
         Ok(answer)
     }
 
@@ -180,10 +199,10 @@ impl<'a> Plan<'a> {
     fn is_left_to_others(&self, ticket: u64, ear: &Option<Ear>) -> bool {
         let Some(ear) = ear else { return false };
         let joins = |(joined, other): &(u64, Ear)| *joined == ticket && !Arc::ptr_eq(other, ear);
-        self.engine.locks.is_left_to_others(self.lock, ticket, ear) || self.joined.iter().any(joins)
+        self.service.is_left_to_others(self.lock, ticket, ear) || self.joined.iter().any(joins)
     }
 
-    async fn acquire(&mut self, want: &Want, mail: &mut Mail) -> Result<Answer> {
+    async fn acquire(&mut self, want: &Want) -> Result<Answer> {
         let lock = self.lock.to_string();
         // It becomes so with the first who is given it, or waits.
         let kind = self.table.head.kind.unwrap_or(want.kind);
@@ -195,11 +214,10 @@ impl<'a> Plan<'a> {
             return Err(LockRefused::TooMany { lock, asked: permits, capacity }.into());
         }
         let known = if want.is_known { self.owned(&want.owner, &want.id).await? } else { None };
-        if let Some((ticket, _)) = known.as_ref().filter(|(ticket, _)| self.engine.locks.is_leaving(self.lock, *ticket))
-        {
+        if let Some((ticket, _)) = known.as_ref().filter(|(ticket, _)| self.service.is_leaving(self.lock, *ticket)) {
             // Its guard was dropped, and the release is on its way: it is done here, and this is a new request.
             self.release(*ticket, true).await?;
-            self.grant(mail).await?;
+            self.grant().await?;
         } else if let Some((ticket, request)) = known {
             if request.permits != permits {
                 return Err(LockRefused::Reused { lock, before: request.permits, asked: permits }.into());
@@ -229,13 +247,13 @@ impl<'a> Plan<'a> {
         }
         let ticket = self.table.next * TICKETS + self.issued;
         self.issued += 1;
-        let now = self.engine.store.env().now().0;
+        let now = self.service.node.store.env().now().0;
         let granted_us = (!is_busy).then_some(now);
         let Want { owner, id, .. } = want.clone();
         let request = Request { owner, permits, id, again: Vec::new(), since_us: now, granted_us };
         self.name(&request.owner, &request.id, Some(ticket));
         if let Owner::Session(session) = &request.owner {
-            self.checks.push(Check::Present(self.engine.locks.spaces.session(*session)));
+            self.checks.push(Check::Present(self.service.spaces.session(*session)));
         }
         self.is_changed = true;
         self.touched.insert(ticket, Some(request.clone()));
@@ -258,7 +276,7 @@ impl<'a> Plan<'a> {
 
     /// Notes which request an owner's name stands for.
     fn name(&mut self, owner: &Owner, id: &[u8], ticket: Option<u64>) {
-        self.names.insert(self.engine.locks.spaces.owned(owner, self.lock, id), ticket);
+        self.names.insert(self.service.spaces.owned(owner, self.lock, id), ticket);
     }
 
     /// Notes under which name the owner of a lock has entered it again.
@@ -276,7 +294,7 @@ impl<'a> Plan<'a> {
         if let Some((ticket, request)) = made.into_iter().find(|(_, request)| is_it(request)) {
             return Ok(Some((ticket, request.clone())));
         }
-        let key = self.engine.locks.spaces.owned(owner, self.lock, id);
+        let key = self.service.spaces.owned(owner, self.lock, id);
         if self.names.contains_key(&key) {
             // Of a request that these operations have taken away.
             return Ok(None);
@@ -287,11 +305,11 @@ impl<'a> Plan<'a> {
     }
 
     /// Releases everything of somebody's, and lets others have it.
-    pub(crate) async fn release_all(&mut self, tickets: &[u64], mail: &mut Mail) -> Result<()> {
+    pub(crate) async fn release_all(&mut self, tickets: &[u64]) -> Result<()> {
         for ticket in tickets {
             self.release(*ticket, true).await?;
         }
-        self.grant(mail).await
+        self.grant().await
     }
 
     /// Releases a lock, or takes the place in its queue away; also the message that tells of it, if that is to be
@@ -300,8 +318,7 @@ impl<'a> Plan<'a> {
         let Some(request) = self.request(ticket).await? else { return Ok(Answer::Released(false)) };
         self.drop_request(ticket, &request);
         if let (true, Owner::Execution(id)) = (forget, &request.owner) {
-            let message = self.engine.kept(id).message(grant_id(self.lock, ticket));
-            self.writes.push(Write::Delete(message));
+            self.forget(id, ticket);
         }
         Ok(Answer::Released(true))
     }
@@ -317,7 +334,7 @@ impl<'a> Plan<'a> {
         if request.id == id {
             // Who waits for the message of the grant waits under this name.
             if let (true, Owner::Execution(owner)) = (forget, &request.owner) {
-                self.writes.push(Write::Delete(self.engine.kept(owner).message(grant_id(self.lock, ticket))));
+                self.forget(owner, ticket);
             }
             request.id = request.again.remove(0);
         } else {
@@ -328,15 +345,15 @@ impl<'a> Plan<'a> {
         Ok(Answer::Released(true))
     }
 
-    async fn force(&mut self, ticket: u64, reason: &str, mail: &mut Mail) -> Result<Answer> {
+    async fn force(&mut self, ticket: u64, reason: &str) -> Result<Answer> {
         let Some(request) = self.request(ticket).await? else {
             return Err(LockError::NoSuchToken { lock: self.lock.to_string(), token: ticket });
         };
-        let at_us = self.engine.store.env().now().0;
+        let at_us = self.service.node.store.env().now().0;
         let forced = Forced { request: request.clone(), at_us, reason: reason.into() };
-        self.writes.push(Write::Put(self.engine.locks.spaces.forced(self.lock, ticket), forced.encode()));
+        self.writes.push(Write::Put(self.service.spaces.forced(self.lock, ticket), forced.encode()));
         let why = LockRefused::Forced { lock: self.lock.to_string(), reason: reason.into() };
-        self.tell_gone(ticket, &request, Gone::Refused(why), mail);
+        self.tell_gone(ticket, &request, Gone::Refused(why));
         self.drop_request(ticket, &request);
         Ok(Answer::Released(true))
     }
@@ -349,19 +366,19 @@ impl<'a> Plan<'a> {
         if head.used > 0 || head.waiting > 0 {
             return Err(LockError::InUse { lock, owners: u64::from(head.used).saturating_add(head.waiting) });
         }
-        (head.kind, head.since_us) = (None, self.engine.store.env().now().0);
+        (head.kind, head.since_us) = (None, self.service.node.store.env().now().0);
         self.is_changed = true;
         Ok(Answer::Released(true))
     }
 
     /// Tells an owner whose request is no more. An execution that held the lock learns of it by its next commit.
-    fn tell_gone(&mut self, ticket: u64, request: &Request, gone: Gone, mail: &mut Mail) {
+    fn tell_gone(&mut self, ticket: u64, request: &Request, gone: Gone) {
         match (&request.owner, &gone) {
             (Owner::Session(_), _) => self.told.push(Told::Gone(ticket, gone)),
             (Owner::Execution(id), Gone::Refused(why)) if request.granted_us.is_none() => {
-                mail.letter(id, Letter::Lock { lock: self.lock.clone(), ticket, refused: Some(why.clone()) });
+                self.notices.push((id.clone(), Notice::Refused(ticket, why.clone())));
             }
-            (Owner::Execution(id), _) => mail.look(id),
+            (Owner::Execution(id), _) => self.notices.push((id.clone(), Notice::TakenAway)),
         }
     }
 
@@ -383,12 +400,17 @@ impl<'a> Plan<'a> {
     }
 
     /// Gives what is free to those who wait, in their order. Who is dead is passed over.
-    async fn grant(&mut self, mail: &mut Mail) -> Result<()> {
+    async fn grant(&mut self) -> Result<()> {
         let capacity = self.table.head.kind.map_or(0, |kind| kind.capacity());
         while self.table.head.waiting > 0 {
             let Some((ticket, request)) = self.first().await? else { break };
             let used = self.table.head.used.checked_add(request.permits).filter(|used| *used <= capacity);
             let Some(used) = used else { break };
+            if matches!(request.owner, Owner::Execution(_)) && self.service.executions().is_none() {
+                // An engine tells it, when one starts.
+                self.is_left = true;
+                break;
+            }
             if self.grants >= self.most_grants {
                 self.is_unfinished = true;
                 break;
@@ -402,13 +424,11 @@ impl<'a> Plan<'a> {
             self.table.page.pop_front();
             let head = &mut self.table.head;
             (head.used, head.granted, head.waiting) = (used, ticket, head.waiting - 1);
-            let granted_us = Some(self.engine.store.env().now().0);
+            let granted_us = Some(self.service.node.store.env().now().0);
             match &request.owner {
-                Owner::Execution(id) => {
-                    mail.letter(id, Letter::Lock { lock: self.lock.clone(), ticket, refused: None })
-                }
+                Owner::Execution(id) => self.notices.push((id.clone(), Notice::Granted(ticket))),
                 Owner::Session(session) => {
-                    self.checks.push(Check::Present(self.engine.locks.spaces.session(*session)));
+                    self.checks.push(Check::Present(self.service.spaces.session(*session)));
                     self.told.push(Told::Granted(ticket));
                 }
             }
@@ -421,22 +441,27 @@ impl<'a> Plan<'a> {
     async fn is_alive(&mut self, owner: &Owner) -> Result<bool> {
         match owner {
             Owner::Session(session) => {
-                let key = self.engine.locks.spaces.session(*session);
+                let key = self.service.spaces.session(*session);
                 Ok(self.view().await?.get(&key).await?.is_some())
             }
-            Owner::Execution(id) => match self.engine.target(id, self.from_store).await {
-                Ok(_) => Ok(true),
-                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Ok(false),
-                Err(WorkflowError::Store(error)) => Err(error.into()),
-                Err(error) => Err(LockError::Corrupt { place: error.to_string() }),
+            Owner::Execution(id) => match self.service.executions() {
+                Some(executions) => executions.is_alive(id, self.from_store).await,
+                None => Ok(true),
             },
+        }
+    }
+
+    /// Takes away the message that tells an execution of a grant.
+    fn forget(&mut self, id: &ExecutionId, ticket: u64) {
+        if let Some(executions) = self.service.executions() {
+            self.writes.push(executions.untold(id, self.lock, ticket));
         }
     }
 
     /// The first of those who wait.
     async fn first(&mut self) -> Result<Option<(u64, Request)>> {
         if self.table.page.is_empty() && !self.table.whole {
-            let range = self.engine.locks.spaces.requests_from(self.lock, self.table.head.granted + 1);
+            let range = self.service.spaces.requests_from(self.lock, self.table.head.granted + 1);
             // Some that are found may be gone with this very commit.
             let limit = PAGE + self.touched.len();
             let found = self.view().await?.scan(&range, Order::Ascending, limit).await?;
@@ -465,7 +490,7 @@ impl<'a> Plan<'a> {
         if let Some(request) = self.touched.get(&ticket) {
             return Ok(request.clone());
         }
-        let key = self.engine.locks.spaces.request(self.lock, ticket);
+        let key = self.service.spaces.request(self.lock, ticket);
         let item = self.view().await?.get(&key).await?;
         let damaged = || LockError::Corrupt { place: format!("request {ticket} for lock {:?}", self.lock.to_string()) };
         item.map(|item| Request::decode(&item.value).ok_or_else(damaged)).transpose()
@@ -473,37 +498,41 @@ impl<'a> Plan<'a> {
 
     async fn view(&mut self) -> Result<&View> {
         if self.view.is_none() {
-            self.view = Some(self.engine.store.view().await?);
+            self.view = Some(self.service.node.store.view().await?);
         }
         Ok(self.view.as_ref().expect("it was opened just now"))
     }
 
-    /// Closes the plan: everything that is to be checked and written for it, the check of the head first.
-    pub(crate) fn close(mut self) -> (Vec<Check>, Vec<Write>, Vec<Told>, bool) {
-        let spaces = &self.engine.locks.spaces;
+    /// Closes the plan: what is to be checked and written for it, and who is to be told.
+    pub(crate) fn close(mut self) -> Closed {
+        let spaces = &self.service.spaces;
         let key = spaces.head(self.lock);
-        let mut checks = vec![self.table.check(key.clone())];
-        checks.append(&mut self.checks);
+        let mut part = Part::default().check(HEAD, self.table.check(key.clone()));
+        part = self.checks.into_iter().fold(part, |part, check| part.check(SESSION, check));
         if self.is_changed {
-            self.writes.insert(0, Write::Put(key, self.table.head.encode()));
+            part = part.put(&key, self.table.head.encode());
         }
+        part = self.writes.into_iter().fold(part, Part::write);
         let unfinished = spaces.unfinished.key(self.lock.bytes());
-        match (self.is_unfinished, self.is_resumed) {
-            (true, _) => self.writes.push(Write::Put(unfinished, Vec::new().into())),
-            (false, true) => self.writes.push(Write::Delete(unfinished)),
-            (false, false) => {}
+        part = match (self.is_unfinished || self.is_left, self.is_resumed) {
+            (true, _) => part.put(&unfinished, Vec::new()),
+            (false, true) => part.delete(&unfinished),
+            (false, false) => part,
+        };
+        for (key, ticket) in std::mem::take(&mut self.names) {
+            part = match ticket {
+                Some(ticket) => part.put(&key, ticket.to_be_bytes().to_vec()),
+                None => part.delete(&key),
+            };
         }
-        self.writes.extend(std::mem::take(&mut self.names).into_iter().map(|(key, ticket)| match ticket {
-            Some(ticket) => Write::Put(key, ticket.to_be_bytes().to_vec().into()),
-            None => Write::Delete(key),
-        }));
         for (ticket, request) in std::mem::take(&mut self.touched) {
             let key = spaces.request(self.lock, ticket);
-            self.writes.push(match request {
-                Some(request) => Write::Put(key, request.encode()),
-                None => Write::Delete(key),
-            });
+            part = match request {
+                Some(request) => part.put(&key, request.encode()),
+                None => part.delete(&key),
+            };
         }
-        (checks, self.writes, self.told, self.is_unfinished)
+        let notices = Notices { lock: self.lock.clone(), to: self.notices };
+        Closed { part, notices, told: self.told, is_unfinished: self.is_unfinished }
     }
 }

@@ -167,7 +167,7 @@ impl World {
                 {
                     ended = read_alarm_key(key.bytes()).map(|(_, id)| id);
                 }
-                owns |= name == "workflow.shards";
+                owns |= name == "node.shards";
                 if name.starts_with("lock.") {
                     locks.push((name.clone(), write.clone()));
                 }

@@ -11,10 +11,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
+use crate::lane::{Part, Turn};
 use crate::lock::Owner;
-use crate::lock::free::How;
-use crate::lock::lane::{Ask, Held};
-use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Rev, StoreError, Timestamp, Write};
+use crate::lock::free::Freed;
+use crate::lock::lane::Ask;
+use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, StoreError, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Inner, check_name};
@@ -24,7 +25,7 @@ use crate::workflow::post::Mail;
 use crate::workflow::record::{
     Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
 };
-use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Stop, hash_text, turn};
+use crate::workflow::run::{Doing, Effect, Listed, Next, RECORD, Run, Stop, hash_text, turn};
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -179,17 +180,17 @@ fn first_commit(
     let engine = &run.engine;
     let key = engine.spaces.executions.key(id.as_bytes());
     let (close, birth) = child.parent.as_ref().map(|parent| (parent.close, parent.birth)).unwrap_or_default();
-    let commit = Commit::new().absent(&key).put(&key, child.encode());
-    let (commit, _) = turn(engine, commit, id, None, &mut child, None);
-    let commit = commit.put(&run.kept().child(id), kept::Child { close, birth }.encode());
-    let id = id.clone();
-    let landed = move |engine: &Arc<Inner>, _, revs: &[Option<Rev>]| {
-        let rev = revs.first().copied().flatten().unwrap_or_default();
+    let part = engine.node.for_any(id.as_bytes()).absent(RECORD, &key).put(&key, child.encode());
+    let (part, _) = turn(engine, part, id, None, &mut child, None);
+    let part = part.put(&run.kept().child(id), kept::Child { close, birth }.encode());
+    let (engine, id) = (engine.clone(), id.clone());
+    let part = part.then(move |landing| {
+        let rev = landing.rev(0).unwrap_or_default();
         engine.metrics.started(&definition.name);
         let run = Run::stored(engine.clone(), definition, id, child, rev).fresh();
         engine.spawn(Arc::new(run));
-    };
-    Effect { op: doing.op, landed: Some(Box::new(landed)), ..Effect::of(commit) }
+    });
+    Effect { op: doing.op, ..part.into() }
 }
 
 impl<'a, I, O> IntoFuture for StartChild<'a, I, O>
@@ -329,27 +330,28 @@ impl Run {
                 Err(WorkflowError::Stopped) => return Err(Stop::Fenced),
                 Err(error) => return Err(Stop::Parked(error.to_string())),
             };
-            self.forget_effects_on(&closing.effects);
-            let (commit, boarded) = self.board(Commit::new(), next.clone());
-            let mut from = commit.writes().len();
+            self.forget_effects_on(&closing.parts);
+            let (mut commit, boarded) = self.board(Commit::new(), next.clone());
             // A message that is taken away with a lock may be among those that are received.
             let is_written = |write: &Write| commit.writes().iter().any(|other| other.key() == write.key());
-            closing.effects.iter_mut().for_each(|effect| {
-                effect.writes.retain(|write| !matches!(write, Write::Delete(_)) || !is_written(write));
-            });
-            let commit = closing.effects.iter().fold(commit, |commit, effect| {
-                let commit = effect.checks.iter().cloned().fold(commit, Commit::check);
-                effect.writes.iter().cloned().fold(commit, Commit::write)
-            });
+            let is_new = |write: &Write| !matches!(write, Write::Delete(_)) || !is_written(write);
+            closing.parts.iter_mut().for_each(|part| part.retain_writes(is_new));
+            let mut placed = Vec::with_capacity(closing.parts.len());
+            for part in std::mem::take(&mut closing.parts) {
+                let (place, rest);
+                (commit, place, rest) = part.place_whole(commit);
+                placed.push((rest, place));
+            }
             match self.measured(commit).await {
                 Ok(Outcome::Applied(receipt)) => {
                     self.landed(boarded, &receipt);
                     status.iter().for_each(|status| self.engine.metrics.ended(&self.definition.name, status));
-                    closing.effects.into_iter().for_each(|effect| effect.tell(&self.engine, &mut from, &receipt));
+                    placed.into_iter().for_each(|(rest, place)| rest.land(place.landing(&receipt)));
                     return Ok(());
                 }
                 // Somebody else has changed meanwhile, or is to be told otherwise.
                 Ok(Outcome::Refused(refusal)) => {
+                    placed.into_iter().for_each(|(rest, place)| rest.refuse(&place, &refusal));
                     if let crate::workflow::run::Verdict::Stop(stop) = self.refused(boarded, &refusal) {
                         return Err(stop);
                     }
@@ -367,7 +369,7 @@ impl Run {
                 }
                 Err(error) => {
                     self.put_back(boarded);
-                    self.engine.doubt();
+                    self.engine.node.doubt();
                     return Err(self.failed(error));
                 }
             }
@@ -375,10 +377,19 @@ impl Run {
     }
 }
 
-/// What goes with the end of an execution. As long as it is there, nobody else changes the locks in it.
+/// How an end is made a commit.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct How {
+    /// Whether what is known in memory was out of date.
+    pub(crate) from_store: bool,
+    /// Whether it was more than a commit can hold: what can be done before or afterwards is.
+    pub(crate) is_large: bool,
+}
+
+/// What goes with the end of an execution. As long as it is there, no other commit changes the locks in it.
 pub(crate) struct Closing {
-    pub(crate) effects: Vec<Effect>,
-    _lanes: Vec<Held>,
+    pub(crate) parts: Vec<Part>,
+    _turns: Vec<Turn>,
 }
 
 impl Inner {
@@ -422,18 +433,24 @@ impl Inner {
                 }
             }
         }
+        let owner = Owner::Execution(id.clone());
         if how.is_large && before.has_locks && status.is_none() {
             // The next run may want them.
-            for (lock, requests) in self.requests_of(&Owner::Execution(id.clone())).await? {
+            for (lock, requests) in self.locks.requests_of(&owner).await? {
                 for (ticket, _) in requests {
                     let ask = Ask::Release { ticket, id: None };
-                    self.ask(&lock, ask, None).await?;
+                    self.locks.ask(&lock, ask, None).await?;
                 }
             }
         }
-        let freed = self.freed(id, before.has_locks, &mut mail, how).await?;
-        let mut effects = mail.effects(self, how.from_store, &BTreeSet::new()).await?;
-        effects.extend(freed.effects);
-        Ok(Closing { effects, _lanes: freed.lanes })
+        let freed = match (before.has_locks, how.is_large) {
+            (false, _) => Freed::default(),
+            (true, true) => self.locks.freed_later(&owner).await?,
+            (true, false) => self.locks.freed(&owner, how.from_store).await?,
+        };
+        freed.notices.into_iter().for_each(|notices| mail.notices(notices));
+        let mut parts = mail.parts(self, how.from_store, &BTreeSet::new()).await?;
+        parts.extend(freed.parts);
+        Ok(Closing { parts, _turns: freed.turns })
     }
 }

@@ -13,11 +13,11 @@ use parking_lot::Mutex;
 use tracing::Instrument;
 
 use crate::backoff::jittered;
-use crate::lock::deadlock::Suspect;
 use crate::state::Quiet;
 use crate::store::{Commit, ErrorKind, StoreError};
 use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
+use crate::workflow::deadlock::Suspect;
 use crate::workflow::definition::Running;
 use crate::workflow::engine::{Inner, Resident};
 use crate::workflow::record::{Status, Wait, failure_text};
@@ -50,7 +50,8 @@ impl Inner {
         let id = run.id.clone();
         let Entry::Vacant(vacant) = residents.entry(id.clone()) else { return false };
         let span = tracing::info_span!("execution", workflow = run.definition.name, %id);
-        let task = self.runtime.spawn(drive(run.clone()).instrument(span));
+        let Some(runtime) = self.node.runtime.handle() else { return false };
+        let task = runtime.spawn(drive(run.clone()).instrument(span));
         // It leaves by this lock, so it cannot be gone before it is noted.
         vacant.insert(Resident { task: task.abort_handle(), run, missed: false });
         self.metrics.residents(residents.len());
@@ -83,8 +84,11 @@ async fn drive(run: Arc<Run>) {
         Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(timer, run.env())),
         Some(Stop::Failed(error)) => return again(&run, error).await,
         Some(Stop::Changed) => return take_up(&run, true).await,
-        // Whoever is the owner now goes on with it; here nobody can.
-        Some(Stop::Fenced) => inner.fenced(),
+        // The owner goes on with it; here it cannot.
+        Some(Stop::Fenced) => {
+            inner.node.lose(run.id.as_bytes());
+            inner.ended(&run.id, None);
+        }
         _ => {
             inner.forced.lock().remove(&run.id);
             inner.ended(&run.id, run.ended_as());
@@ -360,7 +364,7 @@ async fn commit(run: Arc<Run>, next: Next) {
             // Other branches may have ended since it has begun to wait.
             if waits_for_others && run.with(|state| state.has_locks) {
                 let suspect = Suspect { id: run.id.clone(), is_child: false };
-                let _ = run.engine.locks.suspects.send(suspect);
+                let _ = run.engine.suspects.send(suspect);
             }
             stop.into_iter().for_each(|stop| run.set_stop(stop));
         }

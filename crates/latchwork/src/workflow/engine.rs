@@ -6,27 +6,26 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
 use crate::entity::Entities;
+use crate::lane::Lanes;
 use crate::lock::service::Service;
-use crate::lock::{deadlock, session};
+use crate::lock::{self, Lock, LockName, Locks, ReadWriteLock, session};
+use crate::node::Node;
 use crate::state::States;
-use crate::store::{Check, Commit, Key, Order, Rev, Space, SpaceSpec, Store, Timestamp};
+use crate::store::{Order, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
 use crate::workflow::alarm::{self, Alarms};
+use crate::workflow::deadlock::{self, Suspect};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::kept::Kept;
 use crate::workflow::listed::{LISTED, Shelf, by_status, read_by_status, read_end};
 use crate::workflow::metrics::Metrics;
-use crate::workflow::post::Lanes;
 use crate::workflow::record::{Execution, Status};
-use crate::workflow::run::Run;
+use crate::workflow::run::{Run, Stop};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError, recover, remove};
-
-/// How many shards executions are spread over. Each has an owner, whose commits check that it still is.
-const SHARDS: u64 = 64;
 
 /// Runs workflows.
 ///
@@ -108,19 +107,18 @@ pub(crate) struct Inner {
     pub(crate) idle: bool,
     /// When it started.
     pub(crate) since: Timestamp,
-    /// Where it started: all that it does is done there, whoever asks for it, and from wherever.
-    pub(crate) runtime: tokio::runtime::Handle,
-    /// The rev of each shard's record, which tells that this engine owns it.
-    shards: Vec<(Key, Rev)>,
+    pub(crate) node: Arc<Node>,
     /// Executions in memory.
     pub(crate) residents: Mutex<HashMap<ExecutionId, Resident>>,
     /// Those who wait for an end.
     waiting: Mutex<BTreeMap<ExecutionId, Arc<Waiter>>>,
     /// Those who wait for an answer to an update, by its id, or for something to be published.
     listening: Mutex<Listeners>,
-    /// Messages that wait for others to the same execution.
-    pub(crate) lanes: Mutex<Lanes>,
-    pub(crate) locks: Service,
+    /// Messages to the same execution share commits.
+    pub(crate) lanes: Lanes<Inner>,
+    pub(crate) locks: Arc<Service>,
+    /// Executions that have begun to wait for a lock.
+    pub(crate) suspects: mpsc::UnboundedSender<Suspect>,
     pub(crate) metrics: Metrics,
     /// Told whenever an execution was stored or has left memory.
     begun: Arc<Notify>,
@@ -132,11 +130,6 @@ pub(crate) struct Inner {
     pub(crate) removals: Arc<Alarms>,
     /// Whether everything that was running has been found.
     pub(crate) found: tokio::sync::watch::Sender<bool>,
-    /// Told when a commit had no answer.
-    pub(crate) doubted: Arc<Notify>,
-    /// What the engine does beside running executions.
-    chores: Mutex<Vec<AbortHandle>>,
-    stopped: std::sync::atomic::AtomicBool,
 }
 
 /// Those who listen, by the execution and the id of an update.
@@ -182,8 +175,6 @@ pub(crate) struct Spaces {
     pub(crate) removals: Space,
     /// workflow, idempotency key → the execution started under it
     pub(crate) keys: Space,
-    /// number → owner
-    shards: Space,
 }
 
 impl Spaces {
@@ -198,7 +189,6 @@ impl Spaces {
             timers: space(TIMERS).await?,
             removals: space(REMOVALS).await?,
             keys: space("workflow.keys").await?,
-            shards: store.space(SpaceSpec::new("workflow.shards")).await?,
         })
     }
 }
@@ -257,7 +247,7 @@ impl EngineBuilder {
 
     /// Starts the engine: it goes on with everything that was running, and wakes what waits when it is due.
     pub async fn start(self) -> Result<Engine> {
-        let runtime = tokio::runtime::Handle::try_current().map_err(|_| WorkflowError::NoRuntime)?;
+        tokio::runtime::Handle::try_current().map_err(|_| WorkflowError::NoRuntime)?;
         let (store, owns_store) = match self.source {
             Source::Directory(directory) => (Store::open(directory).await?, true),
             Source::Store(store) => (store, false),
@@ -273,11 +263,13 @@ impl EngineBuilder {
         let metrics = Metrics::new(definitions.keys());
         let spaces = Spaces::declare(&store).await?;
         let (states, entities) = (States::on(&store).await?, Entities::on(&store).await?);
-        let locks = Service::on(&store).await?;
-        let shards = own_shards(&store, &spaces.shards).await?;
+        // An engine that only operates owns nothing and replaces no other.
+        let node = if self.idle { Node::idle(&store) } else { Node::owner(&store).await? };
+        let locks = Service::on(&node).await?;
+        let (suspects, suspected) = mpsc::unbounded_channel();
         let inner = Arc::new(Inner {
             since: store.env().now(),
-            runtime,
+            node,
             store,
             owns_store,
             spaces,
@@ -290,12 +282,12 @@ impl EngineBuilder {
             replays: self.replays,
             strict: self.strict,
             idle: self.idle,
-            shards,
             residents: Mutex::default(),
             waiting: Mutex::default(),
             listening: Mutex::default(),
-            lanes: Mutex::default(),
+            lanes: Lanes::default(),
             locks,
+            suspects,
             metrics,
             begun: Arc::default(),
             set_aside: Mutex::default(),
@@ -303,38 +295,32 @@ impl EngineBuilder {
             timers: Arc::default(),
             removals: Arc::default(),
             found: tokio::sync::watch::Sender::new(self.idle),
-            doubted: Arc::default(),
-            chores: Mutex::default(),
-            stopped: Default::default(),
         });
+        let executions: Weak<dyn lock::owners::Executions> = Arc::<Inner>::downgrade(&inner);
+        inner.locks.serve(executions);
         if !inner.replays && !inner.idle {
             let running = inner.store.view().await?;
-            let chores = [
-                inner.runtime.spawn(recover::recover(Arc::downgrade(&inner), running)).abort_handle(),
-                inner.runtime.spawn(recover::doubt(Arc::downgrade(&inner))).abort_handle(),
-                inner.runtime.spawn(alarm::keep::<recover::Wake>(Arc::downgrade(&inner), inner.since)).abort_handle(),
-                inner.runtime.spawn(alarm::keep::<remove::Remove>(Arc::downgrade(&inner), Timestamp(0))).abort_handle(),
-            ];
-            inner.chores.lock().extend(chores);
-            let ends = inner.runtime.spawn(StopWithRuntime(Arc::downgrade(&inner)).wait());
-            inner.chores.lock().push(ends.abort_handle());
-            inner.chores.lock().push(inner.runtime.spawn(session::sweep(Arc::downgrade(&inner))).abort_handle());
-            if let Some(suspects) = inner.locks.suspected() {
-                let watch = deadlock::watch(Arc::downgrade(&inner), suspects);
-                inner.chores.lock().push(inner.runtime.spawn(watch).abort_handle());
-            }
+            let (node, weak) = (&inner.node, || Arc::downgrade(&inner));
+            node.chore(recover::recover(weak(), running));
+            node.chore(recover::doubt(weak()));
+            node.chore(alarm::keep::<recover::Wake>(weak(), inner.since));
+            node.chore(alarm::keep::<remove::Remove>(weak(), Timestamp(0)));
+            node.chore(StopWithRuntime(weak()).wait());
+            node.chore(let_go(weak()));
+            node.chore(session::sweep(Arc::downgrade(&inner.locks)));
+            node.chore(deadlock::watch(weak(), suspected));
         }
         Ok(Engine { _stop: Arc::new(StopOnDrop(inner.clone())), inner })
     }
 }
 
-/// Becomes the owner of all shards: whoever was it before is refused from now on.
-async fn own_shards(store: &Store, space: &Space) -> Result<Vec<(Key, Rev)>> {
-    let keys: Vec<Key> = (0..SHARDS).map(|shard| space.key(shard.to_be_bytes())).collect();
-    let owner = store.env().uuid().to_string();
-    let commit = keys.iter().fold(Commit::new(), |commit, key| commit.put(key, owner.clone()));
-    let receipt = store.commit(commit).await?.applied().map_err(|_| WorkflowError::Stopped)?;
-    Ok(keys.into_iter().zip(receipt.revs.into_iter().map(Option::unwrap_or_default)).collect())
+/// Whenever shards were lost, lets go of what is in them.
+async fn let_go(engine: Weak<Inner>) {
+    loop {
+        let Some(node) = engine.upgrade().map(|engine| engine.node.clone()) else { return };
+        let owns_any = node.has_lost().await;
+        engine.upgrade().iter().for_each(|engine| engine.let_go(owns_any));
+    }
 }
 
 pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
@@ -347,6 +333,41 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
 }
 
 impl Engine {
+    /// The locks of this engine: for operators, and for sessions of one's own.
+    pub fn locks(&self) -> Locks {
+        Locks::of(&self.inner.locks)
+    }
+
+    /// A mutex, for code outside of workflows. It is held by this process, whose lease is renewed by itself.
+    pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
+        self.locks().mutex(name)
+    }
+
+    /// A semaphore of so many permits, for code outside of workflows.
+    pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> Lock {
+        self.locks().semaphore(name, permits)
+    }
+
+    /// A read-write lock, for code outside of workflows.
+    pub fn rw_lock(&self, name: impl Into<LockName>) -> ReadWriteLock {
+        self.locks().rw_lock(name)
+    }
+
+    /// Releases everything that code outside of workflows holds here, stops all executions where they are, and closes
+    /// the store if the engine has opened it. To be called at the end of a program: what a guard is dropped for then
+    /// would not be done, and the next process that wants the lock would have to wait for the end of the lease.
+    pub async fn shutdown(&self) -> lock::Result<()> {
+        let ended = self.inner.locks.end_sessions().await;
+        self.stop();
+        if self.inner.owns_store {
+            match self.inner.store.close().await {
+                Ok(()) | Err(StoreError::Closed) => {}
+                Err(error) => return ended.and(Err(error.into())),
+            }
+        }
+        ended
+    }
+
     /// An engine on a data directory, which is created if it is missing.
     pub fn open(directory: impl AsRef<Path>) -> EngineBuilder {
         EngineBuilder::new(Source::Directory(directory.as_ref().into()))
@@ -409,8 +430,7 @@ impl std::fmt::Debug for Engine {
 
 impl Inner {
     pub(crate) fn stop(&self) {
-        self.stopped.store(true, std::sync::atomic::Ordering::SeqCst);
-        self.chores.lock().drain(..).for_each(|chore| chore.abort());
+        self.node.stop();
         self.found.send_replace(true);
         let residents = std::mem::take(&mut *self.residents.lock());
         let mut residents: Vec<_> = residents.into_iter().collect();
@@ -423,44 +443,26 @@ impl Inner {
         waiting.iter().for_each(|waiting| waiting.told.notify_waiters());
         self.listening.lock().values().for_each(|listening| listening.notify_waiters());
         self.begun.notify_waiters();
-        // Those whose messages wait for others are told by this.
-        let undelivered = std::mem::take(&mut *self.lanes.lock());
-        drop(undelivered);
         self.locks.stop();
     }
 
-    /// Another engine has taken over.
-    pub(crate) fn fenced(&self) {
-        if !self.is_stopped() {
+    /// Lets go of executions whose shards are another engine's. Without any shards, nothing is left to do.
+    fn let_go(&self, owns_any: bool) {
+        if !owns_any {
             tracing::warn!("another engine has taken over; this one stops");
-            self.stop();
+            return self.stop();
         }
+        tracing::warn!("another engine has taken over shards of this one");
+        let lost = |id: &ExecutionId| !self.node.owns(id);
+        let residents: Vec<Arc<Run>> = self.residents.lock().values().map(|resident| resident.run.clone()).collect();
+        residents.iter().filter(|run| lost(&run.id)).for_each(|run| run.set_stop(Stop::Fenced));
+        let waiting: Vec<_> = self.waiting.lock().extract_if(.., |id, _| lost(id)).map(|(_, waiter)| waiter).collect();
+        waiting.iter().for_each(|waiting| waiting.told.notify_waiters());
+        self.listening.lock().values().for_each(|listening| listening.notify_waiters());
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(std::sync::atomic::Ordering::SeqCst)
-    }
-
-    /// That this engine owns the execution.
-    pub(crate) fn shard_check(&self, id: &ExecutionId) -> Check {
-        self.shard_of(id.as_bytes())
-    }
-
-    /// That this engine owns whatever has this name.
-    pub(crate) fn shard_of(&self, name: &[u8]) -> Check {
-        let shard = xxhash_rust::xxh3::xxh3_64(name) % SHARDS;
-        let (key, rev) = &self.shards[shard as usize];
-        Check::AtRev(key.clone(), *rev)
-    }
-
-    /// That this engine owns all executions.
-    pub(crate) fn owner_checks(&self) -> Vec<Check> {
-        self.shards.iter().map(|(key, rev)| Check::AtRev(key.clone(), *rev)).collect()
-    }
-
-    /// A commit that is refused if this engine is no longer the owner.
-    pub(crate) fn owned(&self) -> Commit {
-        self.owner_checks().into_iter().fold(Commit::new(), Commit::check)
+        self.node.is_stopped()
     }
 
     /// The keys of what is kept of an execution beside its record and journal.

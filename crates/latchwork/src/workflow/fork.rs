@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::errand::Awaited;
 use crate::json;
-use crate::store::{Bytes, Commit, Generation, Item, Key, Order, Outcome, Receipt, Rev, StoreError, Uuid, View, Write};
+use crate::lane::Part;
+use crate::node::SHARD;
+use crate::store::{Bytes, Commit, Generation, Item, Key, Order, Outcome, Rev, StoreError, Uuid, View, Write};
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::history::{Recorded, entries};
 use crate::workflow::kept::{Published, Token};
 use crate::workflow::locks::Unlocked;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{ANYTHING, Close, Entry, EntryState, Execution, Kind, Status, journal_key};
-use crate::workflow::run::{CALLED_OFF, largest, turn};
+use crate::workflow::run::{CALLED_OFF, RECORD, largest, turn};
 use crate::workflow::step::read_failure;
 use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
 
@@ -133,7 +134,7 @@ impl Fork {
         writes.extend(slots.into_iter().map(|(key, value)| Write::Put(its(&key), value)));
         // It is taken up though the caller may have given up.
         let (inner, forked) = (engine.clone(), id.clone());
-        let stored = Awaited::to_its_end(&engine.runtime, async move {
+        let stored = engine.node.runtime.run(async move {
             store(&inner, &forked, execution, writes).await?;
             inner.metrics.started(&definition.name);
             inner.wake_up(&forked);
@@ -322,34 +323,35 @@ async fn store(engine: &Arc<Inner>, id: &ExecutionId, mut execution: Execution, 
     let most = limits.commit_bytes.saturating_sub(execution.encode().len() + (limits.commit_bytes >> 2));
     let mut chunks = chunks(writes, most, WRITES.min(limits.operations / 2));
     let last = chunks.pop().unwrap_or_default();
-    let owned = || Commit::new().check(engine.shard_check(id));
+    let owned = || engine.node.for_any(id.as_bytes());
     let mut before = None;
     if !chunks.is_empty() {
         let reason = "its fork was not completed; terminate it and fork anew".to_string();
         let mut parked = Execution { status: Status::Parked(reason), ..execution.clone() };
-        let (commit, _) = turn(engine, owned().absent(&key), id, None, &mut parked, None);
-        let receipt = landed(engine, id, commit.put(&key, parked.encode())).await?;
-        let rev = receipt.revs.last().copied().flatten().unwrap_or_default();
+        let (part, _) = turn(engine, owned().absent(RECORD, &key), id, None, &mut parked, None);
+        let rev = landed(engine, id, part.put(&key, parked.encode())).await?;
         for chunk in chunks {
-            landed(engine, id, chunk.into_iter().fold(owned().at_rev(&key, rev), Commit::write)).await?;
+            landed(engine, id, chunk.into_iter().fold(owned().at_rev(RECORD, &key, rev), Part::write)).await?;
         }
         before = Some((parked, rev));
     }
-    let commit = match &before {
-        Some((_, rev)) => owned().at_rev(&key, *rev),
-        None => owned().absent(&key),
+    let part = match &before {
+        Some((_, rev)) => owned().at_rev(RECORD, &key, *rev),
+        None => owned().absent(RECORD, &key),
     };
-    let commit = last.into_iter().fold(commit, Commit::write);
+    let part = last.into_iter().fold(part, Part::write);
     let before = before.as_ref().map(|(before, _)| before);
-    let (commit, _) = turn(engine, commit, id, before, &mut execution, None);
-    landed(engine, id, commit.put(&key, execution.encode())).await.map(|_| ())
+    let (part, _) = turn(engine, part, id, before, &mut execution, None);
+    landed(engine, id, part.put(&key, execution.encode())).await.map(|_| ())
 }
 
-async fn landed(engine: &Inner, id: &ExecutionId, commit: Commit) -> Result<Receipt> {
-    match engine.store.commit(commit).await.inspect_err(|_| engine.doubt())? {
-        Outcome::Applied(receipt) => Ok(receipt),
-        // The first check is that of the owner.
-        Outcome::Refused(refusal) if refusal.failed.iter().any(|failed| failed.index == 0) => {
+/// Commits a part, and gives the rev of what it has written last.
+async fn landed(engine: &Inner, id: &ExecutionId, part: Part) -> Result<Rev> {
+    let (commit, placed, rest) = part.place_whole(Commit::new());
+    match engine.store.commit(commit).await.inspect_err(|_| engine.node.doubt())? {
+        Outcome::Applied(receipt) => Ok(receipt.revs.last().copied().flatten().unwrap_or_default()),
+        Outcome::Refused(refusal) if placed.has_failed(&refusal, SHARD) => {
+            rest.refuse(&placed, &refusal);
             Err(WorkflowError::Stopped)
         }
         Outcome::Refused(_) => Err(WorkflowError::AlreadyStarted { id: id.clone() }),

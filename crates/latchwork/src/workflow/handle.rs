@@ -11,12 +11,12 @@ use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
 use crate::json;
-use crate::store::{Commit, Timestamp};
+use crate::store::Timestamp;
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Engine, Inner, Waiter, check_name};
 use crate::workflow::kept::{Delivered, Letter, Message};
 use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, Wait, WaitsFor, keyed_key};
-use crate::workflow::run::{Effect, Run, hash_text, largest, turn};
+use crate::workflow::run::{RECORD, Run, hash_text, largest, turn};
 use crate::workflow::signal::{Signal, written};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -298,24 +298,24 @@ impl Starting {
         let (inner, id) = (&self.inner, &self.id);
         let mut execution = self.execution.clone();
         let key = inner.spaces.executions.key(id.as_bytes());
-        let commit = Commit::new().absent(&key).put(&key, execution.encode());
-        let (mut commit, _) = turn(inner, commit, id, None, &mut execution, None);
+        let part = inner.node.for_any(id.as_bytes()).absent(RECORD, &key).put(&key, execution.encode());
+        let (mut part, _) = turn(inner, part, id, None, &mut execution, None);
         if let Some((name, payload, signal_id)) = self.signal.clone() {
             let (kept, env) = (inner.kept(id), inner.store.env());
             if let Some(signal_id) = signal_id {
-                commit = commit.put(&kept.signal(&signal_id), Delivered::signal(&name, &payload).encode());
+                part = part.put(&kept.signal(&signal_id), Delivered::signal(&name, &payload).encode());
             }
             let message = Message { at_us: env.now().0, body: Letter::Signal { name, payload } };
-            commit = commit.put(&kept.count(), Vec::new()).put(&kept.message(env.uuid()), message.encode());
+            part = part.put(&kept.count(), Vec::new()).put(&kept.message(env.uuid()), message.encode());
         }
-        let effect = match execution.timer_us {
-            Some(timer) => Effect {
-                landed: Some(Box::new(move |engine, _, _| engine.timers.set(Timestamp(timer), engine.store.env()))),
-                ..Effect::of(commit)
-            },
-            None => Effect::of(commit).waking(id),
+        let part = match execution.timer_us {
+            Some(timer) => {
+                let engine = inner.clone();
+                part.then(move |_| engine.timers.set(Timestamp(timer), engine.store.env()))
+            }
+            None => inner.waking(part, id),
         };
-        Ok(inner.perform(id, effect).await?.is_ok())
+        inner.perform(part).await
     }
 
     /// The execution of that id, if there is one and it is to be joined. One that is to be replaced is removed.

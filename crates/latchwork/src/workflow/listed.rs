@@ -2,7 +2,8 @@
 //! execution has follows from its record alone; so lists and records cannot part.
 
 use crate::json;
-use crate::store::{Commit, Space};
+use crate::lane::Part;
+use crate::store::Space;
 use crate::workflow::ExecutionId;
 use crate::workflow::record::{Attribute, Execution, Status, Wait, WaitsFor, read_text, write_text};
 
@@ -154,29 +155,29 @@ pub(crate) fn keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
     keys
 }
 
-/// Adds to a commit how an execution is listed from now on. `note` is kept with the status.
+/// Adds to a part how an execution is listed from now on. `note` is kept with the status.
 pub(crate) fn list(
-    mut commit: Commit,
+    mut part: Part,
     space: &Space,
     id: &ExecutionId,
     before: Option<&Execution>,
     after: Option<&Execution>,
     note: Option<Vec<u8>>,
-) -> Commit {
+) -> Part {
     let (was, is) = (before.map(|before| status_key(id, before)), after.map(|after| status_key(id, after)));
     if let Some(was) = was.as_ref().filter(|was| Some(*was) != is.as_ref()) {
-        commit = commit.delete(&space.key(was));
+        part = part.delete(&space.key(was));
     }
     if let Some(is) = is.as_ref().filter(|is| Some(*is) != was.as_ref() || note.is_some()) {
-        commit = commit.put(&space.key(is), note.unwrap_or_default());
+        part = part.put(&space.key(is), note.unwrap_or_default());
     }
     let keys = |execution: Option<&Execution>| execution.map(|it| other_keys(id, it)).unwrap_or_default();
     let (were, are) = (keys(before), keys(after));
     for key in were.iter().filter(|key| are.binary_search(key).is_err()) {
-        commit = commit.delete(&space.key(key));
+        part = part.delete(&space.key(key));
     }
     for key in are.iter().filter(|key| were.binary_search(key).is_err()) {
-        commit = commit.put(&space.key(key), Vec::new());
+        part = part.put(&space.key(key), Vec::new());
     }
-    commit
+    part
 }

@@ -8,13 +8,13 @@ use std::collections::btree_map;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lock::deadlock::Suspect;
 use crate::lock::lane::{Answer, Ask, Want};
 use crate::lock::stored::Forced;
 use crate::lock::{LockError, LockKind, LockName, LockRefused, LockScope, Owner, Token};
 use crate::store::{StoreError, Timestamp};
 use crate::workflow::Failure;
 use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::workflow::deadlock::Suspect;
 use crate::workflow::kept::{Letter, Message};
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
@@ -178,6 +178,8 @@ impl<'a> CtxLock<'a> {
 /// The guards that an execution has of one grant.
 pub(crate) struct Holding {
     guards: usize,
+    /// The last stamp before the first of them.
+    since: u64,
     pub(crate) grant: Grant,
 }
 
@@ -288,7 +290,7 @@ impl Waits<'_> {
         let look = |state: &mut State| {
             // Others are to see that it waits before it is looked whether that will end.
             if !std::mem::replace(&mut is_told, true) {
-                let _ = run.engine.locks.suspects.send(Suspect { id: run.id.clone(), is_child });
+                let _ = run.engine.suspects.send(Suspect { id: run.id.clone(), is_child });
             }
             state.inbox().take(&is_it)
         };
@@ -423,7 +425,8 @@ impl CtxGuard {
     fn new(ctx: &Ctx, lock: &LockName, ticket: u64, place: &Place, grant: Grant) -> CtxGuard {
         let token = Token { number: ticket, key: ctx.run.engine.locks.spaces.request(lock, ticket) };
         ctx.run.with(|state| {
-            state.held.entry(token.key.clone()).or_insert(Holding { guards: 0, grant }).guards += 1;
+            let since = state.stamps;
+            state.held.entry(token.key.clone()).or_insert(Holding { guards: 0, since, grant }).guards += 1;
         });
         CtxGuard {
             ctx: ctx.clone(),
@@ -454,7 +457,11 @@ impl CtxGuard {
             if let btree_map::Entry::Occupied(mut holding) = state.held.entry(self.token.key.clone()) {
                 holding.get_mut().guards -= 1;
                 if holding.get().guards == 0 {
-                    holding.remove();
+                    let Holding { since, grant, .. } = holding.remove();
+                    // What the code came to under the lock is not to land without it.
+                    if matches!(grant, Grant::Held) && state.stamps > since {
+                        state.left.push(self.token.key.clone());
+                    }
                 }
             }
         });

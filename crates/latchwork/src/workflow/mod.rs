@@ -22,6 +22,7 @@ mod branches;
 mod bulk;
 mod child;
 pub(crate) mod ctx;
+mod deadlock;
 mod definition;
 pub(crate) mod drive;
 pub(crate) mod engine;
@@ -57,11 +58,7 @@ mod token;
 mod transaction;
 mod update;
 
-use std::fmt;
-use std::ops::Deref;
-use std::sync::Arc;
-
-use serde::{Deserialize, Serialize};
+pub use crate::node::ExecutionId;
 
 pub use branches::{Boxed, First2, First3, First4, First5, First6, JoinBranches, SelectBranches, TryJoinBranches};
 pub use bulk::{Bulk, BulkReport};
@@ -89,52 +86,3 @@ pub use step::{Attempt, Body, Plain, Step, WithAttempt};
 pub use token::Completion;
 pub use transaction::{Transacting, Tx};
 pub use update::{PublishedValues, ReceiveUpdate, ReceiveUpdateFor, Request, SentUpdate, Update};
-
-/// Names an execution: any text of 1 to 512 bytes.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct ExecutionId(Arc<str>);
-
-impl Deref for ExecutionId {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl From<&str> for ExecutionId {
-    fn from(text: &str) -> ExecutionId {
-        ExecutionId(text.into())
-    }
-}
-
-impl From<&String> for ExecutionId {
-    fn from(text: &String) -> ExecutionId {
-        ExecutionId(text.as_str().into())
-    }
-}
-
-impl From<String> for ExecutionId {
-    fn from(text: String) -> ExecutionId {
-        ExecutionId(text.into())
-    }
-}
-
-impl From<&ExecutionId> for ExecutionId {
-    fn from(id: &ExecutionId) -> ExecutionId {
-        id.clone()
-    }
-}
-
-impl fmt::Display for ExecutionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for ExecutionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}

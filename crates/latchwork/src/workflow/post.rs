@@ -4,19 +4,24 @@
 //! is set running by the same commit; one that runs learns of it in memory. When an execution goes to wait, it checks
 //! that the count is what it knows: so no message is overlooked between the two.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::errand::{Awaited, Errand};
-use crate::store::{Check, Commit, Env, Key, Outcome, Refusal, Rev, Uuid, Write};
+use crate::lane::{Landing, Lanes, Part, Placed, Plan, Runtime, Tag};
+use crate::lock::owners::{Executions, Notice, Notices, Telling};
+use crate::lock::{LockError, LockName};
+use crate::node::SHARD;
+use crate::store::{Check, Commit, Env, Key, Outcome, Receipt, Refusal, Rev, Store, StoreError, Uuid, Write};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Letter, Message, grant_id};
 use crate::workflow::record::{Execution, Status, Wait};
-use crate::workflow::run::{Effect, turn};
+use crate::workflow::run::{RECORD, turn};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
+
+/// What the caller of a delivery has asked for beside it.
+const ASKED: Tag = Tag("asked");
 
 /// What is known of an execution that something is sent to.
 pub(crate) enum Target {
@@ -55,19 +60,20 @@ impl Inner {
     }
 
     /// The delivery of a message, as a part of a commit.
-    pub(crate) fn delivery(&self, id: &ExecutionId, target: Target, letter: Letter) -> Effect {
+    pub(crate) fn delivery(self: &Arc<Inner>, id: &ExecutionId, target: Target, letter: Letter) -> Part {
         self.deliveries(id, target, vec![letter])
     }
 
     /// The delivery of messages, as a part of a commit.
-    fn deliveries(&self, id: &ExecutionId, target: Target, letters: Vec<Letter>) -> Effect {
+    fn deliveries(self: &Arc<Inner>, id: &ExecutionId, target: Target, letters: Vec<Letter>) -> Part {
         let (kept, env) = (self.kept(id), self.store.env());
         let at_us = env.now().0;
         let messages: Vec<(Key, Message)> =
             letters.into_iter().map(|body| (kept.message(letter_id(env, &body)), Message { at_us, body })).collect();
         let record: Key = self.spaces.executions.key(id.as_bytes());
-        let mut commit = Commit::new().at_rev(&record, target.rev()).put(&kept.count(), Vec::new());
-        commit = messages.iter().fold(commit, |commit, (key, message)| commit.put(key, message.encode()));
+        let mut part = self.node.for_any(id.as_bytes()).at_rev(RECORD, &record, target.rev());
+        part = part.put(&kept.count(), Vec::new());
+        part = messages.iter().fold(part, |part, (key, message)| part.put(key, message.encode()));
         let mut is_woken = false;
         if let Target::Resting(before, _) = target
             && before.status == Status::Waiting
@@ -75,42 +81,41 @@ impl Inner {
             let is_for = |wait: &Wait, message: &Message| wait.what.without_name() == message.body.waited();
             is_woken = before.waits.iter().any(|wait| messages.iter().any(|(_, message)| is_for(wait, message)));
             if is_woken {
-                commit = self.woken(commit, id, &before, None).0;
+                part = self.woken(part, id, &before, None).0;
             }
         }
-        let id = id.clone();
-        let landed = move |engine: &Arc<Inner>, generation, revs: &[Option<Rev>]| {
+        let (engine, id) = (self.clone(), id.clone());
+        part.then(move |landing: Landing<'_>| {
             if is_woken {
                 // It may be in memory again, for its time is up, and has not written that yet.
                 engine.resident(&id).iter().for_each(|run| run.doubt());
                 engine.wake_up(&id);
-            } else if let (Some(run), Some(Some(count))) = (engine.resident(&id), revs.first()) {
-                run.delivered(count.0, generation, messages);
+            } else if let (Some(run), Some(count)) = (engine.resident(&id), landing.rev(0)) {
+                run.delivered(count.0, landing.generation, messages);
             }
-        };
-        Effect { landed: Some(Box::new(landed)), ..Effect::of(commit) }
+        })
     }
 
-    /// Adds to a commit that an execution that rests runs from now on, and is to be cancelled if there is a reason.
+    /// Adds to a part that an execution that rests runs from now on, and is to be cancelled if there is a reason.
     /// Gives also its record from then on.
     pub(crate) fn woken(
         &self,
-        commit: Commit,
+        part: Part,
         id: &ExecutionId,
         before: &Execution,
         cancel: Option<&str>,
-    ) -> (Commit, Execution) {
+    ) -> (Part, Execution) {
         let mut after = before.clone();
         if after.status == Status::Waiting {
             (after.status, after.waits) = (Status::Running, Vec::new());
         }
         after.cancel = after.cancel.or(cancel.map(str::to_string));
-        let (commit, _) = turn(self, commit, id, Some(before), &mut after, None);
-        (commit.put(&self.spaces.executions.key(id.as_bytes()), after.encode()), after)
+        let (part, _) = turn(self, part, id, Some(before), &mut after, None);
+        (part.put(&self.spaces.executions.key(id.as_bytes()), after.encode()), after)
     }
 
     /// The cancellation of an execution, as a part of a commit. Nothing if that is on its way already.
-    pub(crate) async fn cancelling(&self, id: &ExecutionId, reason: &str) -> Result<Option<Effect>> {
+    pub(crate) async fn cancelling(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<Option<Part>> {
         let (before, rev) = self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
         if before.status.is_terminal() {
             return Err(WorkflowError::Ended { id: id.clone() });
@@ -118,149 +123,229 @@ impl Inner {
         if before.cancel.is_some() {
             return Ok(None);
         }
-        let commit = Commit::new().at_rev(&self.spaces.executions.key(id.as_bytes()), rev);
+        let part = self.node.for_any(id.as_bytes()).at_rev(RECORD, &self.spaces.executions.key(id.as_bytes()), rev);
         // The record is what is written last.
-        let (commit, after) = self.woken(commit, id, &before, Some(reason));
-        let id = id.clone();
-        let landed = move |engine: &Arc<Inner>, _, revs: &[Option<Rev>]| {
+        let (part, after) = self.woken(part, id, &before, Some(reason));
+        let (engine, id) = (self.clone(), id.clone());
+        Ok(Some(part.then(move |landing| {
             if let Some(run) = engine.resident(&id) {
-                run.cancelled(rev, revs.last().copied().flatten(), after);
+                run.cancelled(rev, landing.revs.last().copied().flatten(), after);
             }
             // It may be about to leave memory, if it does not know yet that it waits.
             if before.status == Status::Waiting {
                 engine.wake_up(&id);
             }
-        };
-        Ok(Some(Effect { landed: Some(Box::new(landed)), ..Effect::of(commit) }))
+        })))
     }
 
     /// Has an execution look whether it is as it was, as a part of a commit.
-    async fn looking(&self, id: &ExecutionId) -> Result<Effect> {
+    async fn looking(self: &Arc<Inner>, id: &ExecutionId) -> Result<Part> {
         let (before, rev) = self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-        let mut commit = Commit::new();
+        let mut part = self.node.for_any(id.as_bytes());
         if before.status == Status::Waiting {
-            commit = commit.at_rev(&self.spaces.executions.key(id.as_bytes()), rev);
-            commit = self.woken(commit, id, &before, None).0;
+            part = part.at_rev(RECORD, &self.spaces.executions.key(id.as_bytes()), rev);
+            part = self.woken(part, id, &before, None).0;
         }
-        let id = id.clone();
-        let landed = move |engine: &Arc<Inner>, _, _: &[Option<Rev>]| {
+        let (engine, id) = (self.clone(), id.clone());
+        Ok(part.then(move |_| {
             engine.resident(&id).iter().for_each(|run| run.doubt());
             engine.wake_up(&id);
-        };
-        Ok(Effect { landed: Some(Box::new(landed)), ..Effect::of(commit) })
+        }))
     }
 
-    /// Does something in a commit of its own. Gives the refusal if there was one. Whoever is to be told is, though the
-    /// caller may have given up.
-    pub(crate) async fn perform(
-        self: &Arc<Inner>,
-        id: &ExecutionId,
-        effect: Effect,
-    ) -> Result<std::result::Result<(), Refusal>> {
+    /// Adds to a part that an execution is taken into memory with it.
+    pub(crate) fn waking(self: &Arc<Inner>, part: Part, id: &ExecutionId) -> Part {
         let (engine, id) = (self.clone(), id.clone());
-        let performed = Awaited::to_its_end(&self.runtime, async move { engine.performed(&id, effect).await });
+        part.then(move |_| engine.wake_up(&id))
+    }
+
+    /// Does something in a commit of its own, to its end, though the caller may have given up. Gives whether the checks
+    /// held.
+    pub(crate) async fn perform(self: &Arc<Inner>, part: Part) -> Result<bool> {
+        let engine = self.clone();
+        let performed = self.node.runtime.run(async move {
+            let (commit, placed, rest) = part.place_whole(Commit::new());
+            match engine.store.commit(commit).await.inspect_err(|_| engine.node.doubt())? {
+                Outcome::Applied(receipt) => {
+                    rest.land(placed.landing(&receipt));
+                    Ok(true)
+                }
+                Outcome::Refused(refusal) => {
+                    let is_fenced = placed.has_failed(&refusal, SHARD);
+                    rest.refuse(&placed, &refusal);
+                    if is_fenced { Err(WorkflowError::Stopped) } else { Ok(false) }
+                }
+            }
+        });
         performed.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
-    async fn performed(
-        self: &Arc<Inner>,
-        id: &ExecutionId,
-        effect: Effect,
-    ) -> Result<std::result::Result<(), Refusal>> {
-        let commit = Commit::new();
-        let commit = effect.checks.into_iter().fold(commit, Commit::check);
-        let commit = effect.writes.into_iter().fold(commit, Commit::write);
-        // Last, so that the others are at their places.
-        let owner = commit.checks().len();
-        let commit = commit.check(self.shard_check(id));
-        let outcome = self.store.commit(commit).await;
-        match outcome.inspect_err(|_| self.doubt())? {
-            Outcome::Applied(receipt) => {
-                if let Some(landed) = effect.landed {
-                    landed(self, receipt.generation, &receipt.revs);
-                }
-                Ok(Ok(()))
-            }
-            Outcome::Refused(refusal) if refusal.failed.iter().any(|failed| failed.index == owner) => {
-                self.fenced();
-                Err(WorkflowError::Stopped)
-            }
-            Outcome::Refused(refusal) => Ok(Err(refusal)),
-        }
-    }
-
-    /// Delivers a message, with whatever else is checked and written in the same commit. If a check of that fails, that
-    /// is given.
+    /// Delivers a message, with checks and a write of the caller's in the same commit. Gives whether the checks held.
+    /// Messages that come while one to the same execution is on its way share the next commit.
     pub(crate) async fn deliver(
         self: &Arc<Inner>,
         id: &ExecutionId,
         letter: Letter,
-        checks: &[Check],
-        writes: &[Write],
-    ) -> Result<std::result::Result<(), Refusal>> {
-        let (engine, id, checks, writes) = (self.clone(), id.clone(), checks.to_vec(), writes.to_vec());
-        let delivered =
-            Awaited::to_its_end(
-                &self.runtime,
-                async move { engine.deliver_all(&id, vec![letter], &checks, &writes).await },
-            );
-        delivered.await.unwrap_or(Err(WorkflowError::Stopped))
+        asked: Option<(Vec<Check>, Write)>,
+    ) -> Result<bool> {
+        let (answer, answered) = oneshot::channel();
+        Lanes::submit(self, id, Delivery { letter, asked, answer }).map_err(|_| WorkflowError::Stopped)?;
+        answered.await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+}
+
+/// A message on its way, and its caller.
+pub(crate) struct Delivery {
+    letter: Letter,
+    asked: Option<(Vec<Check>, Write)>,
+    answer: oneshot::Sender<Result<bool>>,
+}
+
+impl Delivery {
+    fn settle(self, answer: Result<bool>) {
+        let _ = self.answer.send(answer);
+    }
+}
+
+/// Messages that share a commit.
+pub(crate) struct Deliveries {
+    jobs: Vec<(Delivery, Option<Placed>)>,
+    rest: Part,
+    placed: Placed,
+}
+
+/// How many bytes of messages share a commit, about.
+const MOST_BYTES: usize = 1 << 20;
+
+impl Plan for Inner {
+    type Key = ExecutionId;
+    type Job = Delivery;
+    /// Whether what is in memory of the execution was out of date.
+    type Known = bool;
+    type Batch = Deliveries;
+
+    const MOST: usize = 256;
+
+    fn lanes(&self) -> &Lanes<Inner> {
+        &self.lanes
     }
 
-    async fn deliver_all(
+    fn runtime(&self) -> &Runtime {
+        &self.node.runtime
+    }
+
+    fn store(&self) -> &Store {
+        &self.store
+    }
+
+    async fn plan(
         self: &Arc<Inner>,
         id: &ExecutionId,
-        letters: Vec<Letter>,
-        checks: &[Check],
-        writes: &[Write],
-    ) -> Result<std::result::Result<(), Refusal>> {
-        let mut from_store = false;
-        loop {
-            let target = self.target(id, from_store).await?;
-            let mut effect = self.deliveries(id, target, letters.clone());
-            // The record's check comes first.
-            effect.checks.extend_from_slice(checks);
-            effect.writes.extend_from_slice(writes);
-            match self.performed(id, effect).await? {
-                Err(refusal) if refusal.failed.iter().any(|failed| failed.index > 0) => return Ok(Err(refusal)),
-                Err(_) => from_store = true,
-                Ok(()) => return Ok(Ok(())),
-            }
-        }
-    }
-
-    /// Delivers a message that nothing else goes with. Those that come while one to the same execution is on its way
-    /// share the next commit.
-    pub(crate) async fn deliver_shared(self: &Arc<Inner>, id: &ExecutionId, letter: Letter) -> Result<()> {
-        if self.is_stopped() {
-            return Err(WorkflowError::Stopped);
-        }
-        self.delivered(id, letter).await.unwrap_or(Err(WorkflowError::Stopped))
-    }
-
-    fn delivered(self: &Arc<Inner>, id: &ExecutionId, letter: Letter) -> Awaited<Result<()>> {
-        let (answer, answered) = oneshot::channel();
-        let mut lanes = self.lanes.lock();
-        let lane = match lanes.entry(id.clone()) {
-            Entry::Occupied(mut lane) => {
-                let lane = lane.get_mut();
-                lane.waiting.push((letter, answer));
-                // Whoever has begun it may not be polled as long as he likes.
-                let errand = lane.errand.take();
-                drop(lanes);
-                errand.iter().for_each(Errand::leave);
-                return Awaited::new(None, answered);
-            }
-            Entry::Vacant(vacant) => vacant.insert(Lane::default()),
-        };
-        let ends = Ends { engine: self.clone(), id: id.clone() };
-        let errand = Errand::new(&self.runtime, async move {
-            let Ends { engine, id } = &ends;
-            let delivered = engine.deliver_all(id, vec![letter], &[], &[]).await;
-            let _ = answer.send(delivered.and_then(|delivered| delivered.map_err(|_| WorkflowError::Stopped)));
+        from_store: &mut bool,
+        jobs: &mut VecDeque<Delivery>,
+        most: usize,
+    ) -> Option<(Commit, Deliveries)> {
+        let mut bytes = 0;
+        let fits = jobs.iter().take(most).take_while(|job| {
+            bytes += job.letter.bytes();
+            bytes <= MOST_BYTES
         });
-        lane.errand = Some(errand.clone());
-        Awaited::new(Some(errand), answered)
+        let count = fits.count().max(1);
+        let taken: Vec<Delivery> = jobs.drain(..count).collect();
+        let target = if self.is_stopped() { Err(WorkflowError::Stopped) } else { self.target(id, *from_store).await };
+        let target = match target {
+            Ok(target) => target,
+            Err(error) => {
+                taken.into_iter().for_each(|job| job.settle(Err(error.clone())));
+                return None;
+            }
+        };
+        let letters = taken.iter().map(|job| job.letter.clone()).collect();
+        let (mut commit, placed, rest) = self.deliveries(id, target, letters).place_whole(Commit::new());
+        let mut jobs = Vec::with_capacity(taken.len());
+        for job in taken {
+            let asked = job.asked.clone().map(|(checks, write)| {
+                let part = checks.into_iter().fold(Part::default(), |part, check| part.check(ASKED, check));
+                let placed;
+                (commit, placed, _) = part.write(write).place_whole(std::mem::take(&mut commit));
+                placed
+            });
+            jobs.push((job, asked));
+        }
+        Some((commit, Deliveries { jobs, rest, placed }))
+    }
+
+    fn size(batch: &Deliveries) -> usize {
+        batch.jobs.len()
+    }
+
+    fn landed(self: &Arc<Inner>, _: &ExecutionId, from_store: &mut bool, batch: Deliveries, receipt: &Receipt) {
+        *from_store = false;
+        batch.rest.land(batch.placed.landing(receipt));
+        batch.jobs.into_iter().for_each(|(job, _)| job.settle(Ok(true)));
+    }
+
+    async fn refused(
+        self: &Arc<Inner>,
+        _: &ExecutionId,
+        from_store: &mut bool,
+        batch: Deliveries,
+        refusal: Refusal,
+        jobs: &mut VecDeque<Delivery>,
+    ) {
+        *from_store = true;
+        let is_fenced = batch.placed.has_failed(&refusal, SHARD);
+        batch.rest.refuse(&batch.placed, &refusal);
+        for (job, asked) in batch.jobs.into_iter().rev() {
+            match asked {
+                _ if is_fenced => job.settle(Err(WorkflowError::Stopped)),
+                Some(asked) if asked.has_failed(&refusal, ASKED) => job.settle(Ok(false)),
+                _ => jobs.push_front(job),
+            }
+        }
+    }
+
+    fn split(self: &Arc<Inner>, _: &mut bool, batch: Deliveries, jobs: &mut VecDeque<Delivery>) {
+        batch.jobs.into_iter().rev().for_each(|(job, _)| jobs.push_front(job));
+    }
+
+    fn failed(self: &Arc<Inner>, _: &ExecutionId, _: &mut bool, batch: Deliveries, error: StoreError) {
+        self.node.doubt();
+        batch.jobs.into_iter().for_each(|(job, _)| job.settle(Err(error.clone().into())));
+    }
+}
+
+impl Executions for Inner {
+    fn is_alive<'a>(self: Arc<Self>, id: &'a ExecutionId, from_store: bool) -> Telling<'a, bool> {
+        Box::pin(async move {
+            match self.target(id, from_store).await {
+                Ok(_) => Ok(true),
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Ok(false),
+                Err(WorkflowError::Store(error)) => Err(error.into()),
+                Err(error) => Err(LockError::Corrupt { place: error.to_string() }),
+            }
+        })
+    }
+
+    fn told<'a>(
+        self: Arc<Self>,
+        notices: Notices,
+        from_store: bool,
+        riders: &'a BTreeSet<ExecutionId>,
+    ) -> Telling<'a, Option<Vec<Part>>> {
+        Box::pin(async move {
+            let mut mail = Mail::default();
+            mail.notices(notices);
+            match mail.parts(&self, from_store, riders).await {
+                Ok(parts) => Ok(Some(parts)),
+                Err(WorkflowError::Store(error)) => Err(error.into()),
+                Err(_) => Ok(None),
+            }
+        })
+    }
+
+    fn untold(&self, id: &ExecutionId, lock: &LockName, ticket: u64) -> Write {
+        Write::Delete(self.kept(id).message(grant_id(lock, ticket)))
     }
 }
 
@@ -304,6 +389,18 @@ impl Mail {
         self.0.entry(id.clone()).or_default().looks = true;
     }
 
+    /// Adds what executions are told of a lock.
+    pub(crate) fn notices(&mut self, Notices { lock, to }: Notices) {
+        for (id, notice) in to {
+            let letter = |ticket, refused| Letter::Lock { lock: lock.clone(), ticket, refused };
+            match notice {
+                Notice::Granted(ticket) => self.letter(&id, letter(ticket, None)),
+                Notice::Refused(ticket, why) => self.letter(&id, letter(ticket, Some(why))),
+                Notice::TakenAway => self.look(&id),
+            }
+        }
+    }
+
     /// Adds a cancellation.
     pub(crate) fn cancel(&mut self, id: &ExecutionId, reason: String) {
         self.0.entry(id.clone()).or_default().cancel = Some(reason);
@@ -311,131 +408,55 @@ impl Mail {
 
     /// What the commit has to hold for that. What is known in memory is asked there, unless that was out of date. The
     /// records of executions that board the commit are left to them.
-    pub(crate) async fn effects(
+    pub(crate) async fn parts(
         self,
-        engine: &Inner,
+        engine: &Arc<Inner>,
         from_store: bool,
         boards: &BTreeSet<ExecutionId>,
-    ) -> Result<Vec<Effect>> {
-        let mut effects = Vec::new();
+    ) -> Result<Vec<Part>> {
+        let mut parts = Vec::new();
         for (id, post) in self.0 {
             let boarding = engine.resident(&id).filter(|_| boards.contains(&id));
             if let Some(rev) = boarding.and_then(|run| run.with(|state| state.rev)) {
                 if !post.letters.is_empty() {
-                    effects.push(engine.deliveries(&id, Target::Running(rev), post.letters));
+                    parts.push(engine.deliveries(&id, Target::Running(rev), post.letters));
                 }
                 continue;
             }
             match engine.posted(&id, post.letters, post.cancel, post.looks, from_store).await {
-                Ok(posted) => effects.extend(posted),
+                Ok(posted) => parts.extend(posted),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) if !post.is_needed => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(effects)
+        Ok(parts)
     }
 }
 
 impl Inner {
     async fn posted(
-        &self,
+        self: &Arc<Inner>,
         id: &ExecutionId,
         letters: Vec<Letter>,
         cancel: Option<String>,
         looks: bool,
         from_store: bool,
-    ) -> Result<Vec<Effect>> {
-        let mut effects = Vec::new();
+    ) -> Result<Vec<Part>> {
+        let mut parts = Vec::new();
         if looks && cancel.is_none() {
-            effects.push(self.looking(id).await?);
+            parts.push(self.looking(id).await?);
         }
         if let Some(reason) = &cancel {
-            effects.extend(self.cancelling(id, reason).await?);
+            parts.extend(self.cancelling(id, reason).await?);
         }
         if !letters.is_empty() {
-            let target = match self.target(id, from_store || !effects.is_empty()).await? {
+            let target = match self.target(id, from_store || !parts.is_empty()).await? {
                 // It is set running already.
-                Target::Resting(_, rev) if !effects.is_empty() => Target::Running(rev),
+                Target::Resting(_, rev) if !parts.is_empty() => Target::Running(rev),
                 target => target,
             };
-            effects.push(self.deliveries(id, target, letters));
+            parts.push(self.deliveries(id, target, letters));
         }
-        Ok(effects)
-    }
-}
-
-/// What is on its way to an execution.
-#[derive(Default)]
-pub(crate) struct Lane {
-    /// The delivery of the first message.
-    errand: Option<Errand>,
-    /// Those that have come meanwhile, and who waits for the answer.
-    waiting: Vec<(Letter, oneshot::Sender<Result<()>>)>,
-}
-
-pub(crate) type Lanes = HashMap<ExecutionId, Lane>;
-
-/// How many messages share a commit, and how many bytes of them, about.
-const MOST: usize = 256;
-const MOST_BYTES: usize = 1 << 20;
-
-/// A message is on its way. When it is not any more, those that have come meanwhile go.
-struct Ends {
-    engine: Arc<Inner>,
-    id: ExecutionId,
-}
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let mut lanes = self.engine.lanes.lock();
-        // None if the engine was stopped.
-        let Some(lane) = lanes.get_mut(&self.id) else { return };
-        lane.errand = None;
-        if lane.waiting.is_empty() {
-            lanes.remove(&self.id);
-            return;
-        }
-        drop(lanes);
-        self.engine.runtime.spawn(go_on(self.engine.clone(), self.id.clone()));
-    }
-}
-
-/// Delivers what has come, until there is no more.
-async fn go_on(engine: Arc<Inner>, id: ExecutionId) {
-    loop {
-        let batch: Vec<_> = {
-            let mut lanes = engine.lanes.lock();
-            let Some(lane) = lanes.get_mut(&id).map(|lane| &mut lane.waiting).filter(|lane| !lane.is_empty()) else {
-                lanes.remove(&id);
-                return;
-            };
-            let mut bytes = 0;
-            let fits = lane.iter().take(MOST).take_while(|(letter, _)| {
-                bytes += letter.bytes();
-                bytes <= MOST_BYTES
-            });
-            let count = fits.count().max(1);
-            lane.drain(..count).collect()
-        };
-        let letters = batch.iter().map(|(letter, _)| letter.clone()).collect();
-        let delivered = engine.deliver_all(&id, letters, &[], &[]).await;
-        let delivered = delivered.and_then(|delivered| delivered.map_err(|_| WorkflowError::Stopped));
-        for (_, answer) in batch {
-            let _ = answer.send(delivered.clone());
-        }
-    }
-}
-
-impl Effect {
-    /// The same, with which an execution is to be taken into memory.
-    pub(crate) fn waking(self, id: &ExecutionId) -> Effect {
-        let id = id.clone();
-        Effect { landed: Some(Box::new(move |engine, _, _| engine.wake_up(&id))), ..self }
-    }
-
-    /// What a commit holds.
-    pub(crate) fn of(commit: Commit) -> Effect {
-        let (checks, writes) = (commit.checks().to_vec(), commit.writes().to_vec());
-        Effect { checks, writes, ..Effect::default() }
+        Ok(parts)
     }
 }

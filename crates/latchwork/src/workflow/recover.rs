@@ -5,13 +5,14 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use crate::lane::Part;
 use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Range, Rev, Space, Timestamp, View};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::listed::{Shelf, by_status, read_by_status, read_end};
 use crate::workflow::record::{Execution, Status, read_alarm_key, read_count};
-use crate::workflow::run::{Next, Probation, Run, Stop};
+use crate::workflow::run::{Next, Probation, RECORD, Run, Stop};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// How many executions are found at once when the engine starts.
@@ -100,7 +101,7 @@ pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
 pub(crate) async fn doubt(engine: Weak<Inner>) {
     loop {
         let Some(inner) = engine.upgrade() else { return };
-        let doubted = inner.doubted.clone();
+        let doubted = inner.node.doubted();
         drop(inner);
         doubted.notified().await;
         for pause in DOUBTS {
@@ -111,7 +112,7 @@ pub(crate) async fn doubt(engine: Weak<Inner>) {
             let Some(inner) = engine.upgrade() else { return };
             if let Err(error) = inner.sweep().await {
                 tracing::debug!(%error, "what runs could not be looked through");
-                inner.doubt();
+                inner.node.doubt();
             }
         }
     }
@@ -152,11 +153,6 @@ impl Keeper for Wake {
 }
 
 impl Inner {
-    /// A commit had no answer; whoever was to be told of it was not.
-    pub(crate) fn doubt(&self) {
-        self.doubted.notify_one();
-    }
-
     /// Takes up what runs and is not in memory, and has those look who were not told.
     async fn sweep(self: &Arc<Inner>) -> Result<()> {
         let mut residents: Vec<_> = self.residents.lock().values().map(|resident| resident.run.clone()).collect();
@@ -167,7 +163,7 @@ impl Inner {
         self.timers.set(Timestamp(0), env);
         self.removals.set(Timestamp(0), env);
         self.tell_all();
-        self.listen_again().await?;
+        self.locks.listen_again().await?;
         let mut rest = self.left(false);
         loop {
             let found = self.store.view().await?.scan(&rest, Order::Ascending, BATCH).await?;
@@ -229,13 +225,15 @@ impl Inner {
     /// Counts that these are taken up once more, before they are. Gives how often they were by now.
     async fn count<'a>(&self, left: impl Iterator<Item = &'a Left> + Clone) -> Result<Vec<u32>> {
         let count = |left: &Left| left.count().saturating_add(1);
-        let counted = |commit: Commit, left: &Left| {
-            commit.at_rev(&left.key, left.item.rev).put(&left.key, count(left).to_be_bytes().to_vec())
+        let counted = |left: &Left| {
+            let part = self.node.for_owner(&left.id).at_rev(RECORD, &left.key, left.item.rev);
+            part.put(&left.key, count(left).to_be_bytes().to_vec())
         };
-        if let Outcome::Refused(_) = self.store.commit(left.clone().fold(self.owned(), counted)).await? {
-            // Some of them were taken up meanwhile by somebody who asked for it, or this is a second try.
+        let all = left.clone().fold(Part::default(), |part, left| part.and(counted(left)));
+        if let Outcome::Refused(_) = self.store.commit(all.place(Commit::new()).0).await? {
+            // Some of them were taken up meanwhile by a caller that asked for it, or this is a second try.
             for left in left.clone() {
-                let _ = self.store.commit(counted(self.owned(), left)).await?;
+                let _ = self.store.commit(counted(left).place(Commit::new()).0).await?;
             }
         }
         Ok(left.map(count).collect())
@@ -248,9 +246,9 @@ impl Inner {
             && !execution.status.is_terminal()
         {
             let key = self.spaces.executions.key(id.as_bytes());
-            let commit = Commit::new().check(self.shard_check(id)).at_rev(&key, rev).put(&key, execution.encode());
+            let part = self.node.for_owner(id).at_rev(RECORD, &key, rev).put(&key, execution.encode());
             // If it is refused, something has landed since, or this engine is no longer the owner.
-            let _ = self.store.commit(commit).await?;
+            let _ = self.store.commit(part.place(Commit::new()).0).await?;
         }
         self.pick_up(id).await
     }
@@ -258,7 +256,7 @@ impl Inner {
     /// Takes an execution into memory, in a task of its own, however long the store does not serve.
     pub(crate) fn wake_up(self: &Arc<Inner>, id: &ExecutionId) {
         let (inner, id) = (self.clone(), id.clone());
-        self.runtime.spawn(async move {
+        self.node.runtime.spawn(async move {
             while let Err(error) = inner.pick_up(&id).await {
                 if inner.is_stopped() || error.kind() != ErrorKind::Unavailable {
                     return;

@@ -5,12 +5,13 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::store::{Commit, Key, Order, Outcome, Range, Rev, Space, Timestamp};
+use crate::lane::Part;
+use crate::store::{Commit, Key, Order, Range, Rev, Space, Timestamp};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::engine::Inner;
 use crate::workflow::listed::list;
 use crate::workflow::record::{Keyed, Removal, alarm_key, keyed_key, read_alarm_key};
-use crate::workflow::run::journal_range;
+use crate::workflow::run::{RECORD, journal_range};
 use crate::workflow::{ExecutionId, Result};
 
 /// How many writes a commit of removals has, about.
@@ -61,7 +62,7 @@ enum What<'a> {
 /// Collects what is to be removed into commits of a good size.
 struct Broom<'a> {
     engine: &'a Arc<Inner>,
-    commit: Commit,
+    part: Part,
     /// What the commit removes. Several alarms may come to the same records, and a commit writes a key once.
     gone: HashSet<Key>,
     /// The record whose execution is being removed: nothing of it is, if it is another one's by now.
@@ -73,8 +74,14 @@ struct Broom<'a> {
 
 impl<'a> Broom<'a> {
     fn new(engine: &'a Arc<Inner>) -> Broom<'a> {
-        let commit = engine.owned();
-        Broom { engine, commit, gone: HashSet::new(), record: None, is_checked: false, is_refused: false }
+        Broom {
+            engine,
+            part: Part::default(),
+            gone: HashSet::new(),
+            record: None,
+            is_checked: false,
+            is_refused: false,
+        }
     }
 
     /// Removes something, however often somebody else was faster.
@@ -136,7 +143,7 @@ impl<'a> Broom<'a> {
         self.empty(&self.engine.states.slots_of(id)).await?;
         self.empty(&self.engine.kept(id).all()).await?;
         // The rest goes in one commit: as long as there is a record, there is an alarm for it.
-        let listed = list(Commit::new(), &self.engine.spaces.listed, id, Some(&execution), None, None);
+        let listed = list(Part::default(), &self.engine.spaces.listed, id, Some(&execution), None, None);
         let mut last: Vec<Key> = listed.writes().iter().map(|write| write.key().clone()).collect();
         last.extend(execution.removal_us.map(|due| self.engine.spaces.removals.key(alarm_key(Timestamp(due), id))));
         if let Some(key) = &execution.key {
@@ -146,7 +153,7 @@ impl<'a> Broom<'a> {
             last.extend(found.filter(|item| is_its(&item.value)).map(|_| key));
         }
         last.push(self.engine.spaces.executions.key(id.as_bytes()));
-        if self.commit.writes().len() + last.len() > WRITES {
+        if self.part.writes().len() + last.len() > WRITES {
             self.sweep().await?;
         }
         last.iter().for_each(|key| self.note(key));
@@ -171,35 +178,28 @@ impl<'a> Broom<'a> {
     /// Adds the removal of a record, and sends the commit when it is large.
     async fn add(&mut self, key: &Key) -> Result<()> {
         self.note(key);
-        if self.commit.writes().len() >= WRITES { self.sweep().await } else { Ok(()) }
+        if self.part.writes().len() >= WRITES { self.sweep().await } else { Ok(()) }
     }
 
     fn note(&mut self, key: &Key) {
         if !self.gone.insert(key.clone()) {
             return;
         }
-        let mut commit = std::mem::take(&mut self.commit).delete(key);
+        let mut part = std::mem::take(&mut self.part).delete(key);
         if let Some((record, rev)) = self.record.as_ref().filter(|_| !std::mem::replace(&mut self.is_checked, true)) {
-            commit = commit.at_rev(record, *rev);
+            part = part.at_rev(RECORD, record, *rev);
         }
-        self.commit = commit;
+        self.part = part;
     }
 
     async fn sweep(&mut self) -> Result<()> {
-        let owned = self.engine.owned();
-        let owner = owned.checks().len();
-        let commit = std::mem::replace(&mut self.commit, owned);
+        let part = std::mem::take(&mut self.part);
         self.gone.clear();
         self.is_checked = false;
-        if commit.writes().is_empty() {
+        if part.writes().is_empty() {
             return Ok(());
         }
-        if let Outcome::Refused(refusal) = self.engine.store.commit(commit).await? {
-            self.is_refused = true;
-            if refusal.failed.iter().any(|failed| failed.index < owner) {
-                self.engine.fenced();
-            }
-        }
+        self.is_refused |= !self.engine.store.commit(part.place(Commit::new()).0).await?.is_applied();
         Ok(())
     }
 }

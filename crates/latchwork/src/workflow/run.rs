@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use crate::lock::LockName;
-use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, StoreError, Timestamp};
+use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Refusal, Rev, StoreError, Timestamp};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Kept, Published};
@@ -26,7 +26,7 @@ use crate::workflow::record::{Entry, Execution, Labels, Status, Wait, WaitsFor, 
 use crate::workflow::saga::Undos;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
-pub(crate) use board::{Boarded, Effect, Verdict, turn};
+pub(crate) use board::{Boarded, Effect, RECORD, Verdict, turn};
 pub(crate) use branch::Branch;
 pub(crate) use inbox::{Address, Inbox, Received};
 use op::Op;
@@ -73,7 +73,7 @@ pub(crate) struct State {
     /// No stamp of what is pending is before this.
     first_pending: u64,
     /// The last stamp that was given, and the last that is to be durable.
-    stamps: u64,
+    pub(crate) stamps: u64,
     wanted: u64,
     /// Whether the record is to be written, though nothing is pending.
     wants_record: bool,
@@ -104,6 +104,8 @@ pub(crate) struct State {
     pub(crate) published: Option<Publishes>,
     /// The locks that its code has guards of, by the keys of the requests; and what was let go of.
     pub(crate) held: BTreeMap<Key, Holding>,
+    /// The locks under which the code came to what is not committed yet, though it has let go of the guards.
+    pub(crate) left: Vec<Key>,
     pub(crate) dropped: Vec<Dropped>,
     /// The locks of which something is being released that was dropped, each as often.
     pub(crate) leaving: Vec<LockName>,
@@ -240,6 +242,7 @@ impl Run {
             beats: BTreeMap::new(),
             published: None,
             held: BTreeMap::new(),
+            left: Vec::new(),
             dropped: Vec::new(),
             leaving: Vec::new(),
             is_fresh: false,
@@ -420,7 +423,7 @@ impl Run {
             },
             Err(error) => {
                 self.put_back(boarded);
-                self.engine.doubt();
+                self.engine.node.doubt();
                 Sent::Stopped(self.failed(error))
             }
         }
@@ -490,6 +493,7 @@ impl Run {
         // The code's operations are gone with it; what is left is of those who want something from outside.
         state.carrier = None;
         state.held.clear();
+        state.left.clear();
         state.dropped.clear();
         state.beats.clear();
     }
@@ -502,15 +506,6 @@ impl Run {
         }
         let message = format!("{what} takes {length} bytes as JSON; the limit is {limit}");
         Err(Failure::new(message).not_retryable())
-    }
-
-    /// A commit has landed that others go by: they are told.
-    fn told(&self, effects: Vec<(Effect, std::ops::Range<usize>)>, receipt: &Receipt) {
-        for (effect, writes) in effects {
-            if let Some(landed) = effect.landed {
-                landed(&self.engine, receipt.generation, &receipt.revs[writes]);
-            }
-        }
     }
 }
 

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
+use crate::lane::Part;
 use crate::store::{Check, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
@@ -74,15 +75,15 @@ impl Signal {
         let delivered = Delivered::signal(&self.name, &payload);
         let letter = Letter::Signal { name: self.name, payload };
         let Some(signal_id) = self.signal_id else {
-            return self.engine.deliver_shared(&self.id, letter).await;
+            return self.engine.deliver(&self.id, letter, None).await.map(drop);
         };
         check_name("the id of a signal", &signal_id)?;
         let key = self.engine.kept(&self.id).signal(&signal_id);
         let write = Write::Put(key.clone(), delivered.encode());
         let mut item = self.engine.store.view().await?.get(&key).await?;
         if item.is_none() {
-            let sent = self.engine.deliver(&self.id, letter, &[Check::Absent(key.clone())], &[write]).await;
-            if let Ok(Ok(())) = sent {
+            let sent = self.engine.deliver(&self.id, letter, Some((vec![Check::Absent(key.clone())], write))).await;
+            if let Ok(true) = sent {
                 return Ok(());
             }
             item = self.engine.store.view().await?.get(&key).await?;
@@ -167,10 +168,10 @@ impl Ctx {
         &self,
         name: &str,
         argument: u64,
-        mut effect: impl FnMut(Arc<Inner>) -> F,
+        mut part: impl FnMut(Arc<Inner>) -> F,
     ) -> std::result::Result<(), Failure>
     where
-        F: Future<Output = Result<Option<Effect>>>,
+        F: Future<Output = Result<Option<Part>>>,
     {
         self.operation(WaitsFor::Store, |doing| async move {
             let run = &self.run;
@@ -190,8 +191,8 @@ impl Ctx {
                 let _ = doing.flush().await;
             }
             loop {
-                let effect = match effect(run.engine.clone()).await {
-                    Ok(effect) => effect,
+                let part = match part(run.engine.clone()).await {
+                    Ok(part) => part,
                     Err(WorkflowError::Store(error)) => return run.stop_for(run.failed(error)).await,
                     Err(error) => {
                         let failure = Failure::from(error);
@@ -199,7 +200,7 @@ impl Ctx {
                         return Err(failure);
                     }
                 };
-                let effect = effect.map(|effect| Effect { op: doing.op, ..effect });
+                let effect = part.map(|part| Effect { op: doing.op, ..part.into() });
                 run.put_with(&place, entry.clone(), effect);
                 if doing.flush().await.is_ok() {
                     return Ok(());

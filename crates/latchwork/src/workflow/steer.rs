@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::lane::Part;
 use crate::lock::Owner;
-use crate::lock::free::How;
-use crate::store::{Commit, ErrorKind, Timestamp};
+use crate::store::{Check, ErrorKind, Timestamp};
+use crate::workflow::child::How;
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::handle::Handle;
 use crate::workflow::history::ExecutionState;
 use crate::workflow::kept::Letter;
 use crate::workflow::record::{Execution, Status, Wait, WaitsFor, failure_text};
-use crate::workflow::run::{Doing, Effect, Listed, Stop, turn};
+use crate::workflow::run::{Doing, Listed, RECORD, Stop, turn};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// What an execution waits for.
@@ -55,9 +56,9 @@ impl Engine {
         let resumes = before.resumes + 1;
         let mut after = Execution { status: Status::Running, resumes, ..before.clone() };
         let key = self.inner.spaces.executions.key(id.as_bytes());
-        let commit = Commit::new().at_rev(&key, rev).put(&key, after.encode());
-        let (commit, _) = turn(&self.inner, commit, &id, Some(&before), &mut after, None);
-        if self.inner.perform(&id, Effect::of(commit).waking(&id)).await?.is_err() {
+        let part = self.inner.node.for_any(id.as_bytes()).at_rev(RECORD, &key, rev).put(&key, after.encode());
+        let (part, _) = turn(&self.inner, part, &id, Some(&before), &mut after, None);
+        if !self.inner.perform(self.inner.waking(part, &id)).await? {
             return Err(WorkflowError::NotParked { id });
         }
         self.inner.pick_up(&id).await
@@ -87,7 +88,7 @@ impl Engine {
         if !why.waits.iter().any(|wait| matches!(wait.what, WaitsFor::Retry(_))) {
             return Err(WorkflowError::NotRetrying { id });
         }
-        self.inner.deliver(&id, Letter::RetryNow, &[], &[]).await?.map_err(|_| WorkflowError::Stopped)
+        self.inner.deliver(&id, Letter::RetryNow, None).await.map(drop)
     }
 
     /// What an execution waits for, exactly.
@@ -139,7 +140,7 @@ impl Inner {
     /// nobody else changes the locks in it.
     pub(crate) async fn terminate(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
         let (engine, id, reason) = (self.clone(), id.clone(), reason.to_string());
-        let terminated = self.runtime.spawn(async move { engine.terminate_now(&id, &reason).await });
+        let terminated = self.node.runtime.run(async move { engine.terminate_now(&id, &reason).await });
         terminated.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
@@ -176,12 +177,12 @@ impl Inner {
             let mut after = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
             let key = self.spaces.executions.key(id.as_bytes());
             let requests = self.locks.spaces.owned_by(&Owner::Execution(id.clone()));
-            let commit = Commit::new().at_rev(&key, rev).unchanged(&requests, view.generation());
-            let commit = commit.unchanged(&self.kept(id).children(), view.generation());
-            let (commit, due) = turn(self, commit, id, Some(&before), &mut after, None);
-            let mut effects = vec![Effect::of(commit.put(&key, after.encode()))];
-            effects.append(&mut closing.effects);
-            let performed = match self.perform_all(id, effects).await {
+            let unchanged = |range| Check::Unchanged(range, view.generation());
+            let part = self.node.for_any(id.as_bytes()).at_rev(RECORD, &key, rev).check(RECORD, unchanged(requests));
+            let part = part.check(RECORD, unchanged(self.kept(id).children()));
+            let (part, due) = turn(self, part, id, Some(&before), &mut after, None);
+            let part = closing.parts.drain(..).fold(part.put(&key, after.encode()), Part::and);
+            let performed = match self.perform(part).await {
                 Err(error) if error.kind() == ErrorKind::Invalid && !is_large => {
                     is_large = true;
                     false
@@ -218,29 +219,11 @@ impl Inner {
                     None => {}
                 }
             }
-            let Some(effect) = self.cancelling(id, reason).await? else { return Ok(()) };
-            if self.perform(id, effect).await?.is_ok() {
+            let Some(part) = self.cancelling(id, reason).await? else { return Ok(()) };
+            if self.perform(part).await? {
                 return Ok(());
             }
         }
-    }
-
-    /// Does several things in one commit. Gives whether that was possible.
-    pub(crate) async fn perform_all(self: &Arc<Inner>, id: &ExecutionId, effects: Vec<Effect>) -> Result<bool> {
-        let mut whole = Effect::default();
-        let mut told = Vec::new();
-        for effect in effects {
-            let from = whole.writes.len();
-            whole.checks.extend(effect.checks);
-            whole.writes.extend(effect.writes);
-            told.extend(effect.landed.map(|landed| (landed, from..whole.writes.len())));
-        }
-        whole.landed = Some(Box::new(move |engine, generation, revs| {
-            for (landed, writes) in told {
-                landed(engine, generation, &revs[writes]);
-            }
-        }));
-        Ok(self.perform(id, whole).await?.is_ok())
     }
 }
 

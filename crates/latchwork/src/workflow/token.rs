@@ -7,12 +7,12 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::lane::Part;
 use crate::store::{Check, Timestamp, Uuid, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::kept::{Letter, Message, Token};
 use crate::workflow::record::{EntryState, Kind, WaitsFor, failure_text};
-use crate::workflow::run::Effect;
 use crate::workflow::signal::written;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -37,9 +37,9 @@ impl Ctx {
             }
             let token = run.env().uuid();
             let record = Token { name: name.into(), is_used: false };
-            let writes = vec![Write::Put(run.kept().token(token), record.encode())];
+            let part = Part::default().put(&run.kept().token(token), record.encode());
             let entry = call.entry(run.env().now(), EntryState::Done(format!("\"{token}\"")));
-            run.put_with(&place, entry, Some(Effect { writes, ..Effect::default() }));
+            run.put_with(&place, entry, Some(part.into()));
             token.to_string()
         });
         let text: String = token.await;
@@ -112,7 +112,7 @@ async fn complete(engine: &Arc<Inner>, text: &str, result: std::result::Result<S
         let used = Token { is_used: true, ..record };
         let letter = Letter::Completed { token: token.as_u128(), result: result.clone() };
         let (check, write) = (Check::AtRev(key.clone(), item.rev), Write::Put(key.clone(), used.encode()));
-        if engine.deliver(&id, letter, &[check], &[write]).await?.is_ok() {
+        if engine.deliver(&id, letter, Some((vec![check], write))).await? {
             return Ok(());
         }
     }

@@ -12,13 +12,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::json;
+use crate::lane::Part;
 use crate::store::{Check, Key, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::handle::Handle;
 use crate::workflow::kept::{Delivered, Letter, Message, Published};
 use crate::workflow::record::{EntryState, Kind, WaitsFor, failure_text};
-use crate::workflow::run::{Effect, hash_text};
+use crate::workflow::run::hash_text;
 use crate::workflow::signal::written;
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -107,9 +108,9 @@ impl<A: DeserializeOwned> Update<A> {
             let write = Write::Put(key.clone(), Delivered::Update(fingerprint, None).encode());
             let letter = Letter::Update { name: name.clone(), id: update_id.clone(), payload: request.clone() };
             // If it is refused, somebody else has sent it, or what the validator has seen is no more.
-            match engine.deliver(&id, letter, &checks, &[write]).await {
-                Ok(Ok(())) => break,
-                Ok(Err(_)) => {}
+            match engine.deliver(&id, letter, Some((checks, write))).await {
+                Ok(true) => break,
+                Ok(false) => {}
                 // Somebody else may have sent it before the execution has ended.
                 Err(error) if engine.store.view().await?.get(&key).await?.is_none() => return Err(error),
                 Err(_) => {}
@@ -303,11 +304,10 @@ impl<R, A: Serialize> Request<R, A> {
                 Err(error) => return run.stop_for(run.failed(error)).await,
             };
             let fingerprint = if let Some(Delivered::Update(sent, _)) = sent { sent } else { 0 };
-            let write = Write::Put(key, Delivered::Update(fingerprint, Some(answer)).encode());
-            let (execution, update) = (run.id.clone(), id.clone());
-            let told = move |engine: &Arc<Inner>, _, _: &[_]| engine.tell(&execution, Some(&update));
-            let effect = Effect { writes: vec![write], landed: Some(Box::new(told)), ..Effect::default() };
-            run.put_with(&place, call.entry(run.env().now(), EntryState::Done("null".into())), Some(effect));
+            let part = Part::default().put(&key, Delivered::Update(fingerprint, Some(answer)).encode());
+            let (engine, execution, update) = (run.engine.clone(), run.id.clone(), id.clone());
+            let part = part.then(move |_| engine.tell(&execution, Some(&update)));
+            run.put_with(&place, call.entry(run.env().now(), EntryState::Done("null".into())), Some(part.into()));
         });
         operation.await
     }

@@ -72,7 +72,7 @@ impl Run {
                 }
             };
             let run = self.clone();
-            self.engine.runtime.spawn(async move {
+            self.engine.node.runtime.spawn(async move {
                 if let Err(error) = passenger.send(&lock, ask).await {
                     run.set_stop(stops(&run, error));
                 }
@@ -106,7 +106,7 @@ impl Run {
         if self.engine.replays || !self.with(|state| state.has_locks) {
             return;
         }
-        let owned = match self.engine.requests_of(&Owner::Execution(self.id.clone())).await {
+        let owned = match self.engine.locks.requests_of(&Owner::Execution(self.id.clone())).await {
             Ok(owned) => owned,
             Err(error) => return self.stop_for(self.failed(error)).await,
         };
@@ -153,7 +153,7 @@ impl Passenger {
     async fn send(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockError> {
         let engine = self.seat.run.engine.clone();
         self.seat.doing.carry().await;
-        engine.ask(lock, ask, Some(Box::new(self))).await
+        engine.locks.ask(lock, ask, Some(Box::new(self))).await
     }
 
     /// Has something done to a lock, in a commit with the execution. What the lock refuses is given back.

@@ -1,9 +1,10 @@
 //! Commits: what they hold of an execution, and what becomes of it.
 
-use std::ops::Range;
-use std::sync::Arc;
+use parking_lot::MutexGuard;
 
-use crate::store::{Check, Commit, Generation, Key, Receipt, Refusal, Rev, Timestamp, Write};
+use crate::lane::{Part, Placed, Tag};
+use crate::node::SHARD;
+use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::definition::DEFAULT_KEEP;
 use crate::workflow::engine::Inner;
@@ -16,31 +17,35 @@ use crate::workflow::record::{
 use crate::workflow::run::inbox::Address;
 use crate::workflow::run::{Next, Pending, Run, State, Stop, hash_text};
 
+/// The record of an execution is as it is known.
+pub(crate) const RECORD: Tag = Tag("record");
+/// The execution holds the locks that its code has guards of.
+const HELD: Tag = Tag("held");
+/// No execution was started under the idempotency key.
+const KEYED: Tag = Tag("keyed");
+/// There are no messages that the execution does not know of.
+const INBOX: Tag = Tag("inbox");
+
 /// What is done in the commit that records an operation.
 #[derive(Default)]
 pub(crate) struct Effect {
     /// The operation, which is told if a check has failed.
     pub(crate) op: u64,
-    pub(crate) checks: Vec<Check>,
-    pub(crate) writes: Vec<Write>,
+    pub(crate) part: Part,
     /// The message that is received with it.
     pub(crate) receives: Option<Address>,
-    /// Told when it is done, with the revs of the writes.
-    pub(crate) landed: Option<Landed>,
 }
 
-type Landed = Box<dyn FnOnce(&Arc<Inner>, Generation, &[Option<Rev>]) + Send>;
+impl From<Part> for Effect {
+    fn from(part: Part) -> Effect {
+        Effect { part, ..Effect::default() }
+    }
+}
 
 impl Effect {
     /// The receipt of a message.
     pub(crate) fn receipt(address: Address) -> Effect {
-        Effect { writes: vec![Write::Delete(address.1.clone())], receives: Some(address), ..Effect::default() }
-    }
-
-    /// How many bytes it adds to a commit, about.
-    pub(crate) fn bytes(&self) -> usize {
-        let value = |write: &Write| if let Write::Put(_, value) = write { value.len() } else { 0 };
-        self.writes.iter().map(|write| value(write) + 64).sum()
+        Effect { part: Part::default().delete(&address.1), receives: Some(address), ..Effect::default() }
     }
 }
 
@@ -48,26 +53,34 @@ impl Effect {
 pub(crate) struct Boarded {
     number: u64,
     pending: Vec<Pending>,
-    /// The checks and writes of effects, by the place in `pending`.
-    effects: Vec<(usize, Range<usize>, Range<usize>)>,
+    /// Where its own part is, and those of effects, by the place in `pending`.
+    own: Placed,
+    effects: Vec<(usize, Placed)>,
     /// The record from then on, and the place of its write.
     after: Option<(Execution, usize)>,
-    /// The places of its own checks, and of that on its messages.
-    checks: Range<usize>,
-    /// That it holds the locks that its code has guards of.
-    held: Range<usize>,
-    /// That nobody was started under its key.
-    keyed: Range<usize>,
-    inbox: Option<usize>,
     /// Whether it tells what was published.
     publishes: bool,
     is_first: bool,
+    /// How many locks it checks that the code has let go of.
+    left: usize,
     /// Whether the record was to be written.
     wants_record: bool,
     /// Whether the execution has come to something with it.
     progress: bool,
     /// When something of it is to be removed.
     removal: Option<Timestamp>,
+}
+
+/// What a commit is about to hold of an execution.
+#[derive(Default)]
+struct Boarding {
+    pending: Vec<Pending>,
+    after: Option<(Execution, usize)>,
+    is_first: bool,
+    wants_record: bool,
+    progress: bool,
+    removal: Option<Timestamp>,
+    left: usize,
 }
 
 /// What a refusal means.
@@ -80,46 +93,24 @@ pub(crate) enum Verdict {
 impl Run {
     /// Adds to a commit that the execution is this engine's and as it was, everything pending, and, if that changes,
     /// its record.
-    pub(crate) fn board(&self, mut commit: Commit, next: Next) -> (Commit, Boarded) {
+    pub(crate) fn board(&self, commit: Commit, next: Next) -> (Commit, Boarded) {
         let mut state = self.state.lock();
-        let first_check = commit.checks().len();
-        commit = commit.check(self.engine.shard_check(&self.id));
-        let is_gone = state.stop.is_some() || state.has_left || state.execution.status.is_terminal();
-        let is_over = is_gone && !matches!(next, Next::Rests(_));
-        commit = match state.rev {
-            // It was to stop; whatever was on its way to be done is not.
-            _ if is_over => commit.check(Check::AtRev(self.key.clone(), Rev(u64::MAX))),
-            Some(rev) => commit.check(Check::AtRev(self.key.clone(), rev)),
-            None => commit.check(Check::Absent(self.key.clone())),
-        };
-        let checks = first_check..commit.checks().len();
-        let held = state.held.iter().filter(|(_, holding)| matches!(holding.grant, Grant::Held));
-        commit = held.fold(commit, |commit, (key, _)| commit.check(Check::Present(key.clone())));
-        let held = checks.end..commit.checks().len();
-        let is_first = state.rev.is_none();
+        let mut part = self.as_it_was(&state, &next);
         state.boardings += 1;
-        let mut boarded = Boarded {
-            number: state.boardings,
+        let mut boarding = Boarding {
             pending: state.take_pending(&commit),
-            effects: Vec::new(),
-            after: None,
-            checks,
-            held,
-            keyed: 0..0,
-            inbox: None,
-            publishes: false,
-            is_first,
-            // Whoever wants that from now on wants another commit.
+            is_first: state.rev.is_none(),
+            left: state.left.len(),
+            // A caller that wants that from now on wants another commit.
             wants_record: std::mem::take(&mut state.wants_record),
-            progress: false,
-            removal: None,
+            ..Boarding::default()
         };
         // Most often the record stays as it is, and is not copied.
-        if !is_first && matches!(next, Next::Runs) && !state.is_to_be_written() {
-            commit = self.journaled(commit, &state, None, &boarded);
-            boarded.progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
-            commit = self.rest(commit, &mut state, &mut boarded);
-            return (self.counted(commit, &state, &boarded), boarded);
+        if !boarding.is_first && matches!(next, Next::Runs) && !state.is_to_be_written() {
+            part = self.journaled(part, &state, None, &boarding);
+            boarding.progress = boarding.pending.iter().any(|pending| is_progress(&pending.entry));
+            part = self.counted(part, &state, &boarding);
+            return self.placed(commit, part, state, boarding);
         }
         let mut after = Execution {
             status: Status::Running,
@@ -137,90 +128,127 @@ impl Run {
             Next::Waits(timer, waits) => {
                 (after.status, after.timer_us, after.waits) = (Status::Waiting, timer.map(|timer| timer.0), waits);
                 if let Some(inbox) = &state.inbox {
-                    boarded.inbox = Some(commit.checks().len());
-                    commit = commit.check(at_count(self.kept().count(), inbox.count()));
+                    part = part.check(INBOX, at_count(self.kept().count(), inbox.count()));
                 }
             }
             Next::Rests(status) => after.status = status,
             Next::Continues(input) => {
                 (after.input, after.run, after.intent) = (input, after.run + 1, None);
                 continues = true;
-                boarded.pending.retain(|pending| pending.effect.is_some());
+                boarding.pending.retain(|pending| pending.effect.is_some());
             }
         }
         if !continues {
-            commit = self.journaled(commit, &state, Some(&mut after), &boarded);
+            part = self.journaled(part, &state, Some(&mut after), &boarding);
         }
-        let is_progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
-        boarded.progress = is_progress || continues || after.status != Status::Running;
-        commit = self.rest(commit, &mut state, &mut boarded);
-        (self.recorded(commit, &state, after, &mut boarded), boarded)
+        let is_progress = boarding.pending.iter().any(|pending| is_progress(&pending.entry));
+        boarding.progress = is_progress || continues || after.status != Status::Running;
+        part = self.recorded(part, &state, after, &mut boarding);
+        self.placed(commit, part, state, boarding)
     }
 
-    /// Adds what is done with the operations, and what is published.
-    fn rest(&self, mut commit: Commit, state: &mut State, boarded: &mut Boarded) -> Commit {
-        commit = effects(commit, boarded);
+    /// That the execution is this engine's, as it was, and holds what its code has guards of.
+    fn as_it_was(&self, state: &State, next: &Next) -> Part {
+        let part = self.engine.node.for_owner(&self.id);
+        let is_gone = state.stop.is_some() || state.has_left || state.execution.status.is_terminal();
+        let part = match state.rev {
+            // It was to stop; whatever was on its way to be done is not.
+            _ if is_gone && !matches!(next, Next::Rests(_)) => part.at_rev(RECORD, &self.key, Rev(u64::MAX)),
+            Some(rev) => part.at_rev(RECORD, &self.key, rev),
+            None => part.absent(RECORD, &self.key),
+        };
+        let held = state.held.iter().filter(|(_, holding)| matches!(holding.grant, Grant::Held));
+        let held = held.map(|(key, _)| key).chain(&state.left);
+        held.fold(part, |part, key| part.check(HELD, Check::Present(key.clone())))
+    }
+
+    /// Adds what is published to the execution's own part, and that with the parts of operations to the commit.
+    fn placed(
+        &self,
+        commit: Commit,
+        mut part: Part,
+        mut state: MutexGuard<'_, State>,
+        boarding: Boarding,
+    ) -> (Commit, Boarded) {
+        let mut publishes = false;
         if let Some(published) = state.published.as_mut().filter(|published| published.is_new) {
-            (published.is_new, boarded.publishes) = (false, true);
-            commit = commit.put(&self.kept().published(), published.values.encode());
+            (published.is_new, publishes) = (false, true);
+            part = part.put(&self.kept().published(), published.values.encode());
         }
-        let first = boarded.pending.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
-        state.flying.insert(boarded.number, first);
-        commit
+        let first = boarding.pending.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
+        let number = state.boardings;
+        state.flying.insert(number, first);
+        let (mut commit, own, _) = part.place_whole(commit);
+        let mut effects = Vec::new();
+        for (index, pending) in boarding.pending.iter().enumerate() {
+            if let Some(effect) = &pending.effect {
+                let placed;
+                (commit, placed) = effect.part.place(commit);
+                effects.push((index, placed));
+            }
+        }
+        let Boarding { pending, after, is_first, wants_record, progress, removal, left } = boarding;
+        let boarded = Boarded {
+            number,
+            pending,
+            own,
+            effects,
+            after,
+            publishes,
+            is_first,
+            left,
+            wants_record,
+            progress,
+            removal,
+        };
+        (commit, boarded)
     }
 
     /// Takes back, where the execution was found, how often it was taken up, once it has come to something.
-    fn counted(&self, commit: Commit, state: &State, boarded: &Boarded) -> Commit {
-        if state.taken_up == 0 || !boarded.progress {
-            return commit;
+    fn counted(&self, part: Part, state: &State, boarding: &Boarding) -> Part {
+        if state.taken_up == 0 || !boarding.progress {
+            return part;
         }
         let counted = match state.execution.timer_us {
             Some(timer) => self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)),
             None => self.engine.spaces.listed.key(status_key(&self.id, &state.execution)),
         };
-        commit.put(&counted, Vec::new())
+        part.put(&counted, Vec::new())
     }
 
     /// Adds the execution's record, if it changes.
-    fn recorded(&self, mut commit: Commit, state: &State, mut after: Execution, boarded: &mut Boarded) -> Commit {
-        let before = (!boarded.is_first).then_some(&state.execution);
-        let count = if boarded.progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
+    fn recorded(&self, mut part: Part, state: &State, mut after: Execution, boarding: &mut Boarding) -> Part {
+        let before = (!boarding.is_first).then_some(&state.execution);
+        let count = if boarding.progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
         if before == Some(&after) {
-            return self.counted(commit, state, boarded);
+            return self.counted(part, state, boarding);
         }
         let note = match &after.status {
-            Status::Running if state.taken_up > 0 || boarded.is_first => Some(count),
+            Status::Running if state.taken_up > 0 || boarding.is_first => Some(count),
             _ => None,
         };
-        let keyed = commit.checks().len();
-        (commit, boarded.removal) = turn(&self.engine, commit, &self.id, before, &mut after, note);
-        boarded.keyed = keyed..commit.checks().len();
+        (part, boarding.removal) = turn(&self.engine, part, &self.id, before, &mut after, note);
         let timer = before.and_then(|before| before.timer_us);
-        if let Some(timer) = timer.filter(|_| state.taken_up > 0 && boarded.progress && timer == after.timer_us) {
-            commit = commit.put(&self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)), Vec::new());
+        if let Some(timer) = timer.filter(|_| state.taken_up > 0 && boarding.progress && timer == after.timer_us) {
+            part = part.put(&self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)), Vec::new());
         }
-        let write = commit.writes().len();
-        commit = commit.put(&self.key, after.encode());
-        boarded.after = Some((after, write));
-        commit
+        let write = part.writes().len();
+        part = part.put(&self.key, after.encode());
+        boarding.after = Some((after, write));
+        part
     }
 
     /// Adds the records of operations. A step that is begun for the first time is told of by the record before it.
-    fn journaled(
-        &self,
-        mut commit: Commit,
-        state: &State,
-        mut after: Option<&mut Execution>,
-        boarded: &Boarded,
-    ) -> Commit {
-        let entries = &boarded.pending;
+    fn journaled(&self, mut part: Part, state: &State, mut after: Option<&mut Execution>, boarding: &Boarding) -> Part {
+        let entries = &boarding.pending;
         let is_small = entries.len() <= TAIL && entries.iter().all(|pending| pending.entry.is_small());
         if let Some(after) = after.as_mut().filter(|after| is_small && after.status.is_terminal()) {
             after.tail = entries.iter().map(|pending| (pending.place.clone(), pending.entry.clone())).collect();
-            return commit;
+            return part;
         }
-        let is_very_first =
-            |pending: &Pending| boarded.is_first && pending.place == Path::default().at(0) && pending.entry.is_intent();
+        let is_very_first = |pending: &Pending| {
+            boarding.is_first && pending.place == Path::default().at(0) && pending.entry.is_intent()
+        };
         // The execution's own record tells of the very first.
         if let (Some(first), Some(after)) = (entries.first().filter(|first| is_very_first(first)), &mut after) {
             after.intent = Some(Intent::of(&first.entry));
@@ -246,9 +274,9 @@ impl Run {
             key.truncate(prefix);
             key.extend_from_slice(&pending.place.number.to_be_bytes());
             let record = pending.entry.encode_with(next.map(|next| &next.entry));
-            commit = commit.put(&self.engine.spaces.journal.key(&key), record);
+            part = part.put(&self.engine.spaces.journal.key(&key), record);
         }
-        commit
+        part
     }
 
     /// A commit with the execution in it has landed.
@@ -256,22 +284,24 @@ impl Run {
         let mut state = self.state.lock();
         state.flying.remove(&boarded.number);
         state.arrived();
+        let left = boarded.left.min(state.left.len());
+        state.left.drain(..left);
         if boarded.progress {
             (state.taken_up, state.probation) = (0, None);
         }
         if let Some((execution, write)) = boarded.after {
             state.execution = execution;
-            state.rev = receipt.revs.get(write).copied().flatten();
+            state.rev = boarded.own.landing(receipt).rev(write);
         }
         let mut pending = boarded.pending;
         let mut effects = Vec::new();
-        for (index, _, writes) in boarded.effects {
+        for (index, placed) in boarded.effects {
             let Some(effect) = pending[index].effect.take() else { continue };
             if let Some(received) = &effect.receives {
                 state.receipts += 1;
                 state.inbox.iter_mut().for_each(|inbox| inbox.remove(received));
             }
-            effects.push((effect, writes));
+            effects.push((effect.part, placed));
         }
         if let Some(due) = boarded.removal {
             self.engine.removals.set(due, self.env());
@@ -286,41 +316,38 @@ impl Run {
         if boarded.publishes {
             self.engine.published(&self.id);
         }
-        self.told(effects, receipt);
+        effects.into_iter().for_each(|(part, placed)| part.land(placed.landing(receipt)));
     }
 
     /// A commit with the execution in it was refused. If that was for a reason of the execution's own, it has to stop.
     pub(crate) fn refused(&self, mut boarded: Boarded, refusal: &Refusal) -> Verdict {
-        let has_failed = |checks: &Range<usize>| refusal.failed.iter().any(|failed| checks.contains(&failed.index));
-        let own = refusal.failed.iter().find(|failed| boarded.checks.contains(&failed.index));
-        // The first of its checks is that of the owner.
-        let stop = own.map(|failed| match (failed.index == boarded.checks.start, boarded.is_first) {
-            (true, _) => Stop::Fenced,
-            (false, true) => Stop::Taken,
-            (false, false) => Stop::Changed,
-        });
-        // Somebody else was started under its key.
-        let stop = stop.or_else(|| has_failed(&boarded.keyed).then_some(Stop::Taken));
-        let is_forced = has_failed(&boarded.held);
-        if is_forced {
-            // It is run again from its journal, and looks which of its locks were taken away.
-            self.engine.forced.lock().insert(self.id.clone());
-        }
-        let stop = stop.or(is_forced.then_some(Stop::Changed));
-        let mut undone: Vec<usize> = Vec::new();
-        for (index, checks, _) in &boarded.effects {
-            if has_failed(checks) {
-                undone.push(*index);
+        let mut stop = None;
+        for (_, tag, _) in boarded.own.failed(refusal) {
+            stop = match tag {
+                SHARD => Some(Stop::Fenced),
+                RECORD | KEYED if boarded.is_first => Some(Stop::Taken),
+                RECORD => Some(Stop::Changed),
+                HELD => {
+                    // It is run again from its journal, and looks which of its locks were taken away.
+                    self.engine.forced.lock().insert(self.id.clone());
+                    Some(Stop::Changed)
+                }
+                _ => None,
+            };
+            if stop.is_some() {
+                break;
             }
         }
+        let is_undone = |(_, placed): &(usize, Placed)| placed.failed(refusal).next().is_some();
+        let undone: Vec<(usize, Placed)> = boarded.effects.extract_if(.., |placed| is_undone(placed)).collect();
         let mut state = self.state.lock();
-        for index in undone.into_iter().rev() {
-            let pending = boarded.pending.remove(index);
-            pending.effect.into_iter().for_each(|effect| state.refuse(effect.op));
+        for (index, placed) in undone.into_iter().rev() {
+            if let Some(effect) = boarded.pending.remove(index).effect {
+                state.refuse(effect.op);
+                effect.part.refuse(&placed, refusal);
+            }
         }
-        if let Some(inbox) = boarded.inbox
-            && has_failed(&(inbox..inbox + 1))
-        {
+        if boarded.own.has_failed(refusal, INBOX) {
             state.inbox().set_stale();
         }
         drop(state);
@@ -362,58 +389,46 @@ impl State {
     }
 }
 
-/// Adds what operations do.
-fn effects(mut commit: Commit, boarded: &mut Boarded) -> Commit {
-    for (index, pending) in boarded.pending.iter_mut().enumerate() {
-        let Some(effect) = &mut pending.effect else { continue };
-        let (checks, writes) = (commit.checks().len(), commit.writes().len());
-        commit = effect.checks.iter().cloned().fold(commit, Commit::check);
-        commit = effect.writes.iter().cloned().fold(commit, Commit::write);
-        boarded.effects.push((index, checks..commit.checks().len(), writes..commit.writes().len()));
-    }
-    commit
-}
-
 /// That there were so many messages and no more.
 pub(crate) fn at_count(key: Key, count: u64) -> Check {
     if count == 0 { Check::Absent(key) } else { Check::AtRev(key, Rev(count)) }
 }
 
-/// Adds to a commit what goes with a change of an execution's record, which is then to be written as it is left. Gives
+/// Adds to a part what goes with a change of an execution's record, which is then to be written as it is left. Gives
 /// when something of the execution is to be removed.
 pub(crate) fn turn(
     engine: &Inner,
-    mut commit: Commit,
+    mut part: Part,
     id: &ExecutionId,
     before: Option<&Execution>,
     after: &mut Execution,
     note: Option<Vec<u8>>,
-) -> (Commit, Option<Timestamp>) {
+) -> (Part, Option<Timestamp>) {
     let spaces = &engine.spaces;
     let note = match &after.status {
         Status::Parked(reason) => Some(reason.clone().into_bytes()),
         _ => note,
     };
-    commit = list(commit, &spaces.listed, id, before, Some(after), note);
+    part = list(part, &spaces.listed, id, before, Some(after), note);
     let timer = before.and_then(|before| before.timer_us);
     if timer != after.timer_us {
         if let Some(old) = timer {
-            commit = commit.delete(&spaces.timers.key(alarm_key(Timestamp(old), id)));
+            part = part.delete(&spaces.timers.key(alarm_key(Timestamp(old), id)));
         }
         if let Some(timer) = after.timer_us {
-            commit = commit.put(&spaces.timers.key(alarm_key(Timestamp(timer), id)), Vec::new());
+            part = part.put(&spaces.timers.key(alarm_key(Timestamp(timer), id)), Vec::new());
         }
     }
     if let (None, Some(key)) = (before, &after.key) {
         let place = spaces.keys.key(keyed_key(&after.workflow, key));
         let keyed = Keyed { id: id.to_string(), input: hash_text(&after.input) };
-        commit = commit.absent(&place).put(&place, keyed.encode());
+        part = part.absent(KEYED, &place).put(&place, keyed.encode());
     }
     let now = engine.store.env().now();
     let removal = match after.status.is_terminal() {
         true => {
             if let Some(parent) = &after.parent {
-                commit = commit.delete(&engine.kept(&parent.id).child(id));
+                part = part.delete(&engine.kept(&parent.id).child(id));
             }
             let keep = engine.definition(&after.workflow).map_or(DEFAULT_KEEP, |definition| definition.keep);
             after.removal_us = Some(now.plus(keep).0);
@@ -421,8 +436,8 @@ pub(crate) fn turn(
         }
         false => before.filter(|before| before.run != after.run).map(|_| (now, Removal::Before(after.run))),
     };
-    let Some((due, removal)) = removal else { return (commit, None) };
-    (commit.put(&spaces.removals.key(alarm_key(due, id)), removal.encode()), Some(due))
+    let Some((due, removal)) = removal else { return (part, None) };
+    (part.put(&spaces.removals.key(alarm_key(due, id)), removal.encode()), Some(due))
 }
 
 /// Whether an entry tells of anything but of a body that is begun once more.

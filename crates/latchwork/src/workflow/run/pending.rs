@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Weak;
 
+use crate::lane::Part;
 use crate::store::{Commit, Key, Write};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, Labels};
@@ -100,11 +101,11 @@ impl Run {
 
     /// What it was about to do to somebody who is told of its end does not go with an end that comes before it: a
     /// commit writes everything once.
-    pub(crate) fn forget_effects_on(&self, closing: &[Effect]) {
-        let written = closing.iter().flat_map(|effect| &effect.writes);
+    pub(crate) fn forget_effects_on(&self, closing: &[Part]) {
+        let written = closing.iter().flat_map(|part| part.writes());
         let written: HashSet<&Key> =
             written.filter(|write| !matches!(write, Write::Delete(_))).map(Write::key).collect();
-        let is_on = |effect: &Effect| effect.writes.iter().any(|write| written.contains(write.key()));
+        let is_on = |effect: &Effect| effect.part.writes().iter().any(|write| written.contains(write.key()));
         self.state.lock().pending.retain(|_, pending| !pending.effect.as_ref().is_some_and(is_on));
     }
 
@@ -131,7 +132,7 @@ impl State {
 
     fn stamped(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) -> Pending {
         self.stamps += 1;
-        self.pending_bytes += entry.bytes() + effect.as_ref().map_or(0, Effect::bytes);
+        self.pending_bytes += entry.bytes() + effect.as_ref().map_or(0, |effect| effect.part.bytes());
         self.first_pending = self.first_pending.min(self.stamps);
         Pending { place: place.clone(), entry, stamp: self.stamps, effect }
     }
@@ -202,7 +203,7 @@ impl State {
         let mut written: HashSet<Key> = commit.writes().iter().map(|write| write.key().clone()).collect();
         let mut taken = Vec::with_capacity(all.len());
         for pending in all {
-            let keys = || pending.effect.iter().flat_map(|effect| &effect.writes).map(Write::key);
+            let keys = || pending.effect.iter().flat_map(|effect| effect.part.writes()).map(Write::key);
             if keys().any(|key| written.contains(key)) {
                 self.first_pending = self.first_pending.min(pending.stamp);
                 self.pending.insert(pending.place.clone(), pending);

@@ -57,7 +57,7 @@ impl Seat {
     pub(crate) fn failed(&mut self, error: &StoreError) {
         if let Some(boarded) = self.boarded.take() {
             self.run.put_back(boarded);
-            self.run.engine.doubt();
+            self.run.engine.node.doubt();
             // The branch that it is of may have been given up meanwhile, and nobody there be told.
             self.run.set_stop(self.run.failed(error.clone()));
         }

@@ -216,7 +216,7 @@ impl Stage {
 
     /// A second engine on the same store. From now on nobody looks who owns what.
     pub async fn second(&self) -> Engine {
-        let shards = self.space("workflow.shards").await.all().space();
+        let shards = self.space("node.shards").await.all().space();
         self.turnstile.ways.lock().shards = Some(shards);
         Engine::on(self.engine.store()).start().await.unwrap()
     }

@@ -582,7 +582,7 @@ async fn ids_are_used_again_while_they_are_removed() {
     assert_eq!(engine.residents(), 0);
     assert_eq!(engine.parked().await.unwrap(), []);
     for space in engine.store().spaces().await.unwrap() {
-        if space.name().starts_with("workflow.") && space.name() != "workflow.shards" {
+        if space.name().starts_with("workflow.") {
             let found = engine.store().view().await.unwrap().scan(&space.all(), store::Order::Ascending, 10_000).await;
             assert_eq!(found.unwrap().len(), 0, "{}", space.name());
         }

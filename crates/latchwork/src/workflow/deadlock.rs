@@ -7,12 +7,11 @@ use std::sync::{Arc, Weak};
 
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::lock::error::{DeadlockLink, LockRefused, Result};
 use crate::lock::lane::Ask;
 use crate::lock::name::read_ticket;
 use crate::lock::service::AGAIN;
 use crate::lock::stored::{Head, Request};
-use crate::lock::{LockName, Owner};
+use crate::lock::{DeadlockLink, LockName, LockRefused, Owner, Result};
 use crate::store::{ErrorKind, Key, Order, View};
 use crate::workflow::ExecutionId;
 use crate::workflow::engine::Inner;
@@ -136,7 +135,7 @@ impl Inner {
                 suspects.push(Suspect { id, is_child });
             }
         }
-        suspects.into_iter().for_each(|suspect| drop(self.locks.suspects.send(suspect)));
+        suspects.into_iter().for_each(|suspect| drop(self.suspects.send(suspect)));
         Ok(())
     }
 
@@ -175,7 +174,7 @@ impl Inner {
         }
         let Some((lock, ticket, why)) = self.tangle(id).await? else { return Ok(()) };
         tracing::warn!(%id, %why, "a deadlock");
-        self.ask(&lock, Ask::Refuse { ticket, why }, None).await.map(drop)
+        self.locks.ask(&lock, Ask::Refuse { ticket, why }, None).await.map(drop)
     }
 
     /// The request that keeps an execution waiting for itself, if there is one, and how it does.
@@ -240,7 +239,7 @@ impl Inner {
             return Ok(waiting);
         }
         let spaces = &self.locks.spaces;
-        for (lock, requests) in self.requests_of(&Owner::Execution(id.clone())).await? {
+        for (lock, requests) in self.locks.requests_of(&Owner::Execution(id.clone())).await? {
             for (ticket, _) in requests {
                 let item = view.get(&spaces.request(&lock, ticket)).await?;
                 let request = item.and_then(|item| Request::decode(&item.value));

@@ -1,0 +1,219 @@
+//! Many callers, one key, few commits. A lane is the queue of one key: jobs that come while a commit is on its way
+//! share the next one. This file owns the queue, the turn and the commit; what a job does to the key is the plan's.
+//!
+//! Jobs are done in the order in which they came, by a task of the lane's: a caller that is dropped or not polled delays
+//! no other caller. A lane that has nothing to do is gone.
+
+mod part;
+mod runtime;
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::store::{Commit, ErrorKind, Outcome, Receipt, Refusal, Store, StoreError};
+
+pub(crate) use part::{Landing, Part, Placed, Tag};
+pub(crate) use runtime::Runtime;
+
+/// What is done to the keys of a kind, and how jobs become commits.
+pub(crate) trait Plan: Send + Sync + Sized + 'static {
+    type Key: Clone + Eq + Hash + Send + Sync + 'static;
+    type Job: Send + 'static;
+    /// What a busy lane knows of its key from one commit to the next. It is forgotten when the lane is idle.
+    type Known: Default + Send + 'static;
+    /// Jobs that share a commit.
+    type Batch: Send + 'static;
+
+    /// How many jobs share a commit at the most.
+    const MOST: usize;
+
+    fn lanes(&self) -> &Lanes<Self>;
+    fn runtime(&self) -> &Runtime;
+    fn store(&self) -> &Store;
+
+    /// Makes a commit of the first jobs, of which it may take `most`. Jobs that need no commit are answered here;
+    /// without any that need one, there is nothing to commit.
+    fn plan(
+        self: &Arc<Self>,
+        key: &Self::Key,
+        known: &mut Self::Known,
+        jobs: &mut VecDeque<Self::Job>,
+        most: usize,
+    ) -> impl Future<Output = Option<(Commit, Self::Batch)>> + Send;
+
+    /// How many jobs a batch holds.
+    fn size(batch: &Self::Batch) -> usize;
+
+    /// The commit has landed: the jobs are answered.
+    fn landed(self: &Arc<Self>, key: &Self::Key, known: &mut Self::Known, batch: Self::Batch, receipt: &Receipt);
+
+    /// The commit was refused: jobs that are to be tried again go back to the front of the queue.
+    fn refused(
+        self: &Arc<Self>,
+        key: &Self::Key,
+        known: &mut Self::Known,
+        batch: Self::Batch,
+        refusal: Refusal,
+        jobs: &mut VecDeque<Self::Job>,
+    ) -> impl Future<Output = ()> + Send;
+
+    /// The commit was more than the store takes at once, and nothing of it was written: all jobs go back to the front,
+    /// and are tried with fewer beside them.
+    fn split(self: &Arc<Self>, known: &mut Self::Known, batch: Self::Batch, jobs: &mut VecDeque<Self::Job>);
+
+    /// Makes the next commit of a single job smaller, if that is possible.
+    fn shrink(self: &Arc<Self>, _known: &mut Self::Known) -> bool {
+        false
+    }
+
+    /// The store did not take the commit, or did not say whether it has.
+    fn failed(self: &Arc<Self>, key: &Self::Key, known: &mut Self::Known, batch: Self::Batch, error: StoreError);
+}
+
+/// The lanes of a kind that have something to do.
+pub(crate) struct Lanes<P: Plan> {
+    busy: Mutex<HashMap<P::Key, VecDeque<Entry<P::Job>>>>,
+}
+
+/// What waits in a lane.
+enum Entry<J> {
+    Job(J),
+    /// A commit that is made elsewhere, and has the key to itself as long as the turn lasts.
+    Turn(oneshot::Sender<Turn>),
+}
+
+/// Keeps a lane from making commits as long as it is there.
+pub(crate) struct Turn(#[allow(dead_code)] oneshot::Sender<()>);
+
+impl<P: Plan> Default for Lanes<P> {
+    fn default() -> Lanes<P> {
+        Lanes { busy: Mutex::default() }
+    }
+}
+
+impl<P: Plan> Lanes<P> {
+    /// Puts a job into the lane of a key. Without a runtime that could do it, the job is given back.
+    pub(crate) fn submit(plan: &Arc<P>, key: &P::Key, job: P::Job) -> Result<(), P::Job> {
+        Lanes::enter(plan, key, Entry::Job(job)).map_err(|entry| match entry {
+            Entry::Job(job) => job,
+            Entry::Turn(_) => unreachable!("what comes back is what was put in"),
+        })
+    }
+
+    /// Waits for a turn of its own in the lane of a key. None if the lane's runtime has ended.
+    pub(crate) async fn turn(plan: &Arc<P>, key: &P::Key) -> Option<Turn> {
+        let (turn, given) = oneshot::channel();
+        Lanes::enter(plan, key, Entry::Turn(turn)).ok()?;
+        given.await.ok()
+    }
+
+    fn enter(plan: &Arc<P>, key: &P::Key, entry: Entry<P::Job>) -> Result<(), Entry<P::Job>> {
+        let mut busy = plan.lanes().busy.lock();
+        if let Some(queue) = busy.get_mut(key) {
+            queue.push_back(entry);
+            return Ok(());
+        }
+        let Some(runtime) = plan.runtime().handle() else { return Err(entry) };
+        busy.insert(key.clone(), VecDeque::from([entry]));
+        drop(busy);
+        runtime.spawn(Worker { plan: plan.clone(), key: key.clone(), is_idle: false }.work());
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.busy.lock().is_empty()
+    }
+}
+
+struct Worker<P: Plan> {
+    plan: Arc<P>,
+    key: P::Key,
+    /// Whether the queue is gone. One that is there from then on is another worker's.
+    is_idle: bool,
+}
+
+impl<P: Plan> Drop for Worker<P> {
+    /// A worker ends by itself when nothing is left. If it ends because the runtime does, callers are told by the end
+    /// of their jobs.
+    fn drop(&mut self) {
+        if !self.is_idle {
+            // Jobs hold what is the callers' own; it is not to be dropped under the lock.
+            let left = self.plan.lanes().busy.lock().remove(&self.key);
+            drop(left);
+        }
+    }
+}
+
+impl<P: Plan> Worker<P> {
+    async fn work(mut self) {
+        let (mut known, mut jobs, mut most) = (P::Known::default(), VecDeque::new(), P::MOST);
+        loop {
+            if let Some(turn) = self.fill(&mut jobs) {
+                // What another commit leaves is not known here.
+                known = P::Known::default();
+                let (held, given_back) = oneshot::channel();
+                if turn.send(Turn(held)).is_ok() {
+                    let _ = given_back.await;
+                }
+                continue;
+            }
+            if jobs.is_empty() {
+                return;
+            }
+            let Some((commit, batch)) = self.plan.plan(&self.key, &mut known, &mut jobs, most).await else {
+                continue;
+            };
+            let (size, behind) = (P::size(&batch), jobs.len());
+            match self.plan.store().commit(commit).await {
+                Ok(Outcome::Applied(receipt)) => {
+                    most = P::MOST.min(most.saturating_mul(2));
+                    self.plan.landed(&self.key, &mut known, batch, &receipt);
+                }
+                Ok(Outcome::Refused(refusal)) => {
+                    self.plan.refused(&self.key, &mut known, batch, refusal, &mut jobs).await;
+                    if jobs.len() == behind + size {
+                        // Another process was faster: it may be on this very thread.
+                        tokio::task::yield_now().await;
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Invalid && size > 1 => {
+                    most = (size / 2).max(1);
+                    self.plan.split(&mut known, batch, &mut jobs);
+                }
+                Err(error) if error.kind() == ErrorKind::Invalid && self.plan.shrink(&mut known) => {
+                    self.plan.split(&mut known, batch, &mut jobs);
+                }
+                Err(error) => self.plan.failed(&self.key, &mut known, batch, error),
+            }
+        }
+    }
+
+    /// Takes the jobs that wait, up to the next turn; that is given if nothing is before it. When there is neither, the
+    /// lane is gone.
+    fn fill(&mut self, jobs: &mut VecDeque<P::Job>) -> Option<oneshot::Sender<Turn>> {
+        let mut busy = self.plan.lanes().busy.lock();
+        let queue = busy.get_mut(&self.key).expect("a worker has a queue until it lets go of it");
+        while jobs.len() < P::MOST && matches!(queue.front(), Some(Entry::Job(_))) {
+            if let Some(Entry::Job(job)) = queue.pop_front() {
+                jobs.push_back(job);
+            }
+        }
+        if !jobs.is_empty() {
+            return None;
+        }
+        match queue.pop_front() {
+            Some(Entry::Turn(turn)) => return Some(turn),
+            Some(Entry::Job(_)) => unreachable!("all jobs at the front were taken"),
+            None => {}
+        }
+        busy.remove(&self.key);
+        self.is_idle = true;
+        None
+    }
+}

@@ -1,0 +1,213 @@
+//! A part of a commit: what one layer adds to it, whoever sends it. Every check carries a tag that says what it stands
+//! for, so a refusal is understood by its tags and not by positions.
+
+use std::ops::Range;
+
+use crate::store::{Bytes, Check, Commit, FailedCheck, Generation, Key, Receipt, Refusal, Rev, Write};
+
+/// What a check stands for. A tag is read by the layer that has set it, and by no other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tag(pub(crate) &'static str);
+
+/// Checks and writes of one layer, and what is done when they have landed.
+#[derive(Default)]
+pub(crate) struct Part {
+    checks: Vec<(Tag, Check)>,
+    writes: Vec<Write>,
+    /// Each with the writes whose revs it is told.
+    landed: Vec<(Range<usize>, Landed)>,
+    /// Each with the check that it is about.
+    failed: Vec<(usize, Failed)>,
+}
+
+type Landed = Box<dyn FnOnce(Landing<'_>) + Send>;
+type Failed = Box<dyn FnOnce() + Send>;
+
+/// Where a part has landed: the commit's generation, and the revs of the part's own writes.
+#[derive(Clone, Copy)]
+pub(crate) struct Landing<'a> {
+    pub(crate) generation: Generation,
+    pub(crate) revs: &'a [Option<Rev>],
+}
+
+impl Landing<'_> {
+    /// The rev that one of the writes has given its key.
+    pub(crate) fn rev(&self, write: usize) -> Option<Rev> {
+        self.revs.get(write).copied().flatten()
+    }
+}
+
+/// Where a part stands in a commit.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    first_check: usize,
+    tags: Vec<Tag>,
+    writes: Range<usize>,
+}
+
+impl Part {
+    pub(crate) fn check(mut self, tag: Tag, check: Check) -> Part {
+        self.checks.push((tag, check));
+        self
+    }
+
+    /// A check, and what is done if it fails.
+    pub(crate) fn check_or(mut self, tag: Tag, check: Check, failed: impl FnOnce() + Send + 'static) -> Part {
+        self.failed.push((self.checks.len(), Box::new(failed)));
+        self.check(tag, check)
+    }
+
+    pub(crate) fn at_rev(self, tag: Tag, key: &Key, rev: Rev) -> Part {
+        self.check(tag, Check::AtRev(key.clone(), rev))
+    }
+
+    pub(crate) fn absent(self, tag: Tag, key: &Key) -> Part {
+        self.check(tag, Check::Absent(key.clone()))
+    }
+
+    pub(crate) fn write(mut self, write: Write) -> Part {
+        self.writes.push(write);
+        self
+    }
+
+    pub(crate) fn put(self, key: &Key, value: impl Into<Bytes>) -> Part {
+        self.write(Write::Put(key.clone(), value.into()))
+    }
+
+    pub(crate) fn delete(self, key: &Key) -> Part {
+        self.write(Write::Delete(key.clone()))
+    }
+
+    /// Has something done when the part has landed. It is told the revs of the writes so far.
+    pub(crate) fn then(mut self, landed: impl FnOnce(Landing<'_>) + Send + 'static) -> Part {
+        self.landed.push((0..self.writes.len(), Box::new(landed)));
+        self
+    }
+
+    /// Both parts as one.
+    pub(crate) fn and(mut self, other: Part) -> Part {
+        let (from, first) = (self.writes.len(), self.checks.len());
+        self.failed.extend(other.failed.into_iter().map(|(check, failed)| (check + first, failed)));
+        self.checks.extend(other.checks);
+        self.writes.extend(other.writes);
+        self.landed.extend(other.landed.into_iter().map(|(its, landed)| (its.start + from..its.end + from, landed)));
+        self
+    }
+
+    pub(crate) fn writes(&self) -> &[Write] {
+        &self.writes
+    }
+
+    /// Leaves out writes.
+    pub(crate) fn retain_writes(&mut self, keep: impl Fn(&Write) -> bool) {
+        debug_assert!(self.landed.iter().all(|(its, _)| its.end == self.writes.len()), "the revs would be told wrong");
+        self.writes.retain(keep);
+        self.landed.iter_mut().for_each(|(its, _)| its.end = self.writes.len());
+    }
+
+    /// How many bytes it adds to a commit, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let value = |write: &Write| if let Write::Put(_, value) = write { value.len() } else { 0 };
+        self.writes.iter().map(|write| value(write) + 64).sum()
+    }
+
+    /// Adds the part to a commit.
+    pub(crate) fn place(&self, commit: Commit) -> (Commit, Placed) {
+        let (first_check, first_write) = (commit.checks().len(), commit.writes().len());
+        let tags = self.checks.iter().map(|(tag, _)| *tag).collect();
+        let commit = self.checks.iter().fold(commit, |commit, (_, check)| commit.check(check.clone()));
+        let commit = self.writes.iter().fold(commit, |commit, write| commit.write(write.clone()));
+        let writes = first_write..commit.writes().len();
+        (commit, Placed { first_check, tags, writes })
+    }
+
+    /// The same for a part that is not sent again. What is done when it has landed, or was refused, is left of it.
+    pub(crate) fn place_whole(self, commit: Commit) -> (Commit, Placed, Part) {
+        let (first_check, first_write) = (commit.checks().len(), commit.writes().len());
+        let mut tags = Vec::with_capacity(self.checks.len());
+        let mut commit = commit;
+        for (tag, check) in self.checks {
+            tags.push(tag);
+            commit = commit.check(check);
+        }
+        commit = self.writes.into_iter().fold(commit, Commit::write);
+        let writes = first_write..commit.writes().len();
+        let rest = Part { landed: self.landed, failed: self.failed, ..Part::default() };
+        (commit, Placed { first_check, tags, writes }, rest)
+    }
+
+    /// Does what is to be done for the checks that have failed.
+    pub(crate) fn refuse(self, placed: &Placed, refusal: &Refusal) {
+        let failed: Vec<usize> = placed.failed(refusal).map(|(place, ..)| place).collect();
+        self.failed.into_iter().filter(|(check, _)| failed.contains(check)).for_each(|(_, failed)| failed());
+    }
+
+    /// Does what is to be done when the part has landed.
+    pub(crate) fn land(self, landing: Landing<'_>) {
+        for (its, landed) in self.landed {
+            landed(Landing { revs: landing.revs.get(its).unwrap_or_default(), ..landing });
+        }
+    }
+}
+
+impl Placed {
+    /// The checks of this part that have failed, each by its place in the part.
+    pub(crate) fn failed<'a>(
+        &'a self,
+        refusal: &'a Refusal,
+    ) -> impl Iterator<Item = (usize, Tag, &'a FailedCheck)> + 'a {
+        refusal.failed.iter().filter_map(|failed| {
+            let place = failed.index.checked_sub(self.first_check)?;
+            Some((place, *self.tags.get(place)?, failed))
+        })
+    }
+
+    /// Whether a check of this part has failed that carries a tag.
+    pub(crate) fn has_failed(&self, refusal: &Refusal, tag: Tag) -> bool {
+        self.failed(refusal).any(|(_, failed, _)| failed == tag)
+    }
+
+    /// Where the part has landed.
+    pub(crate) fn landing<'a>(&self, receipt: &'a Receipt) -> Landing<'a> {
+        Landing { generation: receipt.generation, revs: receipt.revs.get(self.writes.clone()).unwrap_or_default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::store::{Outcome, SpaceSpec, Store};
+
+    const A: Tag = Tag("a");
+    const B: Tag = Tag("b");
+
+    /// Two parts of one commit, each of them of two: every callback is told the revs of its own writes, and a refusal
+    /// is told by the tags of the part whose check has failed.
+    #[tokio::test]
+    async fn parts_are_told_of_their_own_writes_and_checks() {
+        let store = Store::memory().await.unwrap();
+        let space = store.space(SpaceSpec::new("s")).await.unwrap();
+        let [a, b, c] = ["a", "b", "c"].map(|key| space.key(key));
+        store.commit(Commit::new().put(&b, "0")).await.unwrap();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let part = |key: &Key, tag: Tag| {
+            let (told, name) = (told.clone(), tag.0);
+            let part = Part::default().check(tag, Check::Absent(c.clone())).put(key, "1");
+            part.then(move |landing| told.lock().unwrap().push((name, landing.rev(0), landing.revs.len())))
+        };
+        let send = async || {
+            let (commit, first) = part(&a, A).place(Commit::new());
+            let (commit, second, rest) = part(&b, B).and(Part::default().put(&c, "1")).place_whole(commit);
+            (store.commit(commit).await.unwrap(), first, second, rest)
+        };
+        let (Outcome::Applied(receipt), first, second, rest) = send().await else { panic!("it lands") };
+        part(&a, A).land(first.landing(&receipt));
+        rest.land(second.landing(&receipt));
+        assert_eq!(*told.lock().unwrap(), [("a", Some(Rev(1)), 1), ("b", Some(Rev(2)), 1)]);
+        let (Outcome::Refused(refusal), first, second, _) = send().await else { panic!("it is refused") };
+        assert!(first.has_failed(&refusal, A) && !first.has_failed(&refusal, B));
+        assert!(second.has_failed(&refusal, B) && !second.has_failed(&refusal, A));
+    }
+}

@@ -1,0 +1,72 @@
+//! What the lock layer has to know of executions. The layer that runs them tells it.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::lane::Part;
+use crate::lock::LockName;
+use crate::lock::error::{LockError, LockRefused, Result};
+use crate::lock::service::Service;
+use crate::node::ExecutionId;
+use crate::store::Write;
+
+/// The executions that own requests. With `from_store`, what is in memory of them was out of date.
+pub(crate) trait Executions: Send + Sync {
+    /// Whether an execution can still be granted something.
+    fn is_alive<'a>(self: Arc<Self>, id: &'a ExecutionId, from_store: bool) -> Telling<'a, bool>;
+
+    /// The parts of a commit that tell executions of it. The records of those that ride on the commit are left to them.
+    /// None if one that is granted something has ended.
+    fn told<'a>(
+        self: Arc<Self>,
+        notices: Notices,
+        from_store: bool,
+        riders: &'a BTreeSet<ExecutionId>,
+    ) -> Telling<'a, Option<Vec<Part>>>;
+
+    /// Takes away the message that tells of a grant.
+    fn untold(&self, id: &ExecutionId, lock: &LockName, ticket: u64) -> Write;
+}
+
+pub(crate) type Telling<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+
+/// What executions are told of their requests for a lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Notices {
+    pub(crate) lock: LockName,
+    pub(crate) to: Vec<(ExecutionId, Notice)>,
+}
+
+/// What an execution is told.
+#[derive(Debug, Clone)]
+pub(crate) enum Notice {
+    Granted(u64),
+    /// A request that waited is no more.
+    Refused(u64, LockRefused),
+    /// An operator has taken away what it held.
+    TakenAway,
+}
+
+impl Service {
+    /// The executions, if there is an engine.
+    pub(crate) fn executions(&self) -> Option<Arc<dyn Executions>> {
+        self.executions.get().and_then(|executions| executions.upgrade())
+    }
+
+    /// The parts of a commit that tell executions of it.
+    pub(crate) async fn tell_executions(
+        &self,
+        notices: Notices,
+        from_store: bool,
+        riders: &BTreeSet<ExecutionId>,
+    ) -> Result<Option<Vec<Part>>> {
+        if notices.to.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let needs = || LockError::NeedsEngine { lock: notices.lock.to_string() };
+        let executions = self.executions().ok_or_else(needs)?;
+        executions.told(notices, from_store, riders).await
+    }
+}

@@ -1,0 +1,14 @@
+//! Parts of keys that every layer above uses.
+
+/// A text as a part of a key, that no other one starts with.
+pub(crate) fn write_text(key: &mut Vec<u8>, text: &str) {
+    key.extend_from_slice(&(text.len() as u16).to_be_bytes());
+    key.extend_from_slice(text.as_bytes());
+}
+
+/// What [`write_text`] has written, and what follows it.
+pub(crate) fn read_text(key: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = key.split_first_chunk::<2>()?;
+    let (text, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+    Some((std::str::from_utf8(text).ok()?, rest))
+}
