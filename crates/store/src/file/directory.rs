@@ -81,8 +81,8 @@ impl FileOptions {
             written.map_err(|cause| StoreError::io("write", directory.join(FORMAT_FILE), cause))
         };
         write_format(stage)?;
-        let log = Log::create(&self.log_files(directory, identity))?;
-        let progress = Progress { applied: generation, time: self.env.now(), log };
+        let (log, pages) = Log::create(&self.log_files(directory, identity))?;
+        let progress = Progress { applied: generation, time: self.env.now(), log, pages };
         let index = Index::create(
             self.open_index(directory, Open::Fresh)?,
             directory.join(INDEX_FILE),

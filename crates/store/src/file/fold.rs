@@ -114,11 +114,9 @@ impl Folder {
         })?;
         let floors = writer.retention.floors();
         let applied = last.as_ref().map_or(before.applied, |commit| commit.generation);
-        let progress = Progress {
-            applied,
-            time: last.as_ref().map_or(before.time, |commit| commit.time),
-            log: writer.log.lock().position_after(applied),
-        };
+        let (log, pages) = writer.log.lock().position_after(applied);
+        let time = last.as_ref().map_or(before.time, |commit| commit.time);
+        let progress = Progress { applied, time, log, pages };
         let rules = |space| writer.retention.rules(space).unwrap_or_default();
         let budget = CLEARED_PER_FOLD + 2 * (applied.0 - before.applied.0) as usize;
         let fold = Fold { overlay: frozen.as_deref(), floors: &floors, rules: &rules, progress, budget };
@@ -267,7 +265,7 @@ impl Folder {
         // The log grows meanwhile; what is being written now is not looked at.
         let durable = self.writer.visible();
         let mut found = Vec::new();
-        match super::log::Log::verify(&files, progress.log, progress.applied, durable) {
+        match super::log::Log::verify(&files, &progress, durable) {
             Ok(end) if end < durable => {
                 let detail = format!("it ends at generation {end}, and {durable} was durable");
                 found.push(Damage { place: files.directory.display().to_string(), detail });

@@ -207,11 +207,11 @@ impl FileOptions {
         self.shared_disk(disk).without_threads().open_backend(directory)
     }
 
-    /// The most that one commit takes in a frame: its bytes, and for each operation lengths, revs and a place in the
-    /// receipt.
+    /// The most that one commit takes in a segment: its bytes, for each operation lengths, revs and a place in the
+    /// receipt, and the trailer.
     fn largest_commit(&self) -> u64 {
         let Limits { commit_bytes, operations, .. } = self.limits;
-        (operations as u64).saturating_mul(40).saturating_add(commit_bytes as u64).saturating_add(2 * PAGE as u64)
+        (operations as u64).saturating_mul(40).saturating_add(commit_bytes as u64).saturating_add(3 * PAGE as u64)
     }
 
     fn validate(&self) -> Result<()> {
@@ -245,7 +245,7 @@ impl FileOptions {
         let index = Index::open_file(file, directory.join(INDEX_FILE), self.cache_bytes)?;
         let reader = index.reader()?;
         let progress = reader.progress;
-        let replayed = Log::open(self.log_files(directory, identity), progress.log, progress.applied)?;
+        let replayed = Log::open(self.log_files(directory, identity), &progress)?;
         let (mut generation, mut time) = (progress.applied, progress.time);
         let changes = replayed.commits.iter().map(|commit| commit.changes.len()).sum();
         let active = Overlay::new(self.env.random(), changes);

@@ -5,9 +5,9 @@ use std::ops::Bound;
 
 use redb::ReadableTable;
 
-use super::record::{Progress, decode_key, decode_version, encode_progress};
-use super::take::{Current, Touched, put_current, put_floors, put_receipt_row};
-use super::{CURRENT, Failure, Index, PAST, STATE, TOUCHED};
+use super::record::{Progress, decode_key, decode_version};
+use super::take::{Current, Touched, put_current, put_floors, put_progress, put_receipt_row};
+use super::{CURRENT, Failure, Index, PAST, TOUCHED};
 use crate::{Generation, Key, Result, SpaceId, Version};
 
 /// How many records are looked at before some are changed: the table cannot be walked and changed at once.
@@ -41,8 +41,7 @@ impl Index {
                 floors(replacement.met).map_err(Failure::Store)?
             };
             put_floors(&transaction, &floors)?;
-            let state = encode_progress(&progress);
-            transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
+            put_progress(&transaction, &progress)?;
             transaction.commit()?;
             Ok(())
         })

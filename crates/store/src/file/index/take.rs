@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use redb::ReadableTable;
 
 use super::super::overlay::{Chain, Overlay};
-use super::record::{Progress, decode_row, decode_version, encode_floor, encode_row, encode_version};
-use super::{FLOORS, Failure};
+use super::record::{
+    Progress, decode_row, decode_version, encode_floor, encode_progress, encode_row, encode_segment, encode_version,
+};
+use super::{FLOORS, Failure, STATE};
 use crate::backend::Rules;
 use crate::evaluate::restored_receipt;
 use crate::{Change, Committed, Generation, Key, Result, SpaceId, Version};
@@ -58,6 +60,13 @@ pub(super) fn take_chain(
         let record = encode_version(key, newest.rev, (*last, commit.time), newest.value.as_ref());
         current.insert(key.encoded(), record.as_slice())?;
     }
+    Ok(())
+}
+
+pub(super) fn put_progress(transaction: &redb::WriteTransaction, progress: &Progress) -> Result<(), Failure> {
+    let mut table = transaction.open_table(STATE)?;
+    table.insert("progress", encode_progress(progress).as_slice())?;
+    table.insert("segment", encode_segment(progress).as_slice())?;
     Ok(())
 }
 
