@@ -80,7 +80,8 @@ impl LogFiles {
         synced.map_err(|cause| StoreError::io("sync", self.directory.clone(), cause))
     }
 
-    /// Writes and syncs a file of zeros: later writes into it need no new blocks, which makes their syncs cheap.
+    /// Writes and syncs a file of zeros: later writes into it need no new blocks, which makes their syncs cheap. If that
+    /// fails, nothing is left of it: on a full disk it would take the room that others need.
     fn write_zeros(&self, path: &Path) -> Result<Arc<dyn DiskFile>> {
         const CHUNK: usize = 1 << 20;
         let write = || {
@@ -95,7 +96,10 @@ impl LogFiles {
             file.sync()?;
             Ok(file)
         };
-        write().map_err(|cause| StoreError::io("write", path, cause))
+        write().map_err(|cause| {
+            let _ = self.disk.remove(path);
+            StoreError::io("write", path, cause)
+        })
     }
 
     /// Creates a segment that is durable under its name.
@@ -340,6 +344,8 @@ impl Log {
                 unfinished.push(number);
             }
         }
+        // Of no meaning, but large. There is none, as a rule.
+        let _ = self.files.disk.remove(&self.files.spare_path());
         // From the last on, so that a crash in between leaves no gap.
         for number in unfinished.into_iter().rev() {
             self.files.disk.remove(&self.files.path(number)).map_err(self.files.failed("remove", number))?;
