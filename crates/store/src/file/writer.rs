@@ -18,13 +18,13 @@ use tokio::sync::{Notify, oneshot, watch};
 use super::frame::{Frame, HEADER};
 use super::heads::Heads;
 use super::index::Progress;
-use super::layers::{Layers, Newest};
+use super::layers::{Layers, Looked, Newest};
 use super::log::Log;
 use super::overlay::Overlay;
 use crate::backend::Retention;
 use crate::commit::Head;
 use crate::evaluate::{Decision, evaluate};
-use crate::{Commit, Committed, Env, Generation, Outcome, Result, Stats, StoreError, Timestamp};
+use crate::{Check, Commit, Committed, Env, Generation, Outcome, Result, Stats, StoreError, Timestamp};
 
 pub(super) struct Writer {
     pub(super) env: Env,
@@ -88,6 +88,8 @@ impl Stage {
 enum Staged {
     /// There is no room; wait and decide again.
     Full,
+    /// Too much has happened since the checked ranges were looked at; look again.
+    Behind,
     Ready(Result<Outcome>),
     Waits(Result<Outcome>, oneshot::Receiver<Result<()>>),
 }
@@ -135,9 +137,16 @@ impl Writer {
             // What was answered before is written now.
             self.lead();
         }
+        let ranges = commit.checks.iter().filter_map(|check| match check {
+            Check::Unchanged(range, since) => Some(Looked::not_yet(range, *since)),
+            _ => None,
+        });
+        let mut looked: Vec<Looked> = ranges.collect();
         let (outcome, mut receiver) = loop {
+            looked.iter_mut().for_each(|looked| looked.look(&self.layers.load(), &self.retention));
             let room = self.room.notified();
-            match self.stage(&mut commit)? {
+            match self.stage(&mut commit, &looked)? {
+                Staged::Behind => {}
                 Staged::Ready(outcome) => return outcome,
                 Staged::Waits(outcome, receiver) => break (outcome, receiver),
                 Staged::Full => room.await,
@@ -154,7 +163,7 @@ impl Writer {
         synced.and(outcome)
     }
 
-    fn stage(&self, commit: &mut Commit) -> Result<Staged> {
+    fn stage(&self, commit: &mut Commit, looked: &[Looked]) -> Result<Staged> {
         let mut stage = self.stage.lock();
         self.check()?;
         if stage.closing {
@@ -165,12 +174,16 @@ impl Writer {
         }
         let now = self.env.now().max(stage.time);
         let layers = self.layers.load();
+        if looked.iter().any(|looked| looked.is_behind(&layers, stage.generation)) {
+            return Ok(Staged::Behind);
+        }
         let stage = &mut *stage;
         let newest = Newest {
             layers: &layers,
             retention: &self.retention,
             generation: stage.generation,
             heads: RefCell::new(&mut stage.heads),
+            looked,
         };
         let decided = commit.decided.take();
         // An error, too, may tell of what is not yet durable: of a commit id that was used before.

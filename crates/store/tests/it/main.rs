@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
 mod backends;
+mod bounded;
 mod conformance;
 mod crash_net;
 mod crowd;
