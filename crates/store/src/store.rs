@@ -1,5 +1,8 @@
 //! The store: what callers hold. It checks input, declares spaces and hands out views and watches; all storage is
 //! the backend's.
+//!
+//! Most operations are ready at once. So each uses up some of its task's budget (of tokio's; elsewhere nothing happens):
+//! a loop of them lets other tasks run in between.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -7,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use tokio::task::coop::consume_budget;
 
 use crate::backend::{Backend, Contents, MemoryBackend, Order, Scan};
 use crate::disk::{Disk, RealDisk};
@@ -137,7 +141,11 @@ impl Store {
     // Not an `async fn`: its future would hold the commit once more, and those of its callers again.
     pub fn commit(&self, commit: Commit) -> impl Future<Output = Result<Outcome>> + Send + use<'_> {
         let answer = self.check_commit(&commit).map(|()| self.inner.backend.commit(commit));
-        async move { answer?.await }
+        async move {
+            let outcome = answer?.await;
+            consume_budget().await;
+            outcome
+        }
     }
 
     fn check_commit(&self, commit: &Commit) -> Result<()> {
@@ -168,6 +176,7 @@ impl Store {
 
     /// Pins the present.
     pub async fn view(&self) -> Result<View> {
+        consume_budget().await;
         let retention = self.inner.backend.retention();
         loop {
             let latest = self.inner.backend.latest().await?;
@@ -184,6 +193,7 @@ impl Store {
 
     /// Pins a generation of the past. Spaces that no longer remember it fail when they are read.
     pub async fn view_at(&self, generation: Generation) -> Result<View> {
+        consume_budget().await;
         let pin = self.inner.backend.retention().pin(generation);
         let latest = self.inner.backend.latest().await?;
         if generation > latest {
@@ -200,6 +210,7 @@ impl Store {
 
     /// Follows every commit after `after` that touches `range`.
     pub async fn watch(&self, range: Range, after: Generation) -> Result<Watch> {
+        consume_budget().await;
         self.check_space(range.space())?;
         if !self.inner.backend.retention().keeps_history(range.space()) {
             return Err(StoreError::NotWatchable { space: range.space() });
@@ -213,6 +224,7 @@ impl Store {
 
     /// The newest generation.
     pub async fn generation(&self) -> Result<Generation> {
+        consume_budget().await;
         self.inner.backend.latest().await
     }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -112,4 +113,78 @@ async fn a_long_check_of_a_range_keeps_no_other_commit_waiting() {
     let view = store.view().await.unwrap();
     let long = Commit::new().unchanged(&space.prefix("range"), view.generation()).put(&space.key("long"), "1");
     assert!(store.commit(long).await.unwrap().is_applied());
+}
+
+/// Eight tasks do nothing but operations that are ready at once, on a runtime with two threads. A ninth ends them.
+fn check_not_starved<F>(name: &'static str, file: bool, operation: impl Fn(Store, Space) -> F + Send + Copy + 'static)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let (done, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
+        runtime.block_on(async {
+            let store = match file {
+                true => FileOptions::new().disk(SimDisk::new()).without_threads().open("/d").await.unwrap(),
+                false => Store::memory().await.unwrap(),
+            };
+            let space = store.space(SpaceSpec::new("a").history(History::Forever)).await.unwrap();
+            store.commit(Commit::new().put(&space.key("k"), "1")).await.unwrap().applied().unwrap();
+            let over = Arc::new(AtomicBool::new(false));
+            let mut tasks = tokio::task::JoinSet::new();
+            for _ in 0..8 {
+                let (store, space, over) = (store.clone(), space.clone(), over.clone());
+                tasks.spawn(async move {
+                    while !over.load(Ordering::SeqCst) {
+                        operation(store.clone(), space.clone()).await;
+                    }
+                });
+            }
+            tokio::task::yield_now().await;
+            tasks.spawn(async move { over.store(true, Ordering::SeqCst) });
+            tasks.join_all().await;
+        });
+        done.send(()).unwrap();
+    });
+    assert!(ended.recv_timeout(HANGS).is_ok(), "{name} starves the runtime, file: {file}");
+}
+
+#[test]
+fn a_loop_of_operations_lets_other_tasks_run() {
+    check_not_starved("commit", false, async |store, space| {
+        store.commit(Commit::new().put(&space.key("k"), "2")).await.unwrap().applied().unwrap();
+    });
+    check_not_starved("refused commit", false, async |store, space| {
+        assert!(!store.commit(Commit::new().absent(&space.key("k"))).await.unwrap().is_applied());
+    });
+    for file in [false, true] {
+        check_not_starved("answered commit", file, async |store, space| {
+            store.commit(Commit::new().present(&space.key("k"))).await.unwrap().applied().unwrap();
+        });
+        check_not_starved("view", file, async |store, _| drop(store.view().await.unwrap()));
+        check_not_starved("generation", file, async |store, _| {
+            assert!(store.generation().await.unwrap() >= Generation(2));
+        });
+        check_not_starved("space", file, async |store, _| drop(store.space(SpaceSpec::new("a")).await.unwrap()));
+        check_not_starved("watch", file, async |store, space| {
+            let mut watch = store.watch(space.all(), Generation(1)).await.unwrap();
+            watch.next().await.unwrap();
+        });
+    }
+}
+
+/// One view is read again and again: nothing but the reads themselves can let others run.
+#[test]
+fn a_loop_of_reads_lets_other_tasks_run() {
+    for file in [false, true] {
+        check_not_starved("get", file, async |store, space| {
+            let view = store.view_at(Generation(2)).await.unwrap();
+            for _ in 0..1000 {
+                view.get(&space.key("k")).await.unwrap().unwrap();
+                view.scan(&space.all(), Order::Ascending, 10).await.unwrap();
+                view.history(&space.key("k"), 1).await.unwrap();
+                view.changes_since(&space.all(), Generation(1), 1).await.unwrap();
+            }
+        });
+    }
 }
