@@ -85,8 +85,45 @@ pub struct Scan {
     pub order: Order,
     /// How many are wanted at the most.
     pub limit: usize,
+    /// How many bytes are wanted: the record that brings the sum to this is the last.
+    pub bytes: usize,
     /// Whether traces of deleted keys count.
     pub with_deleted: bool,
+}
+
+impl Scan {
+    /// What the scan has room for.
+    pub fn room(&self) -> Room {
+        Room { records: self.limit, bytes: self.bytes }
+    }
+}
+
+/// What is left of the limits of a batch of records. Records may be large, so they are not only counted.
+#[derive(Debug, Clone, Copy)]
+pub struct Room {
+    records: usize,
+    bytes: usize,
+}
+
+impl Room {
+    /// What a record takes beside its key and value, about.
+    const RECORD: usize = 64;
+
+    /// Room for records of so many bytes together.
+    pub(crate) fn of_bytes(bytes: usize) -> Room {
+        Room { records: usize::MAX, bytes }
+    }
+
+    /// Whether another record is wanted.
+    pub fn is_left(&self) -> bool {
+        self.records > 0 && self.bytes > 0
+    }
+
+    /// Counts a record.
+    pub fn take(&mut self, key: &Key, version: &Version) {
+        let bytes = Self::RECORD + key.encoded().len() + version.value.as_ref().map_or(0, |value| value.len());
+        (self.records, self.bytes) = (self.records.saturating_sub(1), self.bytes.saturating_sub(bytes));
+    }
 }
 
 /// A part of the stream of commits.

@@ -248,10 +248,20 @@ impl Backend for MemoryBackend {
             self.retention.check(scan.range.space(), generation)?;
             let found = state.range(&scan.range).filter_map(|(key, versions)| Some((key, at(versions, generation)?)));
             let found = found.filter(|(_, version)| scan.with_deleted || version.value.is_some());
-            let owned = |(key, version): (&Key, &Version)| (key.clone(), version.clone());
+            let mut room = scan.room();
+            let mut fill = |rows: &mut dyn Iterator<Item = (&Key, &Version)>| {
+                let mut batch = Vec::new();
+                while room.is_left()
+                    && let Some((key, version)) = rows.next()
+                {
+                    room.take(key, version);
+                    batch.push((key.clone(), version.clone()));
+                }
+                batch
+            };
             Ok(match scan.order {
-                Order::Ascending => found.take(scan.limit).map(owned).collect(),
-                Order::Descending => found.rev().take(scan.limit).map(owned).collect(),
+                Order::Ascending => fill(&mut { found }),
+                Order::Descending => fill(&mut found.rev()),
             })
         });
         Box::pin(ready(found))

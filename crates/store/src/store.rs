@@ -351,8 +351,8 @@ impl Store {
     }
 
     async fn declarations(&self, view: &View) -> Result<Declarations> {
-        let scan =
-            Scan { range: Range::of_space(SPACES), order: Order::Ascending, limit: usize::MAX, with_deleted: false };
+        let range = Range::of_space(SPACES);
+        let scan = Scan { range, order: Order::Ascending, limit: usize::MAX, bytes: usize::MAX, with_deleted: false };
         let mut declared = Declarations::new();
         for (key, version) in self.inner.backend.scan(scan, view.generation()).await? {
             let name = String::from_utf8_lossy(key.bytes()).into_owned();

@@ -58,7 +58,7 @@ impl View {
     pub async fn scan(&self, range: &Range, order: Order, limit: usize) -> Result<Vec<(Key, Item)>> {
         consume_budget().await;
         self.store.check_space(range.space())?;
-        let scan = Scan { range: range.clone(), order, limit, with_deleted: false };
+        let scan = Scan { range: range.clone(), order, limit, bytes: usize::MAX, with_deleted: false };
         let found = self.store.backend().scan(scan, self.generation()).await?;
         Ok(found.into_iter().filter_map(|(key, version)| Item::of(version).map(|item| (key, item))).collect())
     }

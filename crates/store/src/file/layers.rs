@@ -106,7 +106,8 @@ impl Layers {
         }
         let indexed = self.index.range(&scan.range)?.map(|row| row.map(|(key, version)| (key, Some(version))));
         sources.push(directed(indexed, descending).peekable());
-        while found.len() < scan.limit {
+        let mut room = scan.room();
+        while room.is_left() {
             let Some((key, indexed)) = next_key(&mut sources, descending)? else { break };
             let version = match self.overlays().find_map(|overlay| overlay.at(&key, at)) {
                 Some(version) => Some(version),
@@ -118,6 +119,7 @@ impl Layers {
             if let Some(version) = version
                 && (scan.with_deleted || version.value.is_some())
             {
+                room.take(&key, &version);
                 found.push((key, version));
             }
         }
