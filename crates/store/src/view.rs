@@ -48,7 +48,7 @@ impl View {
     /// The value of a key.
     pub async fn get(&self, key: &Key) -> Result<Option<Item>> {
         consume_budget().await;
-        self.store.check_key(key)?;
+        self.store.check_key(key).await?;
         let version = self.store.backend().get(key, self.generation()).await?;
         Ok(version.and_then(Item::of))
     }
@@ -57,7 +57,7 @@ impl View {
     /// last key.
     pub async fn scan(&self, range: &Range, order: Order, limit: usize) -> Result<Vec<(Key, Item)>> {
         consume_budget().await;
-        self.store.check_space(range.space())?;
+        self.store.check_space(range.space()).await?;
         let scan = Scan { range: range.clone(), order, limit, bytes: usize::MAX, with_deleted: false };
         let found = self.store.backend().scan(scan, self.generation()).await?;
         Ok(found.into_iter().filter_map(|(key, version)| Item::of(version).map(|item| (key, item))).collect())
@@ -66,7 +66,7 @@ impl View {
     /// The versions of a key that are still kept, newest first, deletes included, as far as this view sees.
     pub async fn history(&self, key: &Key, limit: usize) -> Result<Vec<Version>> {
         consume_budget().await;
-        self.store.check_key(key)?;
+        self.store.check_key(key).await?;
         self.store.backend().versions(key, self.generation(), limit).await
     }
 
@@ -74,7 +74,7 @@ impl View {
     /// the generation `through`, from which the next call goes on.
     pub async fn changes_since(&self, range: &Range, older: Generation, limit: usize) -> Result<Changes> {
         consume_budget().await;
-        self.store.check_space(range.space())?;
+        self.store.check_space(range.space()).await?;
         let mut changes = self.store.backend().changes(range.clone(), older, limit).await?;
         changes.commits.retain(|commit| commit.generation <= self.generation());
         changes.through = changes.through.min(self.generation());

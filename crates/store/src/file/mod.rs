@@ -30,7 +30,7 @@ use self::log::Log;
 use self::overlay::Overlay;
 use self::read_only::ReadOnly;
 use self::writer::{Parts, Writer};
-use crate::backend::{Answer, Backend, Changes, Contents, Damage, Retention, Scan, Stats};
+use crate::backend::{Answer, Backend, Before, Changes, Contents, Damage, Pin, Retention, Rules, Scan, Stats};
 use crate::disk::{DirectoryLock, Disk, Open, RealDisk, ShadowDisk};
 use crate::{
     Commit, Env, Generation, Key, Limits, Outcome, Range, Result, SpaceId, Store, StoreError, Timestamp, Version,
@@ -412,17 +412,23 @@ impl Backend for FileBackend {
         Box::pin(self.writer().newer(than))
     }
 
-    fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation> {
-        let found = self.writer().check().and_then(|()| {
-            let layers = self.writer().layers.load();
-            let found = self.folder.generation_at(&layers, time)?;
-            found.map_err(|oldest| StoreError::TimeDropped { asked: time, oldest })
-        });
-        Box::pin(ready(found))
+    fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {
+        let known = self.writer().check();
+        Box::pin(ready(known.and_then(|()| self.folder.before(&self.writer().layers.load(), time, &spaces))))
     }
 
-    fn retention(&self) -> &Arc<Retention> {
-        &self.writer().retention
+    fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin> {
+        let writer = self.writer();
+        let latest = || writer.check().map(|()| writer.visible());
+        Box::pin(writer.retention.pin_at(at, latest, |than| Box::pin(writer.newer(than))))
+    }
+
+    fn floor(&self, space: SpaceId) -> Generation {
+        self.writer().retention.floor(space)
+    }
+
+    fn declare(&self, space: SpaceId, rules: Rules, at: Generation) {
+        self.writer().retention.declare(space, rules, at);
     }
 
     fn maintain(&self) -> Answer<'_, bool> {

@@ -25,6 +25,7 @@ use super::overlay::Overlay;
 use crate::backend::Retention;
 use crate::commit::Head;
 use crate::evaluate::{Decision, evaluate};
+use crate::space::SPACES;
 use crate::{Check, Commit, Committed, Env, Generation, Outcome, Result, Stats, StoreError, Timestamp};
 
 /// A sync that takes longer is not made on a caller's thread, where other tasks wait for it. A change of threads and back
@@ -78,7 +79,7 @@ pub(super) struct Stage {
 
 impl Stage {
     /// Adds a commit to the waiting group and to the overlay.
-    fn add(&mut self, commit: Arc<Committed>, overlay: &Overlay) {
+    fn add(&mut self, commit: Arc<Committed>, overlay: &Overlay, retention: &Retention) {
         self.generation = commit.generation;
         self.time = commit.time;
         self.stats.applied += 1;
@@ -86,6 +87,9 @@ impl Stage {
         for change in &commit.changes {
             let head = Head { rev: change.rev, generation: commit.generation, live: change.value.is_some() };
             self.heads.set(&change.key, Some(head));
+            if change.key.space() == SPACES {
+                retention.declared(commit.generation);
+            }
         }
         overlay.insert(commit);
     }
@@ -205,7 +209,7 @@ impl Writer {
                 if layers.active.is_empty() {
                     self.fold_waits.notify_all();
                 }
-                stage.add(Arc::new(committed), &layers.active);
+                stage.add(Arc::new(committed), &layers.active, &self.retention);
                 Outcome::Applied(receipt)
             }
         });
@@ -445,6 +449,7 @@ impl Writer {
         let mut stage = self.stage.lock();
         (stage.generation, stage.time) = (generation, time);
         stage.heads.clear();
+        self.retention.declared(generation);
         self.layers.store(Arc::new(layers));
         self.visible.store(generation.0, Ordering::SeqCst);
         announce(&self.latest, generation);

@@ -20,5 +20,6 @@ mod net;
 mod power_loss;
 mod recovered;
 mod reference;
+mod remote;
 mod threads;
 mod workload;
