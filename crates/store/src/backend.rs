@@ -45,8 +45,9 @@ pub trait Backend: Send + Sync + 'static {
     /// above its floor. [`generation_at`] makes a generation of it.
     fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before>;
 
-    /// Pins a generation, or the newest one, at which then every space can be read. What can be read at it stays so until
-    /// the pin is dropped. The pin tells when a space was last declared: so rules in memory are known to be current.
+    /// Pins a generation, or the newest one, at which then every space can be read. What can be read at it stays so
+    /// until the pin is dropped. The pin tells when a space was last declared: so rules in memory are known to be
+    /// current.
     fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin>;
 
     /// The oldest generation at which a space can be read, as far as it is known here. It only rises; reads and checks

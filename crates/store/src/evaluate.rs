@@ -12,8 +12,8 @@ use crate::{
     Rev, StoreError, Timestamp, Version, Write,
 };
 
-/// The newest state, commits that are decided but not yet durable included. It answers at once: a backend whose state is
-/// elsewhere asks for what [`crate::backend::Needs`] lists, and answers from [`crate::backend::Facts`].
+/// The newest state, commits that are decided but not yet durable included. It answers at once: a backend whose state
+/// is elsewhere asks for what [`crate::backend::Needs`] lists, and answers from [`crate::backend::Facts`].
 pub trait Present {
     /// The generation of the last decided commit.
     fn generation(&self) -> Generation;

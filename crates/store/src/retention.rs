@@ -34,7 +34,7 @@ pub fn generation_at(time: Timestamp, spaces: &[(SpaceId, Generation)], before: 
     match before {
         Before::Latest(found) | Before::Touched(Some(found)) => Ok(found),
         Before::Touched(None) => {
-            // The store's own spaces tell times, but nobody reads the past in them.
+            // The store's own spaces tell times, but their past is not read.
             let floors =
                 spaces.iter().filter(|(space, _)| ![SPACES, RECEIPTS].contains(space)).map(|(_, floor)| *floor);
             match floors.min() {
@@ -118,8 +118,8 @@ impl Retention {
         }
     }
 
-    /// Notes that a commit has declared a space, or a restore all of them: whoever has read declarations before reads
-    /// them again.
+    /// Notes that a commit has declared a space, or a restore all of them: a handle that has read declarations before
+    /// reads them again.
     pub fn declared(&self, at: Generation) {
         self.declared.fetch_max(at.0, Ordering::SeqCst);
     }

@@ -1,8 +1,8 @@
 //! The store: what callers hold. It checks input, declares spaces and hands out views and watches; all storage is
 //! the backend's.
 //!
-//! Most operations are ready at once. So each uses up some of its task's budget (of tokio's; elsewhere nothing happens):
-//! a loop of them lets other tasks run in between.
+//! Most operations are ready at once. So each uses up some of its task's budget (of tokio's; elsewhere nothing
+//! happens): a loop of them lets other tasks run in between.
 
 use std::collections::BTreeMap;
 use std::future::{Future, ready};

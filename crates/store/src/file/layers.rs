@@ -197,8 +197,8 @@ fn next_key(sources: &mut [Source<'_>], descending: bool) -> Result<Option<(Key,
     Ok(Some((key, version)))
 }
 
-/// A range that a commit checks, as far as it was looked at before the stage was locked. A walk over it may be long, and
-/// all who commit would wait for it.
+/// A range that a commit checks, as far as it was looked at before the stage was locked. A walk over it may be long,
+/// and every other commit would wait for it.
 pub(super) struct Looked {
     range: Range,
     since: Generation,

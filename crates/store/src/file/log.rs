@@ -80,8 +80,8 @@ impl LogFiles {
         synced.map_err(|cause| StoreError::io("sync", self.directory.clone(), cause))
     }
 
-    /// Writes and syncs a file of zeros: later writes into it need no new blocks, which makes their syncs cheap. If that
-    /// fails, nothing is left of it: on a full disk it would take the room that others need.
+    /// Writes and syncs a file of zeros: later writes into it need no new blocks, which makes their syncs cheap. If
+    /// that fails, nothing is left of it: on a full disk it would take the room that others need.
     fn write_zeros(&self, path: &Path) -> Result<Arc<dyn DiskFile>> {
         const CHUNK: usize = 1 << 20;
         let write = || {
@@ -470,9 +470,9 @@ impl LogFiles {
         self.write_zeros(&self.spare_path()).map(|_| ())
     }
 
-    /// Writes pages once more and syncs them: the last frame's, or the trailer's behind it. After a crash of the process
-    /// alone they may never have been synced; after a failed sync the system may believe that they were. Nothing of the
-    /// frame is read before this.
+    /// Writes pages once more and syncs them: the last frame's, or the trailer's behind it. After a crash of the
+    /// process alone they may never have been synced; after a failed sync the system may believe that they were.
+    /// Nothing of the frame is read before this.
     fn write_again(&self, segment: &Segment, page: u64, pages: u64) -> Result<()> {
         let offset = page * PAGE as u64;
         let mut bytes = vec![0; pages as usize * PAGE];

@@ -28,8 +28,8 @@ use crate::evaluate::{Decision, evaluate};
 use crate::space::SPACES;
 use crate::{Check, Commit, Committed, Env, Generation, Outcome, Result, Stats, StoreError, Timestamp};
 
-/// A sync that takes longer is not made on a caller's thread, where other tasks wait for it. A change of threads and back
-/// costs some 50 to 100 µs, so a lone caller pays less than a tenth more for this.
+/// A sync that takes longer is not made on a caller's thread, where other tasks wait for it. A change of threads and
+/// back costs some 50 to 100 µs, so a lone caller pays less than a tenth more for this.
 const SLOW_SYNC: Duration = Duration::from_millis(1);
 
 pub(super) struct Writer {

@@ -1,5 +1,6 @@
 //! The backends that every test of the suite runs on: memory, one that is asked over the wire, files on a simulated
-//! disk without threads, and files in a real directory with threads. Limits are small, so that folding and new log segments happen all the time.
+//! disk without threads, and files in a real directory with threads. Limits are small, so that folding and new log
+//! segments happen all the time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -18,8 +18,11 @@ const HANGS: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Default)]
 struct Gate {
     disk: SimDisk,
-    next: Arc<Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>>,
+    next: Arc<Mutex<Option<Stop>>>,
 }
+
+/// Where a read says that it waits, and what it waits for.
+type Stop = (mpsc::Sender<()>, mpsc::Receiver<()>);
 
 #[derive(Debug)]
 struct GatedFile(Arc<dyn DiskFile>, Gate, bool);

@@ -1,5 +1,5 @@
-//! A backend whose state is elsewhere, as a database server's is: every question is a round trip, commits are decided in
-//! groups on facts that were asked for beforehand, and pins are leases. Behind it is a store in memory, which other
+//! A backend whose state is elsewhere, as a database server's is: every question is a round trip, commits are decided
+//! in groups on facts that were asked for beforehand, and pins are leases. Behind it is a store in memory, which other
 //! handles may use at the same time. It shows that the trait asks for nothing that only memory can do.
 
 use std::sync::Arc;
