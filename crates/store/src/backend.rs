@@ -1,16 +1,16 @@
 //! What stands behind a [`crate::Store`], for those who put something between the two or bring a backend of their own.
-//! A backend checks, writes and remembers. It has no rules of its own, and nothing here supposes that only one process
-//! uses the storage behind it.
+//! A backend checks, writes and remembers. It has no rules of its own: [`evaluate`] decides commits, [`generation_at`],
+//! [`is_readable`] and [`Rules::forgets`] what is kept. Nothing here supposes that only one process uses the storage.
 
 use std::future::Future;
-use std::sync::Arc;
 
-use crate::{Commit, Committed, Generation, Key, Outcome, Range, Result, Timestamp, Version};
+use crate::{Commit, Committed, Generation, Key, Outcome, Range, Result, SpaceId, Timestamp, Version};
 
 pub use crate::commit::Head;
 pub use crate::evaluate::{Decision, Present, evaluate};
+pub use crate::facts::{Facts, Needs};
 pub use crate::memory::MemoryBackend;
-pub use crate::retention::{Pin, Retention};
+pub use crate::retention::{Before, Pin, Retention, generation_at, is_readable};
 pub use crate::space::Rules;
 
 /// The answer of a backend, when it comes.
@@ -41,12 +41,22 @@ pub trait Backend: Send + Sync + 'static {
     /// Resolves to the latest generation once it is larger than `than`.
     fn newer(&self, than: Generation) -> Answer<'_, Generation>;
 
-    /// The newest generation if nothing was committed later than `time`, otherwise the newest one not later that some
-    /// space with history remembers.
-    fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation>;
+    /// What is known of the commits up to `time`: the newest generation, or the newest that touched one of `spaces`
+    /// above its floor. [`generation_at`] makes a generation of it.
+    fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before>;
 
-    /// Pins, rules and floors.
-    fn retention(&self) -> &Arc<Retention>;
+    /// Pins a generation, or the newest one, at which then every space can be read. What can be read at it stays so
+    /// until the pin is dropped. The pin tells when a space was last declared: so rules in memory are known to be
+    /// current.
+    fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin>;
+
+    /// The oldest generation at which a space can be read, as far as it is known here. It only rises; reads and checks
+    /// are held against the present one.
+    fn floor(&self, space: SpaceId) -> Generation;
+
+    /// Tells the rules of a space, and the generation of the declaration they are from. Older ones than those known do
+    /// not count.
+    fn declare(&self, space: SpaceId, rules: Rules, at: Generation);
 
     /// Raises the floors and drops a bounded slice of what lies below them. Tells whether more is left.
     fn maintain(&self) -> Answer<'_, bool>;
@@ -85,8 +95,45 @@ pub struct Scan {
     pub order: Order,
     /// How many are wanted at the most.
     pub limit: usize,
+    /// How many bytes are wanted: the record that brings the sum to this is the last.
+    pub bytes: usize,
     /// Whether traces of deleted keys count.
     pub with_deleted: bool,
+}
+
+impl Scan {
+    /// What the scan has room for.
+    pub fn room(&self) -> Room {
+        Room { records: self.limit, bytes: self.bytes }
+    }
+}
+
+/// What is left of the limits of a batch of records. Records may be large, so they are not only counted.
+#[derive(Debug, Clone, Copy)]
+pub struct Room {
+    records: usize,
+    bytes: usize,
+}
+
+impl Room {
+    /// What a record takes beside its key and value, about.
+    const RECORD: usize = 64;
+
+    /// Room for records of so many bytes together.
+    pub(crate) fn of_bytes(bytes: usize) -> Room {
+        Room { records: usize::MAX, bytes }
+    }
+
+    /// Whether another record is wanted.
+    pub fn is_left(&self) -> bool {
+        self.records > 0 && self.bytes > 0
+    }
+
+    /// Counts a record.
+    pub fn take(&mut self, key: &Key, version: &Version) {
+        let bytes = Self::RECORD + key.encoded().len() + version.value.as_ref().map_or(0, |value| value.len());
+        (self.records, self.bytes) = (self.records.saturating_sub(1), self.bytes.saturating_sub(bytes));
+    }
 }
 
 /// A part of the stream of commits.

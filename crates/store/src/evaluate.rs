@@ -12,7 +12,8 @@ use crate::{
     Rev, StoreError, Timestamp, Version, Write,
 };
 
-/// The newest state, commits that are decided but not yet durable included.
+/// The newest state, commits that are decided but not yet durable included. It answers at once: a backend whose state
+/// is elsewhere asks for what [`crate::backend::Needs`] lists, and answers from [`crate::backend::Facts`].
 pub trait Present {
     /// The generation of the last decided commit.
     fn generation(&self) -> Generation;
@@ -148,7 +149,7 @@ pub(crate) fn restored_receipt(key: &Key, version: &Version) -> Option<Committed
     Some(Committed { generation: version.generation, time: version.time, meta: Bytes::new(), changes })
 }
 
-fn receipt_key(id: CommitId) -> Key {
+pub(crate) fn receipt_key(id: CommitId) -> Key {
     Key::new(RECEIPTS, &id.0)
 }
 

@@ -32,6 +32,7 @@ pub mod disk;
 mod env;
 mod error;
 mod evaluate;
+mod facts;
 mod file;
 mod key;
 mod limits;

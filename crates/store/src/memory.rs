@@ -9,10 +9,12 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use crate::backend::{Answer, Backend, Changes, Contents, Damage, Order, Retention, Scan, Stats};
+use crate::backend::{
+    Answer, Backend, Before, Changes, Contents, Damage, Order, Pin, Retention, Rules, Scan, Stats, is_readable,
+};
 use crate::commit::Head;
 use crate::evaluate::{Decision, Present, evaluate, restored, restored_receipt};
-use crate::space::{RECEIPTS, SPACES};
+use crate::space::SPACES;
 use crate::{Commit, Committed, Env, Generation, Key, Outcome, Range, Result, SpaceId, StoreError, Timestamp, Version};
 
 /// A slice of clean-up happens after so many commits, and looks at so many changes.
@@ -76,6 +78,9 @@ impl MemoryBackend {
             Decision::Answer(receipt) => return Ok(Outcome::Applied(receipt)),
             Decision::Apply(committed, receipt) => (committed, receipt),
         };
+        if committed.changes.iter().any(|change| change.key.space() == SPACES) {
+            self.retention.declared(committed.generation);
+        }
         state.apply(committed);
         if state.stats.applied.is_multiple_of(COMMITS_PER_SLICE) {
             self.clean(&mut state)?;
@@ -91,9 +96,8 @@ impl MemoryBackend {
     }
 
     fn clean(&self, state: &mut State) -> Result<bool> {
-        self.retention.advance(state.generation, self.env.now().max(state.time), |time| {
-            Ok(state.generation_at(time, &self.retention).ok())
-        })?;
+        self.retention
+            .advance(state.generation, self.env.now().max(state.time), |time, spaces| Ok(state.before(time, spaces)))?;
         Ok(state.drop_below(&self.retention))
     }
 
@@ -120,6 +124,7 @@ impl MemoryBackend {
             state.keys.insert(key, vec![version]);
         }
         (state.generation, state.time) = (generation, time);
+        self.retention.declared(generation);
         self.announce(generation);
         Ok(generation)
     }
@@ -147,27 +152,16 @@ impl State {
         self.keys.keys().any(|key| key.space() != SPACES)
     }
 
-    fn generation_at(&self, time: Timestamp, retention: &Retention) -> Result<Generation> {
+    fn before(&self, time: Timestamp, spaces: &[(SpaceId, Generation)]) -> Before {
         if time >= self.time {
-            return Ok(self.generation);
+            return Before::Latest(self.generation);
         }
-        let mut found = None;
-        let mut oldest = None;
-        for (space, floor) in retention.with_history() {
-            // The store's own spaces tell times, but nobody reads the past in them.
-            if space != SPACES && space != RECEIPTS {
-                oldest = Some(oldest.map_or(floor, |oldest: Generation| oldest.min(floor)));
-            }
-            let rows = (Bound::Excluded((space, floor)), Bound::Included((space, Generation(u64::MAX))));
-            let rows = self.touched.range(rows);
-            let last = rows.take_while(|(_, committed)| committed.time <= time).last();
-            found = found.max(last.map(|((_, generation), _)| *generation));
-        }
-        match (found, oldest) {
-            (Some(found), _) => Ok(found),
-            (None, None | Some(Generation(0))) => Ok(Generation(0)),
-            (None, Some(oldest)) => Err(StoreError::TimeDropped { asked: time, oldest }),
-        }
+        let last_in = |(space, floor): &(SpaceId, Generation)| {
+            let rows = (Bound::Excluded((*space, *floor)), Bound::Included((*space, Generation(u64::MAX))));
+            let early = self.touched.range(rows).take_while(|(_, committed)| committed.time <= time);
+            early.last().map(|((_, generation), _)| *generation)
+        };
+        Before::Touched(spaces.iter().filter_map(last_in).max())
     }
 
     /// Drops a slice of what lies below the floors; tells whether more is left.
@@ -184,11 +178,12 @@ impl State {
                 for change in committed.changes.iter().filter(|change| change.key.space() == space) {
                     budget = budget.saturating_sub(1);
                     let Some(versions) = self.keys.get_mut(&change.key) else { continue };
-                    let superseded = versions.iter().skip(1).take_while(|later| later.generation <= floor).count();
+                    let later = versions.iter().skip(1);
+                    let superseded = later.take_while(|later| !is_readable(later.generation, floor)).count();
                     versions.drain(..superseded);
-                    let gone = versions.first().is_some_and(|version| {
-                        version.generation <= floor && (rules.expires || (rules.used_once && version.value.is_none()))
-                    });
+                    let gone = versions
+                        .first()
+                        .is_some_and(|version| version.generation <= floor && rules.forgets(version.value.is_some()));
                     if gone && versions.len() == 1 {
                         self.keys.remove(&change.key);
                     }
@@ -248,10 +243,20 @@ impl Backend for MemoryBackend {
             self.retention.check(scan.range.space(), generation)?;
             let found = state.range(&scan.range).filter_map(|(key, versions)| Some((key, at(versions, generation)?)));
             let found = found.filter(|(_, version)| scan.with_deleted || version.value.is_some());
-            let owned = |(key, version): (&Key, &Version)| (key.clone(), version.clone());
+            let mut room = scan.room();
+            let mut fill = |rows: &mut dyn Iterator<Item = (&Key, &Version)>| {
+                let mut batch = Vec::new();
+                while room.is_left()
+                    && let Some((key, version)) = rows.next()
+                {
+                    room.take(key, version);
+                    batch.push((key.clone(), version.clone()));
+                }
+                batch
+            };
             Ok(match scan.order {
-                Order::Ascending => found.take(scan.limit).map(owned).collect(),
-                Order::Descending => found.rev().take(scan.limit).map(owned).collect(),
+                Order::Ascending => fill(&mut { found }),
+                Order::Descending => fill(&mut found.rev()),
             })
         });
         Box::pin(ready(found))
@@ -303,12 +308,21 @@ impl Backend for MemoryBackend {
         })
     }
 
-    fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation> {
-        Box::pin(ready(self.state().and_then(|state| state.generation_at(time, &self.retention))))
+    fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {
+        Box::pin(ready(self.state().map(|state| state.before(time, &spaces))))
     }
 
-    fn retention(&self) -> &Arc<Retention> {
-        &self.retention
+    fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin> {
+        let latest = || self.state().map(|state| state.generation);
+        Box::pin(self.retention.pin_at(at, latest, |than| self.newer(than)))
+    }
+
+    fn floor(&self, space: SpaceId) -> Generation {
+        self.retention.floor(space)
+    }
+
+    fn declare(&self, space: SpaceId, rules: Rules, at: Generation) {
+        self.retention.declare(space, rules, at);
     }
 
     fn maintain(&self) -> Answer<'_, bool> {

@@ -1,6 +1,10 @@
 //! What may be forgotten. Each space has a floor: the oldest generation at which it can be read. Floors follow the
 //! spaces' rules, never pass a pinned view, and never go back. Backends store them and drop what lies below.
+//!
+//! The rules are functions here: which generation a time stands for, which version can still be read, which key leaves
+//! no trace. [`Retention`] keeps pins, rules and floors for a backend that has its storage to itself.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,25 +12,73 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::backend::Rules;
+use crate::backend::{Answer, Rules};
 use crate::space::{RECEIPTS, SPACES};
 use crate::{Generation, History, Result, SpaceId, StoreError, Timestamp};
 
 /// How long the answer to a commit id is remembered.
 pub(crate) const RECEIPTS_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Pins, rules and floors of one store.
+/// What a backend knows of the commits up to a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Before {
+    /// Nothing was committed later; this is the newest generation.
+    Latest(Generation),
+    /// The newest generation not later that touched one of the spaces asked for, above that space's floor.
+    Touched(Option<Generation>),
+}
+
+/// The generation that a time stands for: the newest if nothing was committed later, otherwise the newest one not later
+/// that a space with history remembers. `spaces` are those, with their floors, as the backend was asked.
+pub fn generation_at(time: Timestamp, spaces: &[(SpaceId, Generation)], before: Before) -> Result<Generation> {
+    match before {
+        Before::Latest(found) | Before::Touched(Some(found)) => Ok(found),
+        Before::Touched(None) => {
+            // The store's own spaces tell times, but their past is not read.
+            let floors =
+                spaces.iter().filter(|(space, _)| ![SPACES, RECEIPTS].contains(space)).map(|(_, floor)| *floor);
+            match floors.min() {
+                None | Some(Generation(0)) => Ok(Generation(0)),
+                Some(oldest) => Err(StoreError::TimeDropped { asked: time, oldest }),
+            }
+        }
+    }
+}
+
+/// Whether a version that was overwritten or deleted at `until` can still be read in a space with this floor.
+pub fn is_readable(until: Generation, floor: Generation) -> bool {
+    until > floor
+}
+
+impl Rules {
+    /// Whether a key leaves no trace once its last version lies at or below the floor. `live`: that version is a value.
+    pub fn forgets(&self, live: bool) -> bool {
+        self.expires || (self.used_once && !live)
+    }
+
+    /// The rules of the store's own spaces.
+    pub fn own() -> [(SpaceId, Rules); 2] {
+        let receipts = Rules { history: History::For(RECEIPTS_KEPT), used_once: true, expires: true };
+        let declarations = Rules { history: History::Forever, ..Rules::default() };
+        [(SPACES, declarations), (RECEIPTS, receipts)]
+    }
+}
+
+/// Pins, rules and floors of one store, for a backend that has its storage to itself.
 #[derive(Debug)]
 pub struct Retention {
     state: Mutex<State>,
     /// The highest floor, so that a view of the present needs no lock to know that all is there.
     highest: AtomicU64,
+    /// The generation of the newest declaration of a space.
+    declared: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct State {
     pins: BTreeMap<Generation, usize>,
-    rules: BTreeMap<SpaceId, Rules>,
+    /// With the generation of the declaration that they are from.
+    rules: BTreeMap<SpaceId, (Rules, Generation)>,
     floors: BTreeMap<SpaceId, Generation>,
 }
 
@@ -34,45 +86,84 @@ struct State {
 #[derive(Debug)]
 pub struct Pin {
     generation: Generation,
-    retention: Arc<Retention>,
+    declared: Generation,
+    _hold: Hold,
 }
+
+/// What ends the pin when it is dropped.
+#[derive(Debug)]
+enum Hold {
+    Here { _pin: LocalPin },
+    Elsewhere { _lease: Box<dyn Any + Send + Sync> },
+}
+
+#[derive(Debug)]
+struct LocalPin(Generation, Arc<Retention>);
 
 impl Retention {
     /// Retention with the floors found in storage.
     pub fn new(floors: BTreeMap<SpaceId, Generation>) -> Arc<Retention> {
         let highest = AtomicU64::new(floors.values().max().map_or(0, |floor| floor.0));
-        let receipts = Rules { history: History::For(RECEIPTS_KEPT), used_once: true, expires: true };
-        let declarations = Rules { history: History::Forever, ..Rules::default() };
-        let rules = BTreeMap::from([(SPACES, declarations), (RECEIPTS, receipts)]);
-        Arc::new(Retention { state: Mutex::new(State { pins: BTreeMap::new(), rules, floors }), highest })
+        let rules = Rules::own().into_iter().map(|(space, rules)| (space, (rules, Generation(0)))).collect();
+        let state = Mutex::new(State { pins: BTreeMap::new(), rules, floors });
+        Arc::new(Retention { state, highest, declared: AtomicU64::new(0) })
     }
 
-    /// Makes a space's rules known. A space that was never declared here keeps everything.
-    pub fn declare(&self, space: SpaceId, rules: Rules) {
-        self.state.lock().rules.insert(space, rules);
+    /// Makes a space's rules known, unless those of a newer declaration are. A space that was never declared here keeps
+    /// everything.
+    pub fn declare(&self, space: SpaceId, rules: Rules, at: Generation) {
+        let mut state = self.state.lock();
+        if state.rules.get(&space).is_none_or(|(_, known)| *known <= at) {
+            state.rules.insert(space, (rules, at));
+        }
+    }
+
+    /// Notes that a commit has declared a space, or a restore all of them: a handle that has read declarations before
+    /// reads them again.
+    pub fn declared(&self, at: Generation) {
+        self.declared.fetch_max(at.0, Ordering::SeqCst);
     }
 
     /// The rules of a space.
     pub fn rules(&self, space: SpaceId) -> Option<Rules> {
-        self.state.lock().rules.get(&space).copied()
-    }
-
-    /// Whether the space keeps history by its rules, not only for open views.
-    pub fn keeps_history(&self, space: SpaceId) -> bool {
-        self.rules(space).is_none_or(|rules| rules.history != History::None)
+        self.state.lock().rules.get(&space).map(|(rules, _)| *rules)
     }
 
     /// The spaces that keep history by their rules, with their floors.
     pub fn with_history(&self) -> Vec<(SpaceId, Generation)> {
         let state = self.state.lock();
-        let spaces = state.rules.iter().filter(|(_, rules)| rules.history != History::None);
+        let spaces = state.rules.iter().filter(|(_, (rules, _))| rules.history != History::None);
         spaces.map(|(space, _)| (*space, state.floors.get(space).copied().unwrap_or_default())).collect()
     }
 
     /// Pins a generation. What lay below a floor before stays unreadable.
     pub fn pin(self: &Arc<Self>, generation: Generation) -> Pin {
         *self.state.lock().pins.entry(generation).or_default() += 1;
-        Pin { generation, retention: self.clone() }
+        let declared = Generation(self.declared.load(Ordering::SeqCst));
+        Pin { generation, declared, _hold: Hold::Here { _pin: LocalPin(generation, self.clone()) } }
+    }
+
+    /// Pins a generation, or the newest: see [`crate::backend::Backend::pin`].
+    pub async fn pin_at<'a>(
+        self: &'a Arc<Self>,
+        at: Option<Generation>,
+        latest: impl Fn() -> Result<Generation> + Send,
+        newer: impl Fn(Generation) -> Answer<'a, Generation> + Send,
+    ) -> Result<Pin> {
+        if let Some(at) = at {
+            return Ok(self.pin(at));
+        }
+        loop {
+            let latest = latest()?;
+            let pin = self.pin(latest);
+            // A floor may have passed between the two lines above; then there is a newer present, or a restore is about
+            // to make it.
+            if self.is_whole(latest) {
+                return Ok(pin);
+            }
+            drop(pin);
+            newer(latest).await?;
+        }
     }
 
     /// Whether every space can be read at `generation`.
@@ -104,17 +195,21 @@ impl Retention {
         self.state.lock().pinned()
     }
 
-    /// Raises the floors to what the rules allow at `latest`. `at_time` tells the newest generation not later than
-    /// a time, or `None` if it is not known.
+    /// Raises the floors to what the rules allow at `latest`. `before` is what [`crate::backend::Backend::before`] is.
     pub fn advance(
         &self,
         latest: Generation,
         now: Timestamp,
-        mut at_time: impl FnMut(Timestamp) -> Result<Option<Generation>>,
+        mut before: impl FnMut(Timestamp, &[(SpaceId, Generation)]) -> Result<Before>,
     ) -> Result<()> {
         let rules = self.state.lock().rules.clone();
+        let remember = self.with_history();
+        let mut at_time = |time| match before(time, &remember) {
+            Ok(before) => Ok(generation_at(time, &remember, before).ok()),
+            Err(error) => Err(error),
+        };
         let mut wanted = Vec::with_capacity(rules.len());
-        for (space, rules) in rules {
+        for (space, (rules, _)) in rules {
             let floor = match rules.history {
                 History::None => latest,
                 History::Generations(count) => Generation(latest.0.saturating_sub(count)),
@@ -176,19 +271,32 @@ impl State {
 }
 
 impl Pin {
+    /// A pin that is kept elsewhere, as a row with a lease is. Dropping `lease` gives it back; until then the backend
+    /// renews it. `declared` is the generation of the newest declaration of a space, as of now.
+    pub fn leased(generation: Generation, declared: Generation, lease: impl Any + Send + Sync) -> Pin {
+        Pin { generation, declared, _hold: Hold::Elsewhere { _lease: Box::new(lease) } }
+    }
+
     /// The pinned generation.
     pub fn generation(&self) -> Generation {
         self.generation
     }
+
+    /// The generation of the newest declaration of a space when this was pinned: rules that were read at an older one
+    /// may have changed, by another process.
+    pub fn declared(&self) -> Generation {
+        self.declared
+    }
 }
 
-impl Drop for Pin {
+impl Drop for LocalPin {
     fn drop(&mut self) {
-        let mut state = self.retention.state.lock();
-        if let Some(count) = state.pins.get_mut(&self.generation) {
+        let LocalPin(generation, retention) = self;
+        let mut state = retention.state.lock();
+        if let Some(count) = state.pins.get_mut(generation) {
             *count -= 1;
             if *count == 0 {
-                state.pins.remove(&self.generation);
+                state.pins.remove(generation);
             }
         }
     }
@@ -202,10 +310,12 @@ mod tests {
 
     fn advanced(history: History, pinned: Option<u64>, latest: u64) -> Generation {
         let retention = Retention::new(BTreeMap::new());
-        retention.declare(SPACE, Rules { history, ..Rules::default() });
+        retention.declare(SPACE, Rules { history, ..Rules::default() }, Generation(1));
         let _pin = pinned.map(|generation| retention.pin(Generation(generation)));
         retention
-            .advance(Generation(latest), Timestamp(1_000_000), |time| Ok(Some(Generation(time.0 / 100_000))))
+            .advance(Generation(latest), Timestamp(1_000_000), |time, _| {
+                Ok(Before::Touched(Some(Generation(time.0 / 100_000))))
+            })
             .unwrap();
         retention.floor(SPACE)
     }
@@ -224,12 +334,29 @@ mod tests {
     #[test]
     fn a_floor_never_goes_back_and_a_read_below_it_names_it() {
         let retention = Retention::new(BTreeMap::from([(SPACE, Generation(9))]));
-        retention.declare(SPACE, Rules { history: History::Generations(100), ..Rules::default() });
-        retention.advance(Generation(10), Timestamp(0), |_| Ok(None)).unwrap();
+        let rules = Rules { history: History::Generations(100), ..Rules::default() };
+        retention.declare(SPACE, rules, Generation(2));
+        retention.declare(SPACE, Rules::default(), Generation(1));
+        assert_eq!(retention.rules(SPACE), Some(rules), "an older declaration comes too late");
+        retention.advance(Generation(10), Timestamp(0), |_, _| Ok(Before::Touched(None))).unwrap();
         assert!(retention.check(SPACE, Generation(9)).is_ok());
         let error = retention.check(SPACE, Generation(8)).unwrap_err();
         assert!(matches!(error, StoreError::HistoryDropped { oldest: Generation(9), .. }), "{error}");
         assert!(retention.check(SpaceId(21), Generation(1)).is_ok(), "floors are per space");
+    }
+
+    #[test]
+    fn a_time_stands_for_what_a_space_with_history_remembers() {
+        let check = |spaces: &[(SpaceId, u64)], before, expected: Option<u64>| {
+            let spaces: Vec<_> = spaces.iter().map(|(space, floor)| (*space, Generation(*floor))).collect();
+            let found = generation_at(Timestamp(5), &spaces, before);
+            assert_eq!(found.ok(), expected.map(Generation), "{spaces:?} {before:?}");
+        };
+        check(&[(SPACE, 7)], Before::Latest(Generation(9)), Some(9));
+        check(&[(SPACE, 7)], Before::Touched(Some(Generation(8))), Some(8));
+        check(&[(SPACE, 7)], Before::Touched(None), None);
+        check(&[(SPACE, 7), (SpaceId(21), 0)], Before::Touched(None), Some(0));
+        check(&[(RECEIPTS, 7), (SPACES, 3)], Before::Touched(None), Some(0));
     }
 
     #[test]

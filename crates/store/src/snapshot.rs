@@ -11,8 +11,8 @@ use crate::file::{FileBackend, write_snapshot};
 use crate::space::RECEIPTS;
 use crate::{FileOptions, Generation, Key, Range, Result, SpaceId, Store, StoreError, Version};
 
-/// How many records travel together.
-const BATCH: usize = 1000;
+/// How many bytes of records travel together, about: a record is a few bytes, or megabytes.
+pub(crate) const BATCH_BYTES: usize = 1 << 20;
 
 type Batch = Vec<(Key, Version)>;
 
@@ -43,8 +43,7 @@ async fn send_all(store: &Store, generation: Generation, batches: &mpsc::Sender<
     for space in store.stored_spaces().await? {
         let mut range = Range::of_space(space);
         loop {
-            let scan = Scan { range: range.clone(), order: Order::Ascending, limit: BATCH, with_deleted: true };
-            let batch = match store.backend().scan(scan, generation).await {
+            let batch = match store.backend().scan(batch_of(range.clone()), generation).await {
                 // Answers to commit ids leave with time, also from a view of the past.
                 Err(StoreError::HistoryDropped { .. }) if space == RECEIPTS => Vec::new(),
                 batch => batch?,
@@ -58,6 +57,11 @@ async fn send_all(store: &Store, generation: Generation, batches: &mpsc::Sender<
     }
     let _ = batches.send(Vec::new()).await;
     Ok(())
+}
+
+/// Everything in a range, traces of deletes included, as much as travels together.
+fn batch_of(range: Range) -> Scan {
+    Scan { range, order: Order::Ascending, limit: usize::MAX, bytes: BATCH_BYTES, with_deleted: true }
 }
 
 /// Opens a snapshot, or any data directory that nobody uses, for reading all of it.
@@ -87,9 +91,7 @@ impl Iterator for Records {
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.batch.len() == 0 {
-            let range = self.rest.clone();
-            let scan = Scan { range, order: Order::Ascending, limit: BATCH, with_deleted: true };
-            match self.backend.scan_now(&scan, self.generation) {
+            match self.backend.scan_now(&batch_of(self.rest.clone()), self.generation) {
                 Ok(batch) => self.batch = batch.into_iter(),
                 Err(error) => return Some(Err(error)),
             }
@@ -103,3 +105,38 @@ impl Iterator for Records {
 
 /// The store's own spaces come with every snapshot.
 pub(crate) const OWN_SPACES: [SpaceId; 2] = [crate::space::SPACES, RECEIPTS];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::sim::SimDisk;
+    use crate::{Commit, SpaceSpec};
+
+    #[tokio::test]
+    async fn records_travel_by_bytes_and_a_large_one_alone() {
+        let files = FileOptions::new().disk(SimDisk::new()).without_threads().open("/d").await.unwrap();
+        for store in [Store::memory().await.unwrap(), files] {
+            let space = store.space(SpaceSpec::new("a")).await.unwrap();
+            for number in 0..40 {
+                let bytes = if number == 20 { 3 << 20 } else { 200 << 10 };
+                let put = Commit::new().put(&space.key([number]), vec![number; bytes]);
+                store.commit(put).await.unwrap().applied().unwrap();
+            }
+            let (mut range, mut read, mut batches) = (space.all(), 0, 0);
+            loop {
+                let batch = store.backend().scan(batch_of(range.clone()), Generation(41)).await.unwrap();
+                let Some((last, _)) = batch.last() else { break };
+                range = range.after(last);
+                let bytes: usize = batch[..batch.len() - 1].iter().map(|(_, version)| value_bytes(version)).sum();
+                assert!(bytes < BATCH_BYTES, "{} records of {bytes} bytes before the last", batch.len());
+                (read, batches) = (read + batch.len(), batches + 1);
+            }
+            assert_eq!(read, 40);
+            assert!(batches < 10, "{batches}");
+        }
+    }
+
+    fn value_bytes(version: &Version) -> usize {
+        version.value.as_ref().map_or(0, |value| value.len())
+    }
+}

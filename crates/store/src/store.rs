@@ -1,19 +1,24 @@
 //! The store: what callers hold. It checks input, declares spaces and hands out views and watches; all storage is
 //! the backend's.
+//!
+//! Most operations are ready at once. So each uses up some of its task's budget (of tokio's; elsewhere nothing
+//! happens): a loop of them lets other tasks run in between.
 
 use std::collections::BTreeMap;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
+use tokio::task::coop::consume_budget;
 
-use crate::backend::{Backend, Contents, MemoryBackend, Order, Scan};
+use crate::backend::{Answer, Backend, Contents, MemoryBackend, Order, Rules, Scan, generation_at};
 use crate::disk::{Disk, RealDisk};
 use crate::space::{FIRST_DECLARED, SPACES, SpaceRecord};
 use crate::{
-    Check, Commit, CommitId, Damage, Env, FileOptions, Generation, Key, Limits, Outcome, Range, Result, Space, SpaceId,
-    SpaceSpec, Stats, StoreError, Timestamp, View, Watch, snapshot,
+    Check, Commit, CommitId, Damage, Env, FileOptions, Generation, History, Key, Limits, Outcome, Range, Result, Space,
+    SpaceId, SpaceSpec, Stats, StoreError, Timestamp, View, Watch, snapshot,
 };
 
 /// A handle to a store. Clones share it; the last one to go closes it.
@@ -29,11 +34,14 @@ struct Inner {
     limits: Limits,
     /// The spaces this handle has met, by number.
     spaces: RwLock<BTreeMap<SpaceId, Met>>,
+    /// Every declaration up to this generation is among them.
+    declared: AtomicU64,
 }
 
 /// A space as this handle knows it.
 struct Met {
     name: Arc<str>,
+    rules: Rules,
     /// The generation of the declaration its rules are from.
     declared: Generation,
 }
@@ -78,7 +86,7 @@ impl Store {
         limits: Limits,
         disk: Arc<dyn Disk>,
     ) -> Result<Store> {
-        let inner = Inner { backend, disk, env, limits, spaces: RwLock::default() };
+        let inner = Inner { backend, disk, env, limits, spaces: RwLock::default(), declared: AtomicU64::new(0) };
         let store = Store { inner: Arc::new(inner) };
         store.learn_spaces().await?;
         Ok(store)
@@ -136,8 +144,21 @@ impl Store {
     /// able to ask again.
     // Not an `async fn`: its future would hold the commit once more, and those of its callers again.
     pub fn commit(&self, commit: Commit) -> impl Future<Output = Result<Outcome>> + Send + use<'_> {
-        let answer = self.check_commit(&commit).map(|()| self.inner.backend.commit(commit));
-        async move { answer?.await }
+        let answer: Answer<'_, Outcome> = match self.check_commit(&commit) {
+            Ok(()) => self.inner.backend.commit(commit),
+            // Another process may have declared it.
+            Err(StoreError::UnknownSpace { .. }) => Box::pin(async move {
+                self.learn_spaces().await?;
+                self.check_commit(&commit)?;
+                self.inner.backend.commit(commit).await
+            }),
+            Err(error) => Box::pin(ready(Err(error))),
+        };
+        async move {
+            let outcome = answer.await;
+            consume_budget().await;
+            outcome
+        }
     }
 
     fn check_commit(&self, commit: &Commit) -> Result<()> {
@@ -168,23 +189,20 @@ impl Store {
 
     /// Pins the present.
     pub async fn view(&self) -> Result<View> {
-        let retention = self.inner.backend.retention();
-        loop {
-            let latest = self.inner.backend.latest().await?;
-            let pin = retention.pin(latest);
-            // A floor may have passed between the two lines above; then there is a newer present, or a restore is about
-            // to make it.
-            if retention.is_whole(latest) {
-                return Ok(View::new(self.clone(), pin));
-            }
-            drop(pin);
-            self.inner.backend.newer(latest).await?;
+        consume_budget().await;
+        let pin = self.inner.backend.pin(None).await?;
+        let is_current = pin.declared().0 <= self.inner.declared.load(Ordering::Relaxed);
+        let view = View::new(self.clone(), pin);
+        if !is_current {
+            self.learn_from(&view).await?;
         }
+        Ok(view)
     }
 
     /// Pins a generation of the past. Spaces that no longer remember it fail when they are read.
     pub async fn view_at(&self, generation: Generation) -> Result<View> {
-        let pin = self.inner.backend.retention().pin(generation);
+        consume_budget().await;
+        let pin = self.inner.backend.pin(Some(generation)).await?;
         let latest = self.inner.backend.latest().await?;
         if generation > latest {
             return Err(StoreError::FutureGeneration { asked: generation, latest });
@@ -194,17 +212,21 @@ impl Store {
 
     /// Pins the newest generation that was not committed later than `time`, as far as spaces with history remember.
     pub async fn view_at_time(&self, time: Timestamp) -> Result<View> {
-        let generation = self.inner.backend.generation_at(time).await?;
-        self.view_at(generation).await
+        self.view().await?.release();
+        let spaces = self.with_history();
+        let before = self.inner.backend.before(time, spaces.clone()).await?;
+        self.view_at(generation_at(time, &spaces, before)?).await
     }
 
     /// Follows every commit after `after` that touches `range`.
     pub async fn watch(&self, range: Range, after: Generation) -> Result<Watch> {
-        self.check_space(range.space())?;
-        if !self.inner.backend.retention().keeps_history(range.space()) {
-            return Err(StoreError::NotWatchable { space: range.space() });
+        let space = range.space();
+        // Whether it keeps history may have been changed by another process: a view knows.
+        let latest = self.view().await?.generation();
+        let rules = self.inner.spaces.read().get(&space).map(|met| met.rules);
+        if rules.ok_or(StoreError::UnknownSpace { space })?.history == History::None {
+            return Err(StoreError::NotWatchable { space });
         }
-        let latest = self.inner.backend.latest().await?;
         if after > latest {
             return Err(StoreError::FutureGeneration { asked: after, latest });
         }
@@ -213,12 +235,13 @@ impl Store {
 
     /// The newest generation.
     pub async fn generation(&self) -> Result<Generation> {
+        consume_budget().await;
         self.inner.backend.latest().await
     }
 
     /// The oldest generation at which the space can be read.
     pub fn oldest(&self, space: &Space) -> Generation {
-        self.inner.backend.retention().floor(space.id)
+        self.inner.backend.floor(space.id)
     }
 
     /// Does a bounded piece of the work that otherwise happens in the background: moves floors to where the spaces'
@@ -235,7 +258,7 @@ impl Store {
         // Spaces that only the snapshot has are made known first: their history begins with the restore as well.
         for record in self.snapshot_spaces(&mut contents).await? {
             if !self.inner.spaces.read().contains_key(&record.id) {
-                self.inner.backend.retention().declare(record.id, record.rules);
+                self.inner.backend.declare(record.id, record.rules, Generation(0));
             }
         }
         let generation = self.inner.backend.replace(contents).await?;
@@ -281,13 +304,28 @@ impl Store {
         &self.inner.disk
     }
 
-    pub(crate) fn check_key(&self, key: &Key) -> Result<()> {
+    pub(crate) async fn check_key(&self, key: &Key) -> Result<()> {
         self.inner.limits.check_key(key)?;
-        self.check_space(key.space())
+        self.check_space(key.space()).await
     }
 
-    pub(crate) fn check_space(&self, space: SpaceId) -> Result<()> {
-        if self.inner.spaces.read().contains_key(&space) { Ok(()) } else { Err(StoreError::UnknownSpace { space }) }
+    pub(crate) async fn check_space(&self, space: SpaceId) -> Result<()> {
+        let is_known = || self.inner.spaces.read().contains_key(&space);
+        if is_known() {
+            return Ok(());
+        }
+        // Another process may have declared it.
+        self.learn_spaces().await?;
+        if is_known() { Ok(()) } else { Err(StoreError::UnknownSpace { space }) }
+    }
+
+    /// The spaces that keep history by their rules, the store's own included, with their floors.
+    fn with_history(&self) -> Vec<(SpaceId, Generation)> {
+        let spaces = self.inner.spaces.read();
+        let own = Rules::own().into_iter();
+        let all = own.chain(spaces.iter().map(|(space, met)| (*space, met.rules)));
+        let kept = all.filter(|(_, rules)| rules.history != History::None);
+        kept.map(|(space, _)| (space, self.inner.backend.floor(space))).collect()
     }
 
     /// Every space that may hold records, the store's own included, in the order of their keys.
@@ -321,10 +359,16 @@ impl Store {
     }
 
     async fn learn_spaces(&self) -> Result<()> {
-        let view = self.view().await?;
-        for (name, (record, declared)) in self.declarations(&view).await? {
+        let view = View::new(self.clone(), self.inner.backend.pin(None).await?);
+        self.learn_from(&view).await
+    }
+
+    /// Takes over everything that is declared at a view of the present.
+    async fn learn_from(&self, view: &View) -> Result<()> {
+        for (name, (record, declared)) in self.declarations(view).await? {
             self.learn(name.into(), record, declared);
         }
+        self.inner.declared.fetch_max(view.generation().0, Ordering::Relaxed);
         Ok(())
     }
 
@@ -332,15 +376,15 @@ impl Store {
     fn learn(&self, name: Arc<str>, record: SpaceRecord, declared: Generation) -> Space {
         let mut spaces = self.inner.spaces.write();
         if spaces.get(&record.id).is_none_or(|met| met.declared <= declared) {
-            self.inner.backend.retention().declare(record.id, record.rules);
-            spaces.insert(record.id, Met { name: name.clone(), declared });
+            self.inner.backend.declare(record.id, record.rules, declared);
+            spaces.insert(record.id, Met { name: name.clone(), rules: record.rules, declared });
         }
         Space { id: record.id, name }
     }
 
     async fn declarations(&self, view: &View) -> Result<Declarations> {
-        let scan =
-            Scan { range: Range::of_space(SPACES), order: Order::Ascending, limit: usize::MAX, with_deleted: false };
+        let range = Range::of_space(SPACES);
+        let scan = Scan { range, order: Order::Ascending, limit: usize::MAX, bytes: usize::MAX, with_deleted: false };
         let mut declared = Declarations::new();
         for (key, version) in self.inner.backend.scan(scan, view.generation()).await? {
             let name = String::from_utf8_lossy(key.bytes()).into_owned();

@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::store::backend::{Answer, Backend, Changes, Contents, Damage, MemoryBackend, Retention, Scan, Stats};
-use crate::store::{Commit, Generation, Key, Outcome, Range, Result, StoreError, Timestamp, Version};
+use crate::store::backend::{
+    Answer, Backend, Before, Changes, Contents, Damage, MemoryBackend, Pin, Rules, Scan, Stats,
+};
+use crate::store::{Commit, Generation, Key, Outcome, Range, Result, SpaceId, StoreError, Timestamp, Version};
 
 /// On which side of a commit the crash is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,12 +148,25 @@ impl<G: Gate> Backend for Life<G> {
         })
     }
 
-    fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation> {
-        self.memory.generation_at(time)
+    fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {
+        self.memory.before(time, spaces)
     }
 
-    fn retention(&self) -> &Arc<Retention> {
-        self.memory.retention()
+    fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin> {
+        Box::pin(async move {
+            if at.is_none() {
+                self.gate.pass().await?;
+            }
+            self.memory.pin(at).await
+        })
+    }
+
+    fn floor(&self, space: SpaceId) -> Generation {
+        self.memory.floor(space)
+    }
+
+    fn declare(&self, space: SpaceId, rules: Rules, at: Generation) {
+        self.memory.declare(space, rules, at);
     }
 
     fn maintain(&self) -> Answer<'_, bool> {

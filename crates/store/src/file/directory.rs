@@ -81,8 +81,28 @@ impl FileOptions {
             written.map_err(|cause| StoreError::io("write", directory.join(FORMAT_FILE), cause))
         };
         write_format(stage)?;
-        let log = Log::create(&self.log_files(directory, identity))?;
-        let progress = Progress { applied: generation, time: self.env.now(), log };
+        let created = self.create_files(directory, identity, generation, fill);
+        if let Err(error) = created {
+            // FORMAT stays and says that the rest is missing.
+            let names = self.disk.list(directory).unwrap_or_default().into_iter();
+            for name in names.filter(|name| name == INDEX_FILE || name.starts_with("log-")) {
+                let _ = self.disk.remove(&directory.join(name));
+            }
+            return Err(error);
+        }
+        write_format(Stage::Complete)
+    }
+
+    /// Everything but FORMAT.
+    fn create_files(
+        &self,
+        directory: &Path,
+        identity: u128,
+        generation: Generation,
+        fill: &mut dyn FnMut(&Index) -> Result<()>,
+    ) -> Result<()> {
+        let (log, pages) = Log::create(&self.log_files(directory, identity))?;
+        let progress = Progress { applied: generation, time: self.env.now(), log, pages };
         let index = Index::create(
             self.open_index(directory, Open::Fresh)?,
             directory.join(INDEX_FILE),
@@ -92,8 +112,7 @@ impl FileOptions {
         fill(&index)?;
         drop(index);
         let synced = self.disk.sync_directory(directory);
-        synced.map_err(|cause| StoreError::io("sync", directory, cause))?;
-        write_format(Stage::Complete)
+        synced.map_err(|cause| StoreError::io("sync", directory, cause))
     }
 
     pub(super) fn open_index(&self, directory: &Path, how: Open) -> Result<Arc<dyn disk::DiskFile>> {

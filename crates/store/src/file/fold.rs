@@ -9,11 +9,10 @@ use parking_lot::Mutex;
 use super::index::{Fold, Index, Progress};
 use super::layers::Layers;
 use super::writer::Writer;
-use crate::backend::Contents;
+use crate::backend::{Before, Contents};
 use crate::disk::{DirectoryLock, DiskFile};
 use crate::evaluate::restored;
-use crate::space::{RECEIPTS, SPACES};
-use crate::{Damage, Generation, Key, Result, SpaceId, Stats, StoreError, Timestamp, Version};
+use crate::{Change, Damage, Generation, Key, Result, SpaceId, Stats, StoreError, Timestamp, Version};
 
 /// The index and the right to change it.
 pub(super) struct Folder {
@@ -109,16 +108,14 @@ impl Folder {
         }
         let layers = writer.layers.load_full();
         let before = layers.index.progress;
-        writer.retention.advance(writer.visible(), writer.env.now(), |time| {
-            self.generation_at(&layers, time).map(|found| found.ok())
-        })?;
+        writer
+            .retention
+            .advance(writer.visible(), writer.env.now(), |time, spaces| self.before(&layers, time, spaces))?;
         let floors = writer.retention.floors();
         let applied = last.as_ref().map_or(before.applied, |commit| commit.generation);
-        let progress = Progress {
-            applied,
-            time: last.as_ref().map_or(before.time, |commit| commit.time),
-            log: writer.log.lock().position_after(applied),
-        };
+        let (log, pages) = writer.log.lock().position_after(applied);
+        let time = last.as_ref().map_or(before.time, |commit| commit.time);
+        let progress = Progress { applied, time, log, pages };
         let rules = |space| writer.retention.rules(space).unwrap_or_default();
         let budget = CLEARED_PER_FOLD + 2 * (applied.0 - before.applied.0) as usize;
         let fold = Fold { overlay: frozen.as_deref(), floors: &floors, rules: &rules, progress, budget };
@@ -146,37 +143,21 @@ impl Folder {
         self.writer.log.lock().add_spare()
     }
 
-    /// The newest generation not later than `time` that a space with history remembers; `Err` names the oldest left.
-    pub(super) fn generation_at(
-        &self,
-        layers: &Layers,
-        time: Timestamp,
-    ) -> Result<std::result::Result<Generation, Generation>> {
-        let retention = &self.writer.retention;
+    /// What is known of the commits up to `time`: see [`crate::backend::Backend::before`].
+    pub(super) fn before(&self, layers: &Layers, time: Timestamp, spaces: &[(SpaceId, Generation)]) -> Result<Before> {
         let visible = self.writer.visible();
         if time >= self.writer.lock_stage().time {
-            return Ok(Ok(visible));
+            return Ok(Before::Latest(visible));
         }
-        let counts =
-            |commit: &crate::Committed| commit.changes.iter().any(|change| retention.keeps_history(change.key.space()));
-        if let Some(found) = layers.last_at(time, visible, counts) {
-            return Ok(Ok(found));
+        let asked_for = |change: &Change| spaces.iter().any(|(space, _)| *space == change.key.space());
+        if let Some(found) = layers.last_at(time, visible, |commit| commit.changes.iter().any(asked_for)) {
+            return Ok(Before::Touched(Some(found)));
         }
         let mut found = None;
-        let mut oldest: Option<Generation> = None;
-        for (space, floor) in retention.with_history() {
-            if space == SPACES || space == RECEIPTS {
-                found = found.max(layers.index.last_at(space, floor, time)?);
-                continue;
-            }
-            oldest = Some(oldest.map_or(floor, |oldest| oldest.min(floor)));
-            found = found.max(layers.index.last_at(space, floor, time)?);
+        for (space, floor) in spaces {
+            found = found.max(layers.index.last_at(*space, *floor, time)?);
         }
-        Ok(match (found, oldest) {
-            (Some(found), _) => Ok(found),
-            (None, None | Some(Generation(0))) => Ok(Generation(0)),
-            (None, Some(oldest)) => Err(oldest),
-        })
+        Ok(Before::Touched(found))
     }
 
     /// Replaces everything: see [`crate::Backend::replace`].
@@ -267,7 +248,7 @@ impl Folder {
         // The log grows meanwhile; what is being written now is not looked at.
         let durable = self.writer.visible();
         let mut found = Vec::new();
-        match super::log::Log::verify(&files, progress.log, progress.applied, durable) {
+        match super::log::Log::verify(&files, &progress, durable) {
             Ok(end) if end < durable => {
                 let detail = format!("it ends at generation {end}, and {durable} was durable");
                 found.push(Damage { place: files.directory.display().to_string(), detail });

@@ -15,6 +15,9 @@ use crate::{Change, Committed, Generation, Key, Rev, Timestamp};
 pub(super) const PAGE: usize = 4096;
 pub(super) const HEADER: usize = 64;
 const MAGIC: u32 = u32::from_le_bytes(*b"LWF1");
+const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"LWT1");
+/// How much of its page a trailer uses.
+const TRAILER: usize = 40;
 
 /// Where a frame lies, and what it must be chained to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +70,38 @@ impl Header {
     /// The position of the frame after this one in the same segment.
     pub(super) fn after(&self) -> Position {
         Position { page: self.at.page + self.pages(), chain: self.checksum, ..self.at }
+    }
+}
+
+/// The last page written to a segment: from here on the log is in the next one, which is this long. A frame does not
+/// count without its predecessor, but it counts without the trailer between the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Trailer {
+    /// Where it lies, chained to the last frame.
+    pub(super) at: Position,
+    /// The pages of the next segment.
+    pub(super) next_pages: u32,
+}
+
+impl Trailer {
+    pub(super) fn encode(&self, identity: u128) -> Vec<u8> {
+        let mut page = vec![0; PAGE];
+        page[0..4].copy_from_slice(&TRAILER_MAGIC.to_le_bytes());
+        page[4..8].copy_from_slice(&self.next_pages.to_le_bytes());
+        page[16..24].copy_from_slice(&self.at.chain.to_le_bytes());
+        page[24..32].copy_from_slice(&self.at.segment.to_le_bytes());
+        page[32..40].copy_from_slice(&self.at.page.to_le_bytes());
+        let checksum = frame_checksum(&page[..TRAILER], identity);
+        page[8..16].copy_from_slice(&checksum.to_le_bytes());
+        page
+    }
+
+    pub(super) fn decode(page: &[u8], identity: u128) -> Option<Trailer> {
+        let word = |at: usize| Some(u64::from_le_bytes(page.get(at..at + 8)?.try_into().ok()?));
+        let half = |at: usize| Some(u32::from_le_bytes(page.get(at..at + 4)?.try_into().ok()?));
+        let at = Position { chain: word(16)?, segment: word(24)?, page: word(32)? };
+        let right = half(0)? == TRAILER_MAGIC && word(8)? == frame_checksum(&page[..TRAILER], identity);
+        right.then_some(Trailer { at, next_pages: half(4)? })
     }
 }
 
@@ -200,6 +235,18 @@ mod tests {
         let payload = Bytes::copy_from_slice(&bytes[HEADER..HEADER + header.length as usize]);
         let commits = decode_commits(&header, payload).unwrap();
         assert_eq!(commits.iter().map(|c| (**c).clone()).collect::<Vec<_>>(), [commit(8), commit(9)]);
+    }
+
+    #[test]
+    fn a_trailer_comes_back_and_a_damaged_one_does_not() {
+        let trailer = Trailer { at: AT, next_pages: 4096 };
+        let page = trailer.encode(42);
+        assert_eq!((Trailer::decode(&page, 42), Trailer::decode(&page, 43)), (Some(trailer), None));
+        for bit in 0..TRAILER * 8 {
+            let mut flipped = page.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Trailer::decode(&flipped, 42), None, "bit {bit}");
+        }
     }
 
     #[test]

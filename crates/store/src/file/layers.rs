@@ -28,6 +28,23 @@ impl Layers {
         [Some(&self.active), self.frozen.as_ref()].into_iter().flatten().filter(|overlay| !overlay.is_empty())
     }
 
+    /// The newest generation that is in here whole.
+    fn latest(&self) -> Generation {
+        let last = self.overlays().find_map(|overlay| overlay.last());
+        last.map_or(self.index.progress.applied, |commit| commit.generation)
+    }
+
+    /// Some key of the range that was written after `since`.
+    fn changed_since(&self, range: &Range, since: Generation) -> Result<Option<(Key, Generation)>> {
+        if range.is_empty() {
+            return Ok(None);
+        }
+        match self.overlays().find_map(|overlay| overlay.changed_since(range, since)) {
+            Some(found) => Ok(Some(found)),
+            None => self.index.changed_since(range, since),
+        }
+    }
+
     /// Whether the index has everything.
     pub(super) fn is_folded(&self) -> bool {
         self.active.is_empty() && self.frozen.is_none()
@@ -89,7 +106,8 @@ impl Layers {
         }
         let indexed = self.index.range(&scan.range)?.map(|row| row.map(|(key, version)| (key, Some(version))));
         sources.push(directed(indexed, descending).peekable());
-        while found.len() < scan.limit {
+        let mut room = scan.room();
+        while room.is_left() {
             let Some((key, indexed)) = next_key(&mut sources, descending)? else { break };
             let version = match self.overlays().find_map(|overlay| overlay.at(&key, at)) {
                 Some(version) => Some(version),
@@ -101,6 +119,7 @@ impl Layers {
             if let Some(version) = version
                 && (scan.with_deleted || version.value.is_some())
             {
+                room.take(&key, &version);
                 found.push((key, version));
             }
         }
@@ -178,12 +197,60 @@ fn next_key(sources: &mut [Source<'_>], descending: bool) -> Result<Option<(Key,
     Ok(Some((key, version)))
 }
 
+/// A range that a commit checks, as far as it was looked at before the stage was locked. A walk over it may be long,
+/// and every other commit would wait for it.
+pub(super) struct Looked {
+    range: Range,
+    since: Generation,
+    found: Result<Found>,
+}
+
+enum Found {
+    /// This key was written after `since`, here or later.
+    Changed(Key, Generation),
+    /// Nothing was written after `since` up to here.
+    UnchangedUntil(Generation),
+}
+
+/// So many commits may be left to look at under the lock.
+const LEFT_FOR_STAGE: u64 = 64;
+
+impl Looked {
+    /// A range that was not looked at yet.
+    pub(super) fn not_yet(range: &Range, since: Generation) -> Looked {
+        Looked { range: range.clone(), since, found: Ok(Found::UnchangedUntil(since)) }
+    }
+
+    /// Whether too much was committed, or folded, since it was looked at.
+    pub(super) fn is_behind(&self, layers: &Layers, latest: Generation) -> bool {
+        let Ok(Found::UnchangedUntil(until)) = self.found else { return false };
+        until < layers.index.progress.applied || until.0.saturating_add(LEFT_FOR_STAGE) < latest.0
+    }
+
+    /// Looks at the range up to what is in the layers. Other commits go on meanwhile.
+    pub(super) fn look(&mut self, layers: &Layers, retention: &Retention) {
+        // Read first: what is committed during the walk may be seen or not.
+        let latest = layers.latest();
+        let Ok(Found::UnchangedUntil(until)) = self.found else { return };
+        if !self.is_behind(layers, latest) {
+            return;
+        }
+        let changed = retention.check(self.range.space(), self.since);
+        self.found = changed.and_then(|()| layers.changed_since(&self.range, until)).map(|changed| match changed {
+            Some((key, generation)) => Found::Changed(key, generation),
+            None => Found::UnchangedUntil(latest),
+        });
+    }
+}
+
 /// The layers as checks see them: everything decided, whether durable or not. Remembers the heads it looks up.
 pub(super) struct Newest<'a> {
     pub(super) layers: &'a Layers,
     pub(super) retention: &'a Retention,
     pub(super) generation: Generation,
     pub(super) heads: RefCell<&'a mut Heads>,
+    /// The ranges that the commit checks.
+    pub(super) looked: &'a [Looked],
 }
 
 impl Present for Newest<'_> {
@@ -207,12 +274,18 @@ impl Present for Newest<'_> {
 
     fn changed_since(&self, range: &Range, since: Generation) -> Result<Option<(Key, Generation)>> {
         self.retention.check(range.space(), since)?;
-        if range.is_empty() {
-            return Ok(None);
-        }
-        match self.layers.overlays().find_map(|overlay| overlay.changed_since(range, since)) {
-            Some(found) => Ok(Some(found)),
-            None => self.layers.index.changed_since(range, since),
+        let looked = self.looked.iter().find(|looked| looked.since == since && looked.range == *range);
+        let looked = looked.expect("every checked range was looked at before the stage was locked");
+        match &looked.found {
+            Err(error) => Err(error.clone()),
+            Ok(Found::UnchangedUntil(until)) => {
+                Ok(self.layers.overlays().find_map(|overlay| overlay.changed_after(range, *until)))
+            }
+            // It may have been written again meanwhile.
+            Ok(Found::Changed(key, generation)) => {
+                let last = self.head(key)?.map_or(*generation, |head| head.generation.max(*generation));
+                Ok(Some((key.clone(), last)))
+            }
         }
     }
 }

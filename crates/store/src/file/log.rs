@@ -2,6 +2,9 @@
 //!
 //! At any time at most one frame is not yet synced, the last one. So a frame that cannot be read is the torn end of
 //! the log exactly if nothing readable was written after it; otherwise it is damage, and opening fails.
+//!
+//! Every segment that may hold an acknowledged commit is announced, with its length, before its first frame is written:
+//! by the index, or by a trailer in the segment before it. So one that is missing or cut is damage, too.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -9,7 +12,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::frame::{Frame, HEADER, Header, PAGE, Position, decode_commits};
+use super::frame::{Frame, HEADER, Header, PAGE, Position, Trailer, decode_commits};
+use super::index::Progress;
 use crate::disk::{Disk, DiskFile, Open};
 use crate::{Committed, Generation, Result, StoreError};
 
@@ -43,8 +47,8 @@ pub(super) struct Log {
     spares: VecDeque<Segment>,
     /// The frames that the index has not taken yet: last generation, position.
     frames: VecDeque<(Generation, Position)>,
-    /// The segments before the one being written that still exist, oldest first.
-    full: VecDeque<u64>,
+    /// The segments before the one being written that still exist, oldest first, with their pages.
+    full: VecDeque<(u64, u64)>,
     pub(super) bytes_written: u64,
     #[cfg(feature = "testing")]
     pub(super) skip_sync: bool,
@@ -76,7 +80,8 @@ impl LogFiles {
         synced.map_err(|cause| StoreError::io("sync", self.directory.clone(), cause))
     }
 
-    /// Writes and syncs a file of zeros: later writes into it need no new blocks, which makes their syncs cheap.
+    /// Writes and syncs a file of zeros: later writes into it need no new blocks, which makes their syncs cheap. If
+    /// that fails, nothing is left of it: on a full disk it would take the room that others need.
     fn write_zeros(&self, path: &Path) -> Result<Arc<dyn DiskFile>> {
         const CHUNK: usize = 1 << 20;
         let write = || {
@@ -91,7 +96,10 @@ impl LogFiles {
             file.sync()?;
             Ok(file)
         };
-        write().map_err(|cause| StoreError::io("write", path, cause))
+        write().map_err(|cause| {
+            let _ = self.disk.remove(path);
+            StoreError::io("write", path, cause)
+        })
     }
 
     /// Creates a segment that is durable under its name.
@@ -203,16 +211,38 @@ impl LogFiles {
         }
     }
 
-    /// Walks the frames from `start` on, up to the one that holds generation `last`. Gives each to `visit` and returns
-    /// where the log ends, or the damage.
+    /// Refuses a segment that was announced with so many pages and is missing or cut.
+    fn check_announced(&self, segments: &BTreeMap<u64, Segment>, number: u64, pages: u64) -> Result<()> {
+        let detail = match segments.get(&number) {
+            Some(segment) if segment.pages >= pages => return Ok(()),
+            Some(segment) => format!("it was cut: of its {pages} pages of {PAGE} bytes {} are left", segment.pages),
+            None => "the file is missing".into(),
+        };
+        Err(StoreError::corrupt(self.path(number).display().to_string(), detail))
+    }
+
+    /// The trailer at a position, if there is one.
+    fn trailer_at(&self, segments: &BTreeMap<u64, Segment>, at: Position) -> Result<Option<Trailer>> {
+        let Some(segment) = segments.get(&at.segment).filter(|segment| at.page < segment.pages) else {
+            return Ok(None);
+        };
+        let mut page = vec![0; PAGE];
+        segment.file.read_at(at.page * PAGE as u64, &mut page).map_err(self.failed("read", at.segment))?;
+        Ok(Trailer::decode(&page, self.identity).filter(|trailer| trailer.at == at))
+    }
+
+    /// Walks the frames that the index has not taken, up to the one that holds generation `last`. Gives each to `visit`
+    /// and returns where the log ends, with the trailer before that place if no frame lies between; or the damage.
     fn walk(
         &self,
         segments: &BTreeMap<u64, Segment>,
-        (start, applied): (Position, Generation),
+        progress: &Progress,
         last: Generation,
         mut visit: impl FnMut(Header, Bytes) -> Result<()>,
-    ) -> Result<Position> {
-        let mut next = start;
+    ) -> Result<(Position, Option<Position>)> {
+        let Progress { applied, log: mut next, pages, .. } = *progress;
+        self.check_announced(segments, next.segment, pages.max(next.page))?;
+        let mut trailer = None;
         let mut expected: Option<Generation> = None;
         while expected.unwrap_or(applied.next()) <= last {
             let wanted = |(header, _): &(Header, Bytes)| {
@@ -223,11 +253,19 @@ impl LogFiles {
                 Some(segment) => Ok(self.frame_at(segment, page)?.filter(wanted)),
                 None => Ok(None),
             };
-            // A frame that did not fit into its segment is the first of the next one.
-            let frame = match frame_at(next.segment, next.page)? {
-                Some(frame) => Some(frame),
-                None => frame_at(next.segment + 1, 0)?,
-            };
+            let mut frame = frame_at(next.segment, next.page)?;
+            if frame.is_none()
+                && let Some(found) = self.trailer_at(segments, next)?
+            {
+                trailer = Some(found.at);
+                next = Position { segment: next.segment + 1, page: 0, ..next };
+                self.check_announced(segments, next.segment, found.next_pages.into())?;
+                continue;
+            }
+            // A frame that did not fit into its segment is the first of the next one, also if the trailer is damaged.
+            if frame.is_none() {
+                frame = frame_at(next.segment + 1, 0)?;
+            }
             let Some((header, payload)) = frame else {
                 let missing = expected.unwrap_or(applied.next());
                 if let Some(witness) = self.witness(segments, next, missing)? {
@@ -235,30 +273,32 @@ impl LogFiles {
                     let detail = format!("generation {missing} cannot be read here, but {witness} follows it");
                     return Err(StoreError::corrupt(self.place_of_missing(segments, next), detail));
                 }
-                return Ok(next);
+                return Ok((next, trailer));
             };
+            trailer = None;
             expected = Some(Generation(header.first.0 + u64::from(header.count)));
             next = header.after();
             visit(header, payload)?;
         }
-        Ok(next)
+        Ok((next, trailer))
     }
 }
 
 impl Log {
-    /// Starts the log of a new store.
-    pub(super) fn create(files: &LogFiles) -> Result<Position> {
+    /// Starts the log of a new store. Gives its position and the pages of its segment.
+    pub(super) fn create(files: &LogFiles) -> Result<(Position, u64)> {
         let segment = files.create(1)?;
-        Ok(Position { segment: segment.number, page: 0, chain: 0 })
+        Ok((Position { segment: segment.number, page: 0, chain: 0 }, segment.pages))
     }
 
-    /// Reads the log from `start` on and gets ready to go on behind its end. Commits up to `applied` are passed over.
-    pub(super) fn open(files: LogFiles, start: Position, applied: Generation) -> Result<Replayed> {
-        let mut segments = files.open_from(start.segment)?;
+    /// Reads what the index has not taken and gets ready to go on behind its end.
+    pub(super) fn open(files: LogFiles, progress: &Progress) -> Result<Replayed> {
+        let applied = progress.applied;
+        let mut segments = files.open_from(progress.log.segment)?;
         let mut commits = Vec::new();
         let mut frames = VecDeque::new();
         let mut last = None;
-        let next = files.walk(&segments, (start, applied), Generation(u64::MAX), |header, payload| {
+        let (next, trailer) = files.walk(&segments, progress, Generation(u64::MAX), |header, payload| {
             let Some(decoded) = decode_commits(&header, payload) else {
                 return Err(StoreError::corrupt(files.place(header.at), "the commits in it cannot be read"));
             };
@@ -268,16 +308,20 @@ impl Log {
             Ok(())
         })?;
         if let Some(header) = last {
-            files.write_again(&segments[&header.at.segment], &header)?;
+            files.write_again(&segments[&header.at.segment], header.at.page, header.pages())?;
+        }
+        if let Some(at) = trailer {
+            files.write_again(&segments[&at.segment], at.page, 1)?;
         }
         let segment = segments.remove(&next.segment).expect("the log ends in a segment that was read");
-        let numbers = files.list()?;
+        let full = files.list()?.into_iter().take_while(|number| *number < segment.number);
+        let full = full.map(|number| (number, segments.get(&number).map_or(0, |segment| segment.pages))).collect();
         let mut log = Log {
             files,
             next,
             spares: VecDeque::new(),
             frames,
-            full: numbers.into_iter().take_while(|number| *number < segment.number).collect(),
+            full,
             segment,
             bytes_written: 0,
             #[cfg(feature = "testing")]
@@ -293,11 +337,15 @@ impl Log {
         for (number, segment) in segments.into_iter().filter(|(number, _)| *number > self.segment.number) {
             let follows = number == self.last_number() + 1;
             if follows && segment.pages * PAGE as u64 >= self.files.segment_bytes {
+                // A killed process may have left it unsynced; a trailer that announces it relies on its length.
+                segment.file.sync().map_err(self.files.failed("sync", number))?;
                 self.spares.push_back(segment);
             } else {
                 unfinished.push(number);
             }
         }
+        // Of no meaning, but large. There is none, as a rule.
+        let _ = self.files.disk.remove(&self.files.spare_path());
         // From the last on, so that a crash in between leaves no gap.
         for number in unfinished.into_iter().rev() {
             self.files.disk.remove(&self.files.path(number)).map_err(self.files.failed("remove", number))?;
@@ -312,7 +360,8 @@ impl Log {
     /// Writes a frame and syncs it; gives the bytes it took. After an error nothing may be written any more.
     pub(super) fn append(&mut self, frame: &mut Frame, durable: Generation) -> Result<usize> {
         let pages = frame.length().div_ceil(PAGE) as u64;
-        if self.next.page + pages > self.segment.pages {
+        // One page is left for the trailer.
+        if self.next.page + pages >= self.segment.pages {
             self.next_segment()?;
         }
         let at = self.next;
@@ -336,20 +385,31 @@ impl Log {
         self.segment.file.sync().map_err(self.files.failed("sync", self.segment.number))
     }
 
+    /// Goes on to the next segment, once a trailer has announced it.
     fn next_segment(&mut self) -> Result<()> {
         let number = self.segment.number + 1;
-        self.full.push_back(self.segment.number);
-        self.segment = match self.spares.pop_front() {
+        let next = match self.spares.pop_front() {
             Some(spare) => spare,
             None => self.files.create(number)?,
         };
+        if self.next.page < self.segment.pages {
+            let next_pages = u32::try_from(next.pages).unwrap_or(u32::MAX);
+            let page = Trailer { at: self.next, next_pages }.encode(self.files.identity);
+            let written = self.segment.file.write_at(self.next.page * PAGE as u64, &page);
+            written.map_err(self.files.failed("write", self.segment.number))?;
+            self.sync()?;
+        }
+        self.full.push_back((self.segment.number, self.segment.pages));
+        self.segment = next;
         self.next = Position { segment: number, page: 0, chain: self.next.chain };
         Ok(())
     }
 
-    /// Where to read from when everything up to `applied` is in the index.
-    pub(super) fn position_after(&self, applied: Generation) -> Position {
-        self.frames.iter().find(|(last, _)| *last > applied).map_or(self.next, |(_, at)| *at)
+    /// Where to read from when everything up to `applied` is in the index, and the pages of that segment.
+    pub(super) fn position_after(&self, applied: Generation) -> (Position, u64) {
+        let at = self.frames.iter().find(|(last, _)| *last > applied).map_or(self.next, |(_, at)| *at);
+        let full = self.full.iter().find(|(number, _)| *number == at.segment);
+        (at, full.map_or(self.segment.pages, |(_, pages)| *pages))
     }
 
     /// Forgets what the index has durably taken. Segments that are no longer needed become spares or are removed.
@@ -357,8 +417,9 @@ impl Log {
         while self.frames.front().is_some_and(|(last, _)| *last <= applied) {
             self.frames.pop_front();
         }
-        while let Some(oldest) = self.full.front().copied().filter(|oldest| *oldest < start.segment) {
-            if self.spares.len() < SPARES {
+        while let Some((oldest, pages)) = self.full.front().copied().filter(|(oldest, _)| *oldest < start.segment) {
+            // One of another size, as a snapshot's is, or of an unknown one, is of no more use.
+            if self.spares.len() < SPARES && pages * PAGE as u64 == self.files.segment_bytes {
                 let spare = self.files.recycle(&self.files.path(oldest), self.last_number() + 1)?;
                 self.spares.push_back(spare);
             } else {
@@ -382,16 +443,12 @@ impl Log {
         Ok(())
     }
 
-    /// Reads every frame from `start` up to generation `durable` again, and tells up to which generation they go.
-    pub(super) fn verify(
-        files: &LogFiles,
-        start: Position,
-        applied: Generation,
-        durable: Generation,
-    ) -> Result<Generation> {
-        let segments = files.open_from(start.segment)?;
-        let mut last = applied;
-        files.walk(&segments, (start, applied), durable, |header, _| {
+    /// Reads every frame that the index has not taken, up to generation `durable`, again. Tells up to which generation
+    /// they go.
+    pub(super) fn verify(files: &LogFiles, progress: &Progress, durable: Generation) -> Result<Generation> {
+        let segments = files.open_from(progress.log.segment)?;
+        let mut last = progress.applied;
+        files.walk(&segments, progress, durable, |header, _| {
             last = Generation(header.first.0 + u64::from(header.count) - 1);
             Ok(())
         })?;
@@ -413,11 +470,12 @@ impl LogFiles {
         self.write_zeros(&self.spare_path()).map(|_| ())
     }
 
-    /// Writes the last frame once more and syncs it. After a crash of the process alone it may never have been
-    /// synced; after a failed sync the system may believe that it was. Nobody sees it before this.
-    fn write_again(&self, segment: &Segment, header: &Header) -> Result<()> {
-        let offset = header.at.page * PAGE as u64;
-        let mut bytes = vec![0; header.pages() as usize * PAGE];
+    /// Writes pages once more and syncs them: the last frame's, or the trailer's behind it. After a crash of the
+    /// process alone they may never have been synced; after a failed sync the system may believe that they were.
+    /// Nothing of the frame is read before this.
+    fn write_again(&self, segment: &Segment, page: u64, pages: u64) -> Result<()> {
+        let offset = page * PAGE as u64;
+        let mut bytes = vec![0; pages as usize * PAGE];
         segment.file.read_at(offset, &mut bytes).map_err(self.failed("read", segment.number))?;
         segment.file.write_at(offset, &bytes).map_err(self.failed("write", segment.number))?;
         segment.file.sync().map_err(self.failed("sync", segment.number))

@@ -30,7 +30,7 @@ use self::log::Log;
 use self::overlay::Overlay;
 use self::read_only::ReadOnly;
 use self::writer::{Parts, Writer};
-use crate::backend::{Answer, Backend, Changes, Contents, Damage, Retention, Scan, Stats};
+use crate::backend::{Answer, Backend, Before, Changes, Contents, Damage, Pin, Retention, Rules, Scan, Stats};
 use crate::disk::{DirectoryLock, Disk, Open, RealDisk, ShadowDisk};
 use crate::{
     Commit, Env, Generation, Key, Limits, Outcome, Range, Result, SpaceId, Store, StoreError, Timestamp, Version,
@@ -207,11 +207,11 @@ impl FileOptions {
         self.shared_disk(disk).without_threads().open_backend(directory)
     }
 
-    /// The most that one commit takes in a frame: its bytes, and for each operation lengths, revs and a place in the
-    /// receipt.
+    /// The most that one commit takes in a segment: its bytes, for each operation lengths, revs and a place in the
+    /// receipt, and the trailer.
     fn largest_commit(&self) -> u64 {
         let Limits { commit_bytes, operations, .. } = self.limits;
-        (operations as u64).saturating_mul(40).saturating_add(commit_bytes as u64).saturating_add(2 * PAGE as u64)
+        (operations as u64).saturating_mul(40).saturating_add(commit_bytes as u64).saturating_add(3 * PAGE as u64)
     }
 
     fn validate(&self) -> Result<()> {
@@ -245,7 +245,7 @@ impl FileOptions {
         let index = Index::open_file(file, directory.join(INDEX_FILE), self.cache_bytes)?;
         let reader = index.reader()?;
         let progress = reader.progress;
-        let replayed = Log::open(self.log_files(directory, identity), progress.log, progress.applied)?;
+        let replayed = Log::open(self.log_files(directory, identity), &progress)?;
         let (mut generation, mut time) = (progress.applied, progress.time);
         let changes = replayed.commits.iter().map(|commit| commit.changes.len()).sum();
         let active = Overlay::new(self.env.random(), changes);
@@ -412,17 +412,23 @@ impl Backend for FileBackend {
         Box::pin(self.writer().newer(than))
     }
 
-    fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation> {
-        let found = self.writer().check().and_then(|()| {
-            let layers = self.writer().layers.load();
-            let found = self.folder.generation_at(&layers, time)?;
-            found.map_err(|oldest| StoreError::TimeDropped { asked: time, oldest })
-        });
-        Box::pin(ready(found))
+    fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {
+        let known = self.writer().check();
+        Box::pin(ready(known.and_then(|()| self.folder.before(&self.writer().layers.load(), time, &spaces))))
     }
 
-    fn retention(&self) -> &Arc<Retention> {
-        &self.writer().retention
+    fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin> {
+        let writer = self.writer();
+        let latest = || writer.check().map(|()| writer.visible());
+        Box::pin(writer.retention.pin_at(at, latest, |than| Box::pin(writer.newer(than))))
+    }
+
+    fn floor(&self, space: SpaceId) -> Generation {
+        self.writer().retention.floor(space)
+    }
+
+    fn declare(&self, space: SpaceId, rules: Rules, at: Generation) {
+        self.writer().retention.declare(space, rules, at);
     }
 
     fn maintain(&self) -> Answer<'_, bool> {

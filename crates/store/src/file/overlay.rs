@@ -192,6 +192,16 @@ impl Overlay {
         })
     }
 
+    /// The key of the range that was written last, if that was after `after`. Looks at each commit since.
+    pub(super) fn changed_after(&self, range: &Range, after: Generation) -> Option<(Key, Generation)> {
+        let commits = self.commits.read();
+        let newer = commits.iter().rev().take_while(|commit| commit.generation > after);
+        newer.into_iter().find_map(|commit| {
+            let change = commit.changes.iter().find(|change| range.contains(&change.key))?;
+            Some((change.key.clone(), commit.generation))
+        })
+    }
+
     /// Every key with its chain, in order of the keys. Nothing may be added any more.
     pub(super) fn sorted(&self) -> Chains {
         let mut chains = Vec::new();

@@ -2,11 +2,10 @@
 //! because nothing that is acknowledged may be lost.
 
 use std::future::ready;
-use std::sync::Arc;
 
 use super::FileBackend;
-use crate::backend::{Answer, Backend, Changes, Contents, Damage, Retention, Scan, Stats};
-use crate::{Commit, Generation, Key, Outcome, Range, Result, StoreError, Timestamp, Version};
+use crate::backend::{Answer, Backend, Before, Changes, Contents, Damage, Pin, Rules, Scan, Stats};
+use crate::{Commit, Generation, Key, Outcome, Range, Result, SpaceId, StoreError, Timestamp, Version};
 
 pub(super) struct ReadOnly(pub(super) FileBackend);
 
@@ -43,12 +42,20 @@ impl Backend for ReadOnly {
         self.0.newer(than)
     }
 
-    fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation> {
-        self.0.generation_at(time)
+    fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {
+        self.0.before(time, spaces)
     }
 
-    fn retention(&self) -> &Arc<Retention> {
-        self.0.retention()
+    fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin> {
+        self.0.pin(at)
+    }
+
+    fn floor(&self, space: SpaceId) -> Generation {
+        self.0.floor(space)
+    }
+
+    fn declare(&self, space: SpaceId, rules: Rules, at: Generation) {
+        self.0.declare(space, rules, at);
     }
 
     fn maintain(&self) -> Answer<'_, bool> {

@@ -1,6 +1,6 @@
 //! Group commit. A caller decides its own commit under one short lock and adds it to the group that waits; whoever
 //! finds no sync under way writes the group to the log and syncs it. So the next group forms while this one syncs,
-//! and a lone caller pays for one sync and no change of threads.
+//! and a lone caller pays for one sync and no change of threads. Where syncs are slow, the sync thread makes them all.
 //!
 //! Invariants: generations are given out in the order of the log; nothing above `visible` is read or answered from;
 //! `visible` rises only after the sync that covers it; after the first failure nothing rises any more.
@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -18,13 +19,18 @@ use tokio::sync::{Notify, oneshot, watch};
 use super::frame::{Frame, HEADER};
 use super::heads::Heads;
 use super::index::Progress;
-use super::layers::{Layers, Newest};
+use super::layers::{Layers, Looked, Newest};
 use super::log::Log;
 use super::overlay::Overlay;
 use crate::backend::Retention;
 use crate::commit::Head;
 use crate::evaluate::{Decision, evaluate};
-use crate::{Commit, Committed, Env, Generation, Outcome, Result, Stats, StoreError, Timestamp};
+use crate::space::SPACES;
+use crate::{Check, Commit, Committed, Env, Generation, Outcome, Result, Stats, StoreError, Timestamp};
+
+/// A sync that takes longer is not made on a caller's thread, where other tasks wait for it. A change of threads and
+/// back costs some 50 to 100 µs, so a lone caller pays less than a tenth more for this.
+const SLOW_SYNC: Duration = Duration::from_millis(1);
 
 pub(super) struct Writer {
     pub(super) env: Env,
@@ -45,6 +51,8 @@ pub(super) struct Writer {
     /// Woken when commits that found no room may try again.
     room: Notify,
     visible: AtomicU64,
+    /// How long a write with its sync takes, in microseconds: a running average. `u64::MAX` before the first.
+    sync_us: AtomicU64,
     latest: watch::Sender<Generation>,
     stopped: OnceLock<StoreError>,
     closed: AtomicBool,
@@ -71,7 +79,7 @@ pub(super) struct Stage {
 
 impl Stage {
     /// Adds a commit to the waiting group and to the overlay.
-    fn add(&mut self, commit: Arc<Committed>, overlay: &Overlay) {
+    fn add(&mut self, commit: Arc<Committed>, overlay: &Overlay, retention: &Retention) {
         self.generation = commit.generation;
         self.time = commit.time;
         self.stats.applied += 1;
@@ -79,6 +87,9 @@ impl Stage {
         for change in &commit.changes {
             let head = Head { rev: change.rev, generation: commit.generation, live: change.value.is_some() };
             self.heads.set(&change.key, Some(head));
+            if change.key.space() == SPACES {
+                retention.declared(commit.generation);
+            }
         }
         overlay.insert(commit);
     }
@@ -88,6 +99,8 @@ impl Stage {
 enum Staged {
     /// There is no room; wait and decide again.
     Full,
+    /// Too much has happened since the checked ranges were looked at; look again.
+    Behind,
     Ready(Result<Outcome>),
     Waits(Result<Outcome>, oneshot::Receiver<Result<()>>),
 }
@@ -121,6 +134,7 @@ impl Writer {
             synced: Condvar::new(),
             room: Notify::new(),
             visible: AtomicU64::new(generation.0),
+            sync_us: AtomicU64::new(u64::MAX),
             latest: watch::Sender::new(generation),
             stopped: OnceLock::new(),
             closed: AtomicBool::new(false),
@@ -135,9 +149,16 @@ impl Writer {
             // What was answered before is written now.
             self.lead();
         }
+        let ranges = commit.checks.iter().filter_map(|check| match check {
+            Check::Unchanged(range, since) => Some(Looked::not_yet(range, *since)),
+            _ => None,
+        });
+        let mut looked: Vec<Looked> = ranges.collect();
         let (outcome, mut receiver) = loop {
+            looked.iter_mut().for_each(|looked| looked.look(&self.layers.load(), &self.retention));
             let room = self.room.notified();
-            match self.stage(&mut commit)? {
+            match self.stage(&mut commit, &looked)? {
+                Staged::Behind => {}
                 Staged::Ready(outcome) => return outcome,
                 Staged::Waits(outcome, receiver) => break (outcome, receiver),
                 Staged::Full => room.await,
@@ -154,7 +175,7 @@ impl Writer {
         synced.and(outcome)
     }
 
-    fn stage(&self, commit: &mut Commit) -> Result<Staged> {
+    fn stage(&self, commit: &mut Commit, looked: &[Looked]) -> Result<Staged> {
         let mut stage = self.stage.lock();
         self.check()?;
         if stage.closing {
@@ -165,12 +186,16 @@ impl Writer {
         }
         let now = self.env.now().max(stage.time);
         let layers = self.layers.load();
+        if looked.iter().any(|looked| looked.is_behind(&layers, stage.generation)) {
+            return Ok(Staged::Behind);
+        }
         let stage = &mut *stage;
         let newest = Newest {
             layers: &layers,
             retention: &self.retention,
             generation: stage.generation,
             heads: RefCell::new(&mut stage.heads),
+            looked,
         };
         let decided = commit.decided.take();
         // An error, too, may tell of what is not yet durable: of a commit id that was used before.
@@ -184,7 +209,7 @@ impl Writer {
                 if layers.active.is_empty() {
                     self.fold_waits.notify_all();
                 }
-                stage.add(Arc::new(committed), &layers.active);
+                stage.add(Arc::new(committed), &layers.active, &self.retention);
                 Outcome::Applied(receipt)
             }
         });
@@ -248,13 +273,14 @@ impl Writer {
     }
 
     /// Writes the waiting group if nobody else is at it. A group of several is left to the sync thread, so that no
-    /// caller's thread stands still for others.
+    /// caller's thread stands still for others; and so is a slow sync.
     fn lead(&self) {
         let stage = self.stage.lock();
         if stage.syncing || stage.frame.count() == 0 {
             return;
         }
-        if self.background && stage.frame.count() > 1 {
+        let is_slow = u128::from(self.sync_us.load(Ordering::Relaxed)) > SLOW_SYNC.as_micros();
+        if self.background && (stage.frame.count() > 1 || is_slow) {
             self.group_waits.notify_one();
             return;
         }
@@ -311,7 +337,9 @@ impl Writer {
         stage.syncing = true;
         drop(stage);
         let (last, length) = (frame.last(), frame.length());
+        let began = self.env.monotonic();
         let synced = self.log.lock().append(&mut frame, self.visible());
+        self.measured(self.env.monotonic().saturating_sub(began));
         frame.clear();
 
         let written = match synced {
@@ -340,6 +368,16 @@ impl Writer {
             let _ = waiting.send(Ok(()));
         }
         self.room.notify_waiters();
+    }
+
+    /// Takes the duration of a sync into the average. One sync is made at a time.
+    fn measured(&self, sync: Duration) {
+        let sync = u64::try_from(sync.as_micros()).unwrap_or(u64::MAX / 8);
+        let average = match self.sync_us.load(Ordering::Relaxed) {
+            u64::MAX => sync,
+            average => average - average / 8 + sync / 8,
+        };
+        self.sync_us.store(average, Ordering::Relaxed);
     }
 
     /// Ends the service of this store after a failure: everybody who waits and everybody who comes gets the same error.
@@ -411,6 +449,7 @@ impl Writer {
         let mut stage = self.stage.lock();
         (stage.generation, stage.time) = (generation, time);
         stage.heads.clear();
+        self.retention.declared(generation);
         self.layers.store(Arc::new(layers));
         self.visible.store(generation.0, Ordering::SeqCst);
         announce(&self.latest, generation);

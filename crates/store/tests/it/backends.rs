@@ -1,5 +1,6 @@
-//! The backends that every test of the suite runs on: memory, files on a simulated disk without threads, and files in
-//! a real directory with threads. Limits are small, so that folding and new log segments happen all the time.
+//! The backends that every test of the suite runs on: memory, one that is asked over the wire, files on a simulated
+//! disk without threads, and files in a real directory with threads. Limits are small, so that folding and new log
+//! segments happen all the time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,6 +8,8 @@ use std::time::Duration;
 
 use latchwork_store::disk::sim::SimDisk;
 use latchwork_store::{Env, FileOptions, Limits, Store, VirtualClock};
+
+use crate::remote::Remote;
 
 /// A place for one store and what it needs around it.
 pub(crate) struct Bench {
@@ -21,6 +24,7 @@ pub(crate) struct Bench {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Memory,
+    Remote,
     Simulated,
     File,
 }
@@ -28,6 +32,10 @@ enum Kind {
 impl Bench {
     pub(crate) fn memory() -> Bench {
         Bench::new(Kind::Memory)
+    }
+
+    pub(crate) fn remote() -> Bench {
+        Bench::new(Kind::Remote)
     }
 
     pub(crate) fn simulated() -> Bench {
@@ -46,13 +54,18 @@ impl Bench {
 
     /// Whether what was committed is still there after the last handle has gone.
     pub(crate) fn is_durable(&self) -> bool {
-        self.kind != Kind::Memory
+        !matches!(self.kind, Kind::Memory | Kind::Remote)
     }
 
     /// Opens the store of this bench, again if it was open before.
     pub(crate) async fn open(&self) -> Store {
         match self.kind {
             Kind::Memory => Store::memory_with(self.env.clone(), self.limits).await.expect("a store in memory"),
+            Kind::Remote => {
+                let (remote, disk) = (Remote::new(self.env.clone()), Arc::new(latchwork_store::disk::RealDisk));
+                let store = Store::with_backend(Arc::new(remote), self.env.clone(), self.limits, disk).await;
+                store.expect("a store that is asked over the wire")
+            }
             Kind::Simulated | Kind::File => self.open_at(&self.path("store")).await,
         }
     }
@@ -60,7 +73,7 @@ impl Bench {
     /// Another store in memory or another directory: nothing of this one is in it.
     pub(crate) async fn open_other(&self) -> Store {
         match self.kind {
-            Kind::Memory => self.open().await,
+            Kind::Memory | Kind::Remote => self.open().await,
             Kind::Simulated | Kind::File => self.open_at(&self.path("other")).await,
         }
     }
@@ -80,7 +93,7 @@ impl Bench {
             .fold_interval(Duration::from_millis(2));
         match self.kind {
             Kind::Simulated => options.disk(self.disk.clone()).without_threads(),
-            Kind::Memory | Kind::File => options,
+            Kind::Memory | Kind::Remote | Kind::File => options,
         }
     }
 
@@ -88,7 +101,7 @@ impl Bench {
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         match self.kind {
             Kind::Simulated => Path::new("/").join(name),
-            Kind::Memory | Kind::File => self.directory.path().join(name),
+            Kind::Memory | Kind::Remote | Kind::File => self.directory.path().join(name),
         }
     }
 }
@@ -121,6 +134,11 @@ macro_rules! on_every_backend {
             #[test]
             fn memory() {
                 run(Bench::memory(), super::$test);
+            }
+
+            #[test]
+            fn remote() {
+                run(Bench::remote(), super::$test);
             }
 
             #[test]

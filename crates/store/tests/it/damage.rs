@@ -162,27 +162,107 @@ async fn zeroed_blocks_in_the_middle_of_the_log_are_named() {
     }
 }
 
+/// What opening says of a segment that is gone or cut.
+async fn check_named(subject: &Subject, disk: &SimDisk, path: &Path, what: &str) {
+    let (env, _clock) = Env::seeded(0);
+    let opened = [
+        subject.open(disk).await,
+        options(disk, &env).without_threads().open_read_only(DIRECTORY).await,
+        subject.open(disk).await,
+    ];
+    for opened in opened {
+        match opened {
+            Err(StoreError::Corrupt { place, .. }) => assert_eq!(place, path.display().to_string(), "{what}"),
+            other => panic!("{} {what}: {:?}", path.display(), other.map(|_| ())),
+        }
+    }
+}
+
+/// Removes a file, or leaves so many bytes of it.
+fn cut(disk: &SimDisk, path: &Path, left: Option<usize>) {
+    match left {
+        Some(left) => disk.damage(path, |bytes| bytes.truncate(left)),
+        None => latchwork_store::disk::Disk::remove(disk, path).unwrap(),
+    }
+}
+
+/// The log is not held against the torn end of a crash here: its files are shorter than any crash leaves them.
 #[tokio::test]
-async fn a_missing_segment_is_named() {
+async fn a_missing_or_cut_segment_is_named_whichever_it_is() {
     let subject = subject().await;
     let mut segments: Vec<&PathBuf> = subject.frames.iter().map(|(path, ..)| path).collect();
     segments.dedup();
-    let beyond =
-        subject.disk.files().into_iter().map(|(path, _)| path).filter(|path| path.starts_with(DIRECTORY)).max();
-    for path in segments {
-        if Some(path) == beyond.as_ref() {
-            continue;
-        }
-        let disk = subject.disk.copy();
-        latchwork_store::disk::Disk::remove(&disk, path).unwrap();
-        match subject.open(&disk).await {
-            Err(StoreError::Corrupt { place, .. }) => assert_eq!(place, path.display().to_string()),
-            other => panic!("{}: {:?}", path.display(), other.map(|_| ())),
+    for path in &segments {
+        for left in [None, Some(0), Some(1), Some((64 << 10) / 3), Some((64 << 10) - 1)] {
+            let disk = subject.disk.copy();
+            cut(&disk, path, left);
+            check_named(&subject, &disk, path, &format!("{left:?}")).await;
         }
     }
+    // The last segments together.
+    let disk = subject.disk.copy();
+    segments[1..].iter().for_each(|path| cut(&disk, path, None));
+    check_named(&subject, &disk, segments[1], "with all behind it").await;
     let disk = subject.disk.copy();
     latchwork_store::disk::Disk::remove(&disk, &Path::new(DIRECTORY).join("index.redb")).unwrap();
     assert!(matches!(subject.open(&disk).await, Err(StoreError::Corrupt { .. })));
+}
+
+#[tokio::test]
+async fn verify_names_the_segment_that_an_open_store_has_lost() {
+    let subject = subject().await;
+    let newest = &subject.frames.last().unwrap().0;
+    for left in [None, Some((64 << 10) / 3)] {
+        let disk = subject.disk.copy();
+        let store = subject.open(&disk).await.unwrap();
+        assert_eq!(store.verify().await.unwrap(), []);
+        cut(&disk, newest, left);
+        let found = store.verify().await.unwrap();
+        assert!(found.iter().any(|damage| damage.place == newest.display().to_string()), "{left:?}: {found:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_segment_that_a_closed_store_goes_on_in_is_missed_and_a_spare_is_not() {
+    let subject = subject().await;
+    let store = subject.open(&subject.disk).await.unwrap();
+    while store.maintain().await.unwrap() {}
+    store.close().await.unwrap();
+    let logs = subject.disk.files().into_iter().map(|(path, _)| path);
+    let logs: Vec<PathBuf> = logs.filter(|path| path.starts_with(Path::new(DIRECTORY))).collect();
+    let logs: Vec<&PathBuf> = logs.iter().filter(|path| path.to_string_lossy().contains("log-")).collect();
+    let [current, spare] = logs[..] else { panic!("{logs:?}") };
+    for left in [None, Some(0), Some((64 << 10) / 3)] {
+        let disk = subject.disk.copy();
+        cut(&disk, current, left);
+        check_named(&subject, &disk, current, &format!("{left:?}")).await;
+        // No commit was ever in it, and a crash may leave it so.
+        let disk = subject.disk.copy();
+        cut(&disk, spare, left);
+        let store = subject.open(&disk).await.unwrap();
+        assert_eq!(store.generation().await.unwrap().0, subject.ledger.last());
+    }
+}
+
+/// A trailer only announces: frames are found without it.
+#[tokio::test]
+async fn a_damaged_trailer_loses_nothing() {
+    let subject = subject().await;
+    let mut trailers = 0;
+    let mut segments: Vec<&PathBuf> = subject.frames.iter().map(|(path, ..)| path).collect();
+    segments.dedup();
+    for path in segments {
+        let disk = subject.damaged(path, |bytes| {
+            for page in bytes.chunks_mut(4096).filter(|page| page.starts_with(b"LWT1")) {
+                page[20] ^= 1;
+                trailers += 1;
+            }
+        });
+        let store = subject.open(&disk).await.unwrap();
+        assert_eq!(store.generation().await.unwrap().0, subject.ledger.last());
+        subject.read(&store, 1).await.unwrap();
+    }
+    assert!(trailers > 2);
 }
 
 #[tokio::test]

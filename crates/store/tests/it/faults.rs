@@ -157,6 +157,52 @@ async fn every_name_that_cannot_be_changed_stops_the_store() {
     fail_each(Attempt::Create, BROKEN, 1).await;
 }
 
+/// Lets a segment be begun and not completed, as on a disk that is full.
+fn fill_up(disk: &SimDisk, name: &'static str) {
+    let mut writes = 0;
+    disk.set_faults(move |attempt, path| {
+        let segment = path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name));
+        writes += usize::from(attempt == Attempt::Write && segment);
+        (attempt == Attempt::Write && segment && writes > 2).then_some(FULL)
+    });
+}
+
+fn names(disk: &SimDisk) -> Vec<(String, u64)> {
+    let files = disk.files().into_iter().filter(|(path, _)| path.starts_with("/d"));
+    files.map(|(path, length)| (path.file_name().unwrap().to_string_lossy().into_owned(), length)).collect()
+}
+
+/// Otherwise what is left of it keeps the disk full.
+#[tokio::test]
+async fn a_segment_that_could_not_be_completed_is_removed() {
+    const SEGMENT: u64 = 16 << 20;
+    let disk = SimDisk::new();
+    let open = || FileOptions::new().disk(disk.clone()).without_threads().open("/d");
+    fill_up(&disk, "log-");
+    assert!(matches!(open().await, Err(StoreError::Io { .. })));
+    assert!(names(&disk).iter().all(|(name, _)| name == "FORMAT"), "{:?}", names(&disk));
+    disk.clear_faults();
+    // The next segment is made beside the others, or, under load, when it is needed.
+    for (made, commits) in [("spare.new", 1), ("log-", 12)] {
+        let store = open().await.unwrap();
+        let space = store.space(SpaceSpec::new("a")).await.unwrap();
+        fill_up(&disk, made);
+        let mut stopped = None;
+        for number in 0..commits {
+            let put = Commit::new().put(&space.key(format!("{number}")), vec![1; 4 << 20]);
+            stopped = store.commit(put).await.err().or(stopped);
+        }
+        stopped = store.maintain().await.err().or(stopped);
+        assert!(matches!(stopped, Some(StoreError::Stopped { .. } | StoreError::Io { .. })), "{made}: {stopped:?}");
+        drop(store);
+        disk.clear_faults();
+        let whole = |(name, length): &(String, u64)| !name.starts_with("log-") || *length == SEGMENT;
+        let left = names(&disk);
+        assert!(left.iter().all(|file| whole(file) && file.0 != "spare.new"), "{made}: {left:?}");
+    }
+    assert_eq!(open().await.unwrap().verify().await.unwrap(), []);
+}
+
 #[tokio::test]
 async fn an_id_counts_as_used_only_once_its_commit_is_durable() {
     let disk = SimDisk::new();

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
 mod backends;
+mod bounded;
 mod conformance;
 mod crash_net;
 mod crowd;
@@ -19,5 +20,6 @@ mod net;
 mod power_loss;
 mod recovered;
 mod reference;
+mod remote;
 mod threads;
 mod workload;

@@ -1,12 +1,13 @@
 //! What the store's own threads do while callers go on, and when they end.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use latchwork_store::disk::sim::{Attempt, SimDisk};
 use latchwork_store::*;
+use parking_lot::Mutex;
 
 use crate::backends::small_limits;
 
@@ -165,6 +166,83 @@ async fn any_number_of_spaces_may_be_declared_at_once() {
         let numbers: std::collections::BTreeSet<_> = declaring.join_all().await.into_iter().collect();
         assert_eq!(numbers.len(), 400);
     }
+}
+
+/// What the syncs of the log were made by, and what they wait for.
+struct Syncs {
+    /// Of each sync, whether the sync thread made it.
+    aside: Arc<Mutex<Vec<bool>>>,
+    /// How long each takes by the store's clock, in milliseconds.
+    takes: Arc<AtomicU64>,
+    /// Set when a sync waits; it ends when something is sent.
+    waits: Arc<AtomicBool>,
+    go_on: mpsc::Sender<()>,
+}
+
+fn watch_syncs(disk: &SimDisk, clock: Arc<VirtualClock>) -> Syncs {
+    let (go_on, may_go_on) = mpsc::channel();
+    let syncs = Syncs { aside: Arc::default(), takes: Arc::default(), waits: Arc::default(), go_on };
+    let (aside, takes, waits) = (syncs.aside.clone(), syncs.takes.clone(), syncs.waits.clone());
+    disk.set_faults(move |attempt, path| {
+        if attempt != Attempt::Sync || !path.starts_with("/d/") || !path.to_string_lossy().contains("log-") {
+            return None;
+        }
+        aside.lock().push(std::thread::current().name() == Some("latchwork-sync"));
+        let takes = takes.load(Ordering::SeqCst);
+        clock.advance(Duration::from_millis(takes));
+        if takes > 0 && aside.lock().last() == Some(&true) {
+            waits.store(true, Ordering::SeqCst);
+            may_go_on.recv_timeout(Duration::from_secs(20)).expect("other tasks run during a slow sync");
+        }
+        None
+    });
+    syncs
+}
+
+/// One caller and one other task on a runtime with one thread. Slow syncs end only when the other task says so.
+#[tokio::test]
+async fn a_lone_caller_leaves_slow_syncs_to_the_sync_thread_and_makes_quick_ones_itself() {
+    let disk = SimDisk::new();
+    let (env, clock) = Env::seeded(1);
+    let syncs = watch_syncs(&disk, clock);
+    let store = options(&disk).env(env).fold_interval(Duration::from_secs(3600)).open("/d").await.unwrap();
+    syncs.aside.lock().clear();
+    let key = store.space(SpaceSpec::new("a")).await.unwrap().key("k");
+    put(&store, &key).await;
+    put(&store, &key).await;
+    assert_eq!(*syncs.aside.lock(), [true, false, false], "before it was measured, it may be slow");
+    syncs.takes.store(10, Ordering::SeqCst);
+    put(&store, &key).await;
+    for _ in 0..5 {
+        let (waits, go_on) = (syncs.waits.clone(), syncs.go_on.clone());
+        let other = tokio::spawn(async move {
+            while !waits.swap(false, Ordering::SeqCst) {
+                tokio::task::yield_now().await;
+            }
+            go_on.send(()).unwrap();
+        });
+        put(&store, &key).await;
+        other.await.unwrap();
+    }
+    assert_eq!(syncs.aside.lock()[3..], [false, true, true, true, true, true]);
+    // The disk has recovered. It is measured by the sync thread, too.
+    syncs.takes.store(0, Ordering::SeqCst);
+    for _ in 0..20 {
+        put(&store, &key).await;
+    }
+    assert_eq!(syncs.aside.lock().last(), Some(&false));
+}
+
+#[tokio::test]
+async fn without_threads_every_caller_makes_its_own_syncs() {
+    let disk = SimDisk::new();
+    let (env, clock) = Env::seeded(1);
+    let syncs = watch_syncs(&disk, clock);
+    syncs.takes.store(10, Ordering::SeqCst);
+    let store = options(&disk).env(env).without_threads().open("/d").await.unwrap();
+    let key = store.space(SpaceSpec::new("a")).await.unwrap().key("k");
+    put(&store, &key).await;
+    assert!(syncs.aside.lock().iter().all(|aside| !aside));
 }
 
 /// A chain of commits on one key, each sent when the one before it was decided and long before it is durable: all of

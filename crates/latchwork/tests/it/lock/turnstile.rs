@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use latchwork::lock::LockState;
-use latchwork::store::backend::{Answer, Backend, Changes, Contents, Damage, MemoryBackend, Retention, Scan, Stats};
+use latchwork::store::backend::{
+    Answer, Backend, Before, Changes, Contents, Damage, MemoryBackend, Pin, Rules, Scan, Stats,
+};
 use latchwork::store::disk::RealDisk;
 use latchwork::store::{
     Check, Commit, Env, Generation, Key, Limits, Outcome, Range, Space, SpaceId, Store, StoreError, Timestamp, Version,
@@ -159,12 +161,25 @@ impl Backend for Turnstile {
         self.memory.newer(than)
     }
 
-    fn generation_at(&self, time: Timestamp) -> Answer<'_, Generation> {
-        self.memory.generation_at(time)
+    fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {
+        self.memory.before(time, spaces)
     }
 
-    fn retention(&self) -> &Arc<Retention> {
-        self.memory.retention()
+    fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin> {
+        Box::pin(async move {
+            if at.is_none() {
+                self.read().await?;
+            }
+            self.memory.pin(at).await
+        })
+    }
+
+    fn floor(&self, space: SpaceId) -> Generation {
+        self.memory.floor(space)
+    }
+
+    fn declare(&self, space: SpaceId, rules: Rules, at: Generation) {
+        self.memory.declare(space, rules, at);
     }
 
     fn maintain(&self) -> Answer<'_, bool> {

@@ -18,8 +18,8 @@ use bytes::Bytes;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
 use self::file::IndexFile;
-use self::record::{decode_floor, decode_progress, decode_row, decode_version, encode_progress};
-use self::take::{clear_below, put_current, put_floors, put_receipt_row, take_chain, take_commit};
+use self::record::{decode_floor, decode_progress, decode_row, decode_version, with_segment};
+use self::take::{clear_below, put_current, put_floors, put_progress, put_receipt_row, take_chain, take_commit};
 use crate::disk::{DiskFile, ShadowFile};
 use crate::{Generation, Key, Result, SpaceId, StoreError, Timestamp, Version};
 
@@ -71,8 +71,7 @@ impl Index {
                 transaction.open_table(PAST)?;
                 transaction.open_table(TOUCHED)?;
                 transaction.open_table(FLOORS)?;
-                let state = encode_progress(&progress);
-                transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
+                put_progress(&transaction, &progress)?;
             }
             transaction.commit()?;
             Ok(())
@@ -94,6 +93,13 @@ impl Index {
             let transaction = self.db.begin_read()?;
             let state = transaction.open_table(STATE)?;
             let progress = state.get("progress")?.map(|value| Bytes::copy_from_slice(value.value()));
+            let progress = progress.and_then(decode_progress);
+            let segment = state.get("segment")?;
+            // An index from before lengths were noted has no such record.
+            let progress = match segment {
+                Some(segment) => progress.and_then(|progress| with_segment(progress, segment.value())),
+                None => progress,
+            };
             Ok((
                 progress,
                 transaction.open_table(CURRENT)?,
@@ -102,7 +108,7 @@ impl Index {
             ))
         });
         let (progress, current, past, touched) = state?;
-        let Some(progress) = progress.and_then(decode_progress) else {
+        let Some(progress) = progress else {
             return Err(StoreError::corrupt(self.path.display().to_string(), "the state record cannot be read"));
         };
         Ok(IndexReader { current, past, touched, progress })
@@ -141,8 +147,7 @@ impl Index {
                 }
                 more = clear_below(&mut current, &mut past, &mut touched, fold)?;
                 put_floors(&transaction, fold.floors)?;
-                let state = encode_progress(&fold.progress);
-                transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
+                put_progress(&transaction, &fold.progress)?;
             }
             transaction.commit()?;
             Ok(more)
@@ -168,11 +173,11 @@ impl Index {
 
     /// Sets where history begins in a new index, and when the last commit of what was added was made.
     pub(super) fn set_beginning(&self, floors: &BTreeMap<SpaceId, Generation>, time: Timestamp) -> Result<()> {
-        let state = encode_progress(&Progress { time, ..self.reader()?.progress });
+        let progress = Progress { time, ..self.reader()?.progress };
         self.guarded(|| {
             let transaction = self.begin()?;
             put_floors(&transaction, floors)?;
-            transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
+            put_progress(&transaction, &progress)?;
             transaction.commit()?;
             Ok(())
         })

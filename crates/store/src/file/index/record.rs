@@ -18,6 +18,8 @@ pub(in crate::file) struct Progress {
     pub(in crate::file) time: Timestamp,
     /// Where the log goes on.
     pub(in crate::file) log: Position,
+    /// How many pages that segment has; 0 if it was not noted.
+    pub(in crate::file) pages: u64,
 }
 
 /// What remains of a commit in one space.
@@ -129,9 +131,10 @@ pub(super) fn decode_floor(space: SpaceId, record: &[u8]) -> Result<Generation, 
 }
 
 const PROGRESS_SEED: u64 = 0x4c57;
+const SEGMENT_SEED: u64 = 0x4c53;
 
 pub(super) fn encode_progress(progress: &Progress) -> Vec<u8> {
-    let Progress { applied, time, log } = progress;
+    let Progress { applied, time, log, .. } = progress;
     let mut out = vec![0; 4];
     for number in [applied.0, time.0, log.segment, log.page, log.chain] {
         put_number(&mut out, number);
@@ -140,12 +143,28 @@ pub(super) fn encode_progress(progress: &Progress) -> Vec<u8> {
     out
 }
 
+/// The pages of the segment in which the log goes on.
+pub(super) fn encode_segment(progress: &Progress) -> Vec<u8> {
+    let mut out = vec![0; 4];
+    put_number(&mut out, progress.log.segment);
+    put_number(&mut out, progress.pages);
+    seal(&mut out, SEGMENT_SEED);
+    out
+}
+
+/// Adds the pages, if the record is of the same segment.
+pub(super) fn with_segment(progress: Progress, record: &[u8]) -> Option<Progress> {
+    let mut body = opened(record, SEGMENT_SEED)?;
+    let (segment, pages) = (codec::get_number(&mut body)?, codec::get_number(&mut body)?);
+    Some(if segment == progress.log.segment { Progress { pages, ..progress } } else { progress })
+}
+
 pub(super) fn decode_progress(record: Bytes) -> Option<Progress> {
     let mut reader = Reader(Bytes::copy_from_slice(opened(&record, PROGRESS_SEED)?));
     let (applied, time) = (Generation(reader.number()?), Timestamp(reader.number()?));
     let log = Position { segment: reader.number()?, page: reader.number()?, chain: reader.number()? };
     reader.end()?;
-    Some(Progress { applied, time, log })
+    Some(Progress { applied, time, log, pages: 0 })
 }
 
 /// Fills the four bytes in front with the checksum of the rest.
@@ -204,9 +223,13 @@ mod tests {
     #[test]
     fn progress_comes_back_and_a_damaged_one_does_not() {
         let log = Position { segment: 3, page: 17, chain: u64::MAX };
-        let progress = Progress { applied: Generation(9), time: Timestamp(5), log };
-        let record = encode_progress(&progress);
-        assert_eq!(decode_progress(record.clone().into()), Some(progress));
+        let progress = Progress { applied: Generation(9), time: Timestamp(5), log, pages: 4096 };
+        let (record, segment) = (encode_progress(&progress), encode_segment(&progress));
+        let bare = decode_progress(record.clone().into()).unwrap();
+        assert_eq!((bare.pages, with_segment(bare, &segment)), (0, Some(progress)));
         assert!(flipped(&record).all(|record| decode_progress(record.into()).is_none()));
+        assert!(flipped(&segment).all(|segment| with_segment(bare, &segment).is_none()));
+        let elsewhere = Progress { log: Position { segment: 4, ..log }, ..bare };
+        assert_eq!(with_segment(elsewhere, &segment), Some(elsewhere), "it was noted of another segment");
     }
 }

@@ -5,13 +5,12 @@ use std::ops::Bound;
 
 use redb::ReadableTable;
 
-use super::record::{Progress, decode_key, decode_version, encode_progress};
-use super::take::{Current, Touched, put_current, put_floors, put_receipt_row};
-use super::{CURRENT, Failure, Index, PAST, STATE, TOUCHED};
+use super::record::{Progress, decode_key, decode_version};
+use super::take::{Current, Touched, put_current, put_floors, put_progress, put_receipt_row};
+use super::{CURRENT, Failure, Index, PAST, TOUCHED};
+use crate::backend::Room;
+use crate::snapshot::BATCH_BYTES;
 use crate::{Generation, Key, Result, SpaceId, Version};
-
-/// How many records are looked at before some are changed: the table cannot be walked and changed at once.
-const PAGE: usize = 1000;
 
 /// What a key is to hold, of what it holds and what is wanted.
 type Decide<'a> = dyn Fn(&Key, Option<&Version>, Option<&Version>) -> Option<Version> + 'a;
@@ -41,8 +40,7 @@ impl Index {
                 floors(replacement.met).map_err(Failure::Store)?
             };
             put_floors(&transaction, &floors)?;
-            let state = encode_progress(&progress);
-            transaction.open_table(STATE)?.insert("progress", state.as_slice())?;
+            put_progress(&transaction, &progress)?;
             transaction.commit()?;
             Ok(())
         })
@@ -80,12 +78,18 @@ impl Replacement<'_> {
         Ok(())
     }
 
+    /// Some of what is there, before some of it is changed: the table cannot be walked and changed at once.
     fn page(&self, after: Option<&Key>) -> Result<Vec<(Key, Version)>, Failure> {
         let from = after.map_or(Bound::Unbounded, |key| Bound::Excluded(key.encoded()));
-        let mut page = Vec::with_capacity(PAGE);
-        for row in self.current.range::<&[u8]>((from, Bound::Unbounded))?.take(PAGE) {
+        let (mut page, mut room) = (Vec::new(), Room::of_bytes(BATCH_BYTES));
+        let mut rows = self.current.range::<&[u8]>((from, Bound::Unbounded))?;
+        while room.is_left()
+            && let Some(row) = rows.next()
+        {
             let (key, value) = row?;
-            page.push((decode_key(key.value())?, decode_version(key.value(), value.value())?));
+            let (key, version) = (decode_key(key.value())?, decode_version(key.value(), value.value())?);
+            room.take(&key, &version);
+            page.push((key, version));
         }
         Ok(page)
     }

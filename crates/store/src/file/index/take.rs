@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use redb::ReadableTable;
 
 use super::super::overlay::{Chain, Overlay};
-use super::record::{Progress, decode_row, decode_version, encode_floor, encode_row, encode_version};
-use super::{FLOORS, Failure};
-use crate::backend::Rules;
+use super::record::{
+    Progress, decode_row, decode_version, encode_floor, encode_progress, encode_row, encode_segment, encode_version,
+};
+use super::{FLOORS, Failure, STATE};
+use crate::backend::{Rules, is_readable};
 use crate::evaluate::restored_receipt;
 use crate::{Change, Committed, Generation, Key, Result, SpaceId, Version};
 
@@ -37,13 +39,13 @@ pub(super) fn take_chain(
     let changes = chain.changes();
     let (Some((first, ..)), Some((last, commit, change))) = (changes.first(), changes.last()) else { return Ok(()) };
     let floor = fold.floors.get(&key.space()).copied().unwrap_or_default();
-    if *first > floor {
+    if is_readable(*first, floor) {
         let base = current.get(key.encoded())?.map(|value| value.value().to_vec());
         if let Some(base) = base {
             past.insert((key.encoded(), first.0), base.as_slice())?;
         }
     }
-    for pair in changes.windows(2).filter(|pair| pair[1].0 > floor) {
+    for pair in changes.windows(2).filter(|pair| is_readable(pair[1].0, floor)) {
         let ((generation, commit, change), (until, ..)) = (&pair[0], &pair[1]);
         let Change { rev, value, .. } = &commit.changes[*change];
         let record = encode_version(key, *rev, (*generation, commit.time), value.as_ref());
@@ -52,12 +54,19 @@ pub(super) fn take_chain(
     let newest = &commit.changes[*change];
     let rules = (fold.rules)(key.space());
     // No row of a commit at or below the floor is kept, so nobody would come to clear this away later.
-    if *last <= floor && (rules.expires || (rules.used_once && newest.value.is_none())) {
+    if *last <= floor && rules.forgets(newest.value.is_some()) {
         current.remove(key.encoded())?;
     } else {
         let record = encode_version(key, newest.rev, (*last, commit.time), newest.value.as_ref());
         current.insert(key.encoded(), record.as_slice())?;
     }
+    Ok(())
+}
+
+pub(super) fn put_progress(transaction: &redb::WriteTransaction, progress: &Progress) -> Result<(), Failure> {
+    let mut table = transaction.open_table(STATE)?;
+    table.insert("progress", encode_progress(progress).as_slice())?;
+    table.insert("segment", encode_segment(progress).as_slice())?;
     Ok(())
 }
 
@@ -133,7 +142,7 @@ pub(super) fn clear_below(
                     past.remove((key.encoded(), generation))?;
                     let last = current.get(key.encoded())?.map(|value| decode_version(key.encoded(), value.value()));
                     let is_last = last.transpose()?.is_some_and(|version| version.generation.0 == generation);
-                    if is_last && (rules.expires || (rules.used_once && !live)) {
+                    if is_last && rules.forgets(live) {
                         current.remove(key.encoded())?;
                     }
                 }

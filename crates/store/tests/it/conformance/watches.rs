@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use latchwork_store::{Commit, Committed, Generation, History, Space, Store, StoreError, Watch};
+use tokio::task::coop::unconstrained;
 
 use super::{apply, assert_fails, delete, put, settle, space, text};
 use crate::backends::{Bench, on_every_backend};
@@ -25,17 +26,33 @@ on_every_backend!(
     a_watch_reads_far_more_than_it_reads_ahead,
 );
 
-/// What is ready now, without waiting for more.
-fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+/// What comes of one poll, whatever the task's budget is.
+fn once<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(unconstrained(future)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
         Poll::Pending => None,
     }
 }
 
+/// What is there now, without waiting for more to happen. A backend that is asked over the wire takes some turns.
+async fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(unconstrained(future));
+    for _ in 0..8 {
+        if let Poll::Ready(value) = std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
+            return Some(value);
+        }
+        tokio::task::yield_now().await;
+    }
+    None
+}
+
 /// Delivers what is there without waiting.
-fn drain(watch: &mut Watch) -> Vec<Committed> {
-    std::iter::from_fn(|| ready(watch.next()).map(|next| next.unwrap())).collect()
+async fn drain(watch: &mut Watch) -> Vec<Committed> {
+    let mut commits = Vec::new();
+    while let Some(next) = ready(watch.next()).await {
+        commits.push(next.unwrap());
+    }
+    commits
 }
 
 fn generations(commits: &[Committed]) -> Vec<Generation> {
@@ -61,13 +78,13 @@ async fn a_watch_from_the_start_delivers_everything_once(bench: Bench) {
     let written = write(&store, &space, 40).await;
     let mut late = store.watch(space.all(), Generation(0)).await.unwrap();
     for watch in [&mut early, &mut late] {
-        let delivered = drain(watch);
+        let delivered = drain(watch).await;
         assert_eq!(generations(&delivered), written);
         for (number, commit) in delivered.iter().enumerate() {
             assert_eq!(text(commit.changes[0].value.as_ref().unwrap()), number.to_string());
         }
         assert_eq!(watch.position(), *written.last().unwrap());
-        assert_eq!(drain(watch), []);
+        assert_eq!(drain(watch).await, []);
     }
 }
 
@@ -77,7 +94,7 @@ async fn a_watch_from_the_middle_delivers_the_rest(bench: Bench) {
     let written = write(&store, &space, 30).await;
     for start in [0, 7, 8, 9, 28, 29] {
         let mut watch = store.watch(space.all(), written[start]).await.unwrap();
-        assert_eq!(generations(&drain(&mut watch)), written[start + 1..]);
+        assert_eq!(generations(&drain(&mut watch).await), written[start + 1..]);
     }
 }
 
@@ -124,7 +141,7 @@ async fn a_watch_delivers_only_its_range(bench: Bench) {
     put(&store, &other.key("b"), "3").await;
     let gone = delete(&store, &inside).await;
     for folded in [false, true] {
-        let seen = drain(&mut watch);
+        let seen = drain(&mut watch).await;
         assert_eq!(generations(&seen), [both.generation, gone]);
         assert!(seen.iter().all(|commit| commit.changes.len() == 1 && commit.changes[0].key == inside));
         assert_eq!(seen[1].changes[0].value, None);
@@ -141,7 +158,7 @@ async fn a_position_passes_over_commits_outside_of_the_range(bench: Bench) {
     let mut watch = store.watch(space.prefix("b"), Generation(0)).await.unwrap();
     for round in 0..40 {
         let last = put(&store, &space.key("a"), &format!("{round}")).await;
-        assert_eq!(drain(&mut watch), []);
+        assert_eq!(drain(&mut watch).await, []);
         assert_eq!(watch.position(), last, "a watch of a quiet range does not fall behind");
         settle(&store).await;
     }
@@ -165,7 +182,7 @@ async fn a_watch_delivers_values_as_they_were_written_after_folding(bench: Bench
             .push((receipt.generation, vec![(receipt.revs[0].unwrap(), a), (receipt.revs[1].unwrap(), Some(value))]));
     }
     for _ in 0..2 {
-        let seen = drain(&mut store.watch(space.all(), Generation(0)).await.unwrap());
+        let seen = drain(&mut store.watch(space.all(), Generation(0)).await.unwrap()).await;
         let seen: Vec<_> = seen
             .into_iter()
             .map(|commit| {
@@ -189,14 +206,14 @@ async fn dropping_a_waiting_watch_future_loses_nothing(bench: Bench) {
             written.push(put(&store, &space.key("k"), &format!("{round}")).await);
         }
         // Polled once and dropped, whether it was ready or not.
-        seen.extend(ready(watch.next()).map(|next| next.unwrap().generation));
+        seen.extend(once(watch.next()).map(|next| next.unwrap().generation));
         tokio::select! {
             biased;
             next = watch.next() => seen.push(next.unwrap().generation),
             () = tokio::task::yield_now() => {}
         }
     }
-    seen.extend(generations(&drain(&mut watch)));
+    seen.extend(generations(&drain(&mut watch).await));
     assert_eq!(seen, written);
 }
 
@@ -231,7 +248,7 @@ async fn a_watch_that_fell_behind_retention_is_told_the_oldest_generation(bench:
     let mut watch = store.watch(space.all(), oldest).await.unwrap();
     let kept: Vec<_> = written.into_iter().filter(|generation| *generation > oldest).collect();
     assert_eq!(kept.len(), 4);
-    assert_eq!(generations(&drain(&mut watch)), kept);
+    assert_eq!(generations(&drain(&mut watch).await), kept);
 }
 
 async fn a_watch_of_an_unknown_space_is_an_error(bench: Bench) {
@@ -257,5 +274,5 @@ async fn a_watch_reads_far_more_than_it_reads_ahead(bench: Bench) {
         }
     }
     written.sort();
-    assert_eq!(generations(&drain(&mut store.watch(space.all(), Generation(0)).await.unwrap())), written);
+    assert_eq!(generations(&drain(&mut store.watch(space.all(), Generation(0)).await.unwrap()).await), written);
 }
