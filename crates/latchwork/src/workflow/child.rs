@@ -187,7 +187,7 @@ fn first_commit(
         let rev = revs.first().copied().flatten().unwrap_or_default();
         engine.metrics.started(&definition.name);
         let run = Run::stored(engine.clone(), definition, id, child, rev).fresh();
-        engine.spawn(Arc::new(run));
+        engine.spawn_stored(Arc::new(run));
     };
     Effect { op: doing.op, landed: Some(Box::new(landed)), ..Effect::of(commit) }
 }

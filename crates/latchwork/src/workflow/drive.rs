@@ -41,14 +41,30 @@ pub(crate) enum Ended {
 }
 
 impl Inner {
-    /// Runs an execution in a task of its own, unless it runs already.
+    /// Runs an execution that is about to be stored in a task of its own, unless its id is in memory.
     pub(crate) fn spawn(self: &Arc<Inner>, run: Arc<Run>) -> bool {
+        self.spawn_unless_resident(run, false)
+    }
+
+    /// Runs an execution that is stored in a task of its own. If its id is in memory, possibly for a start that is then
+    /// refused, the execution is looked at again when that has left.
+    pub(crate) fn spawn_stored(self: &Arc<Inner>, run: Arc<Run>) {
+        self.spawn_unless_resident(run, true);
+    }
+
+    fn spawn_unless_resident(self: &Arc<Inner>, run: Arc<Run>, is_stored: bool) -> bool {
         let mut residents = self.residents.lock();
         if self.is_stopped() || self.idle {
             return false;
         }
         let id = run.id.clone();
-        let Entry::Vacant(vacant) = residents.entry(id.clone()) else { return false };
+        let vacant = match residents.entry(id.clone()) {
+            Entry::Vacant(vacant) => vacant,
+            Entry::Occupied(mut resident) => {
+                resident.get_mut().missed |= is_stored;
+                return false;
+            }
+        };
         let span = tracing::info_span!("execution", workflow = run.definition.name, %id);
         let task = self.runtime.spawn(drive(run.clone()).instrument(span));
         // It leaves by this lock, so it cannot be gone before it is noted.
@@ -81,25 +97,29 @@ async fn drive(run: Arc<Run>) {
     tracing::debug!(?stop, "left memory");
     match stop {
         Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(timer, run.env())),
-        Some(Stop::Failed(error)) => return again(&run, error).await,
+        Some(Stop::Failed(error)) if is_passing(&error) => {
+            tracing::warn!(%error, "could not be committed");
+            return take_up(&run, true).await;
+        }
         Some(Stop::Changed) => return take_up(&run, true).await,
         // Whoever is the owner now goes on with it; here nobody can.
         Some(Stop::Fenced) => inner.fenced(),
-        _ => inner.ended(&run.id, run.ended_as()),
+        stop => {
+            if let Some(Stop::Failed(error)) = stop {
+                tracing::warn!(%error, "could not be committed");
+            }
+            inner.ended(&run.id, run.ended_as());
+        }
     }
     if missed {
         take_up(&run, false).await;
     }
 }
 
-/// The store did not serve, and whether the last commit has landed is not known. What is stored tells: the execution is
-/// taken up again from there.
-async fn again(run: &Run, error: StoreError) {
-    tracing::warn!(%error, "could not be committed");
-    if matches!(error, StoreError::Closed | StoreError::Stopped { .. }) || error.kind() != ErrorKind::Unavailable {
-        return run.engine.ended(&run.id, None);
-    }
-    take_up(run, true).await;
+/// Whether the store did not serve for a while. Whether the last commit has landed is not known then; what is stored
+/// tells, and the execution is taken up again from there.
+fn is_passing(error: &StoreError) -> bool {
+    !matches!(error, StoreError::Closed | StoreError::Stopped { .. }) && error.kind() == ErrorKind::Unavailable
 }
 
 /// Takes an execution up again, however long the store does not serve. With `fence` its last commit may still be on its

@@ -327,8 +327,8 @@ impl Inner {
                 }
                 self.store.env().sleep(PAUSE).await;
             }
-        } else if !self.spawn(run) {
-            self.is_missed(id);
+        } else {
+            self.spawn_stored(run);
         }
     }
 }
