@@ -1,6 +1,7 @@
 //! Locks: the promises, within workflows and outside, and the same on slots.
 
 mod again;
+mod circles;
 mod examples;
 mod grants;
 mod kill;
