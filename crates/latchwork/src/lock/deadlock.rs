@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::lock::error::{DeadlockLink, LockRefused, Result};
+use crate::damage::{Scanned, scan_around};
+use crate::lock::error::{DeadlockLink, LockError, LockRefused, Result};
 use crate::lock::lane::Ask;
 use crate::lock::service::AGAIN;
 use crate::lock::stored::{Head, Request};
 use crate::lock::{LockName, Owner};
 use crate::store::{ErrorKind, Item, Key, Order, View};
-use crate::workflow::ExecutionId;
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{Execution, Status, Wait, WaitsFor, read_text};
+use crate::workflow::{ExecutionId, WorkflowError};
 
 /// How many holders of a lock, waiters before a request and waits of an execution are followed. Where there are more,
 /// the suspect is looked at again after a while.
@@ -118,7 +119,11 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<S
         match engine.suspect_all().await {
             Ok(()) => break,
             Err(_) if engine.is_stopped() => return,
-            Err(_) => {}
+            Err(error) if error.kind() == ErrorKind::Unavailable => {}
+            Err(error) => {
+                tracing::error!(%error, "deadlocks of before the start are not looked for");
+                break;
+            }
         }
         drop(engine);
         env.sleep(AGAIN).await;
@@ -129,7 +134,7 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<S
             if engine.is_stopped() {
                 return;
             }
-            if error.kind() == ErrorKind::Corrupt {
+            if error.kind() != ErrorKind::Unavailable {
                 tracing::error!(id = %suspect.id, %error, "it cannot be told whether it waits in a circle");
                 break;
             }
@@ -142,8 +147,10 @@ impl Inner {
     /// Suspects all that have several requests, or one and a parent: an earlier process may have ended before it has
     /// looked at them.
     async fn suspect_all(&self) -> Result<()> {
-        let range = self.locks.spaces.owned.prefix([0]);
-        let owned = self.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
+        let (space, range) = (&self.locks.spaces.owned, self.locks.spaces.owned.prefix([0]));
+        let Scanned { found: owned, damaged } =
+            scan_around(&self.store.view().await?, space, &range, usize::MAX).await?;
+        damaged.iter().for_each(|key| tracing::error!(%key, "the record of a request is damaged"));
         let mut counts: BTreeMap<ExecutionId, usize> = BTreeMap::new();
         for (key, _) in owned {
             let id = key.bytes().get(1..).and_then(read_text).map(|(id, _)| ExecutionId::from(id));
@@ -163,8 +170,14 @@ impl Inner {
     /// The newest record of an execution. Of one that is damaged nothing is known, and it stands in nobody's way; a
     /// store that does not answer is an error.
     async fn recorded(&self, id: &ExecutionId) -> Result<Option<Execution>> {
-        let item = self.store.view().await?.get(&self.spaces.executions.key(id.as_bytes())).await?;
-        Ok(item.and_then(|item| Execution::decode(&item.value)))
+        match self.read(id).await {
+            Err(WorkflowError::Store(error)) if error.kind() != ErrorKind::Corrupt => Err(error.into()),
+            Err(error) => {
+                tracing::error!(%id, %error, "it cannot be told what a damaged execution waits for");
+                Ok(None)
+            }
+            Ok(found) => Ok(found.map(|(execution, _)| execution)),
+        }
     }
 
     async fn parent_of(&self, id: &ExecutionId) -> Result<Option<ExecutionId>> {
@@ -282,10 +295,15 @@ impl Inner {
         }
         for (lock, requests) in self.requests_of(&Owner::Execution(id.clone())).await? {
             for (ticket, _) in requests {
-                match self.wait_for(view, &lock, ticket).await? {
-                    WaitsForLock::No => {}
-                    WaitsForLock::Yes(wait) => waiting.push(Waiting::Lock(wait)),
-                    WaitsForLock::TooMany => return Ok(Waits::TooMany),
+                match self.wait_for(view, &lock, ticket).await {
+                    Ok(WaitsForLock::No) => {}
+                    Ok(WaitsForLock::Yes(wait)) => waiting.push(Waiting::Lock(wait)),
+                    Ok(WaitsForLock::TooMany) => return Ok(Waits::TooMany),
+                    // Nothing is known of who holds it: it may be let go.
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::error!(%id, %lock, %error, "it cannot be told who holds a damaged lock");
+                    }
+                    Err(error) => return Err(error),
                 }
             }
         }
@@ -296,14 +314,17 @@ impl Inner {
     /// How a request waits, if it does.
     async fn wait_for(&self, view: &View, lock: &LockName, ticket: u64) -> Result<WaitsForLock> {
         let spaces = &self.locks.spaces;
-        let request = view.get(&spaces.request(lock, ticket)).await?.and_then(|item| Request::decode(&item.value));
+        let place = |what: &str| LockError::Corrupt { place: format!("{what} lock {:?}", lock.to_string()) };
+        let damaged = || place("a request for");
+        let read = |item: &Item| Request::decode(&item.value).ok_or_else(damaged);
+        let request = view.get(&spaces.request(lock, ticket)).await?.as_ref().map(read).transpose()?;
         let Some(Request { permits, .. }) = request.filter(|request| request.granted_us.is_none()) else {
             return Ok(WaitsForLock::No);
         };
-        let head = view.get(&spaces.head(lock)).await?.and_then(|item| Head::decode(&item.value));
-        let Some(head) = head else { return Ok(WaitsForLock::No) };
+        let Some(head) = view.get(&spaces.head(lock)).await? else { return Ok(WaitsForLock::No) };
+        let head = Head::decode(&head.value).ok_or_else(|| place("the head of"))?;
         let capacity = head.kind.map_or(0, |kind| kind.capacity());
-        let owner = |(_, item): &(Key, Item)| Request::decode(&item.value).map(|it| (it.owner, it.permits));
+        let owner = |(_, item): &(Key, Item)| read(item).map(|request| (request.owner, request.permits));
         // All that hold it were granted it before all that wait.
         let held = spaces.requests_until(lock, head.granted);
         let held = view.scan(&held, Order::Ascending, MOST + 1).await?;
@@ -314,12 +335,14 @@ impl Inner {
             let page = view.scan(&rest, Order::Ascending, MOST).await?;
             let Some((last, _)) = page.last() else { break };
             rest = rest.after(last);
-            before.extend(page.iter().filter_map(owner).filter(|(_, wanted)| *wanted > permits));
+            let page = page.iter().map(owner).collect::<Result<Vec<_>>>()?;
+            before.extend(page.into_iter().filter(|(_, wanted)| *wanted > permits));
         }
         if held.len() > MOST || before.len() > MOST {
             return Ok(WaitsForLock::TooMany);
         }
-        let (holders, free) = (held.iter().filter_map(owner).collect(), capacity.saturating_sub(head.used));
+        let holders = held.iter().map(owner).collect::<Result<Vec<_>>>()?;
+        let free = capacity.saturating_sub(head.used);
         Ok(WaitsForLock::Yes(LockWait { lock: lock.clone(), ticket, permits, free, holders, before }))
     }
 }

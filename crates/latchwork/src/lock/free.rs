@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::damage::{Scanned, scan_around};
 use crate::lock::error::{LockError, Result};
 use crate::lock::lane::{Ask, Held};
 use crate::lock::name::Spaces;
 use crate::lock::stored::Left;
 use crate::lock::table::{Plan, Table};
 use crate::lock::{LockName, Owner};
-use crate::store::{Commit, Key, Order, Rev, StoreError};
+use crate::store::{Commit, Key, Rev, StoreError};
 use crate::workflow::engine::Inner;
 use crate::workflow::post::Mail;
 use crate::workflow::run::Effect;
@@ -63,14 +64,26 @@ impl Inner {
             for ((lock, requests), held) in now.iter().zip(&mut lanes) {
                 // It is read again by whoever is next.
                 **held = None;
-                let mut table = Table::read(self, lock).await?;
-                let mut plan = Plan::new(self, lock, &mut table, how.from_store);
                 let tickets: Vec<u64> = requests.iter().map(|(ticket, _)| *ticket).collect();
-                plan.release_all(&tickets, mail).await?;
-                effects.push(freeing(lock.clone(), plan));
+                match self.released(lock, &tickets, how).await {
+                    Ok((effect, post)) => {
+                        effects.push(effect);
+                        mail.append(post);
+                    }
+                    // A lock whose records are damaged keeps no execution from ending.
+                    damaged => self.unless_damaged(damaged)?,
+                }
             }
             return Ok(Freed { effects, lanes });
         }
+    }
+
+    /// The release of tickets of one lock, as a part of a commit, and what others are to be sent with that.
+    async fn released(&self, lock: &LockName, tickets: &[u64], how: How) -> Result<(Effect, Mail)> {
+        let (mut table, mut mail) = (Table::read(self, lock).await?, Mail::default());
+        let mut plan = Plan::new(self, lock, &mut table, how.from_store);
+        plan.release_all(tickets, &mut mail).await?;
+        Ok((freeing(lock.clone(), plan), mail))
     }
 
     /// The same, for more than a commit can hold: what is to be released is noted in it, and released afterwards.
@@ -109,13 +122,16 @@ impl Inner {
 
     /// Everything that somebody holds or waits for: tickets, and the owner's own names for them.
     pub(crate) async fn requests_of(&self, owner: &Owner) -> Result<Owned, StoreError> {
-        let range = self.locks.spaces.owned_by(owner);
-        let found = self.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
+        let (space, range) = (&self.locks.spaces.owned, self.locks.spaces.owned_by(owner));
+        let Scanned { found, damaged } = scan_around(&self.store.view().await?, space, &range, usize::MAX).await?;
         let mut owned = Owned::new();
+        let passed_over = |key: &Key| tracing::error!(%key, ?owner, "a request of this owner is damaged and left");
+        damaged.iter().for_each(passed_over);
         for (key, item) in found {
             let ticket = item.value.as_ref().try_into().map(u64::from_be_bytes);
-            if let (Some((lock, id)), Ok(ticket)) = (Spaces::read_owned(owner, &key), ticket) {
-                owned.entry(lock).or_default().push((ticket, id));
+            match (Spaces::read_owned(owner, &key), ticket) {
+                (Some((lock, id)), Ok(ticket)) => owned.entry(lock).or_default().push((ticket, id)),
+                _ => passed_over(&key),
             }
         }
         Ok(owned)

@@ -536,8 +536,8 @@ impl Worker {
     }
 
     fn failed(&self, jobs: Vec<Done>, error: StoreError) -> Vec<Job> {
-        // More than a commit can hold, of which nothing was written: half of it may fit.
-        if error.kind() == ErrorKind::Invalid && jobs.len() > 1 {
+        // More than a commit can hold, or a damaged record of one of them. Nothing was written, and half of it may fit.
+        if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Corrupt) && jobs.len() > 1 {
             self.lane.queue.lock().most = jobs.len() / 2;
             let mut jobs: VecDeque<Job> = jobs.into_iter().map(|done| done.job).collect();
             let rest = jobs.split_off(jobs.len() / 2);

@@ -146,7 +146,13 @@ impl Inner {
         }
         let view = self.store.view().await?;
         for (lock, ticket) in ears {
-            let item = view.get(&self.locks.spaces.request(&lock, ticket)).await?;
+            let item = match view.get(&self.locks.spaces.request(&lock, ticket)).await {
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    tracing::error!(%lock, ticket, %error, "a request is damaged");
+                    continue;
+                }
+                item => item?,
+            };
             let told = match item.map(|item| Request::decode(&item.value)) {
                 Some(Some(request)) if request.granted_us.is_some() => Told::Granted(ticket),
                 Some(_) => continue,

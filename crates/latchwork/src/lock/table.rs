@@ -8,7 +8,7 @@ use crate::lock::lane::{Answer, Ask, Ear, Gone, Want};
 use crate::lock::name::read_ticket;
 use crate::lock::stored::{Forced, Head, Request};
 use crate::lock::{LockKind, LockName, Owner};
-use crate::store::{Check, Key, Order, Rev, View, Write};
+use crate::store::{Check, ErrorKind, Key, Order, Rev, View, Write};
 use crate::workflow::WorkflowError;
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Letter, grant_id};
@@ -396,11 +396,21 @@ impl<'a> Plan<'a> {
         match owner {
             Owner::Session(session) => {
                 let key = self.engine.locks.spaces.session(*session);
-                Ok(self.view().await?.get(&key).await?.is_some())
+                match self.view().await?.get(&key).await {
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::error!(%session, %error, "a damaged session is passed over");
+                        Ok(false)
+                    }
+                    found => Ok(found?.is_some()),
+                }
             }
             Owner::Execution(id) => match self.engine.target(id, self.from_store).await {
                 Ok(_) => Ok(true),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Ok(false),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    tracing::error!(%id, %error, "a damaged execution is passed over");
+                    Ok(false)
+                }
                 Err(WorkflowError::Store(error)) => Err(error.into()),
                 Err(error) => Err(LockError::Corrupt { place: error.to_string() }),
             },
@@ -417,8 +427,9 @@ impl<'a> Plan<'a> {
             self.table.whole = found.len() < limit;
             let mut page = BTreeMap::new();
             for (key, item) in found {
-                if let (Some((_, ticket)), Some(request)) = (read_ticket(&key), Request::decode(&item.value)) {
-                    page.insert(ticket, request);
+                match (read_ticket(&key), Request::decode(&item.value)) {
+                    (Some((_, ticket)), Some(request)) => drop(page.insert(ticket, request)),
+                    _ => tracing::error!(%key, "a damaged request is passed over"),
                 }
             }
             let last = page.last_key_value().map_or(0, |(ticket, _)| *ticket);

@@ -304,8 +304,8 @@ impl<O: DeserializeOwned> Child<O> {
 }
 
 impl Ctx {
-    /// Waits for the end of a child that another execution has started, of which this is a fork. Only that one is told of
-    /// the end, so it is looked for in the child's record, now and then.
+    /// Waits for the end of a child that another execution has started, of which this is a fork. Only that one is told
+    /// of the end, so it is looked for in the child's record, now and then.
     async fn end_of_another(
         &self,
         call: Call<'_>,
@@ -489,6 +489,9 @@ impl Inner {
                 }
                 match self.cancel(&child, &reason).await {
                     Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::error!(id = %child, %error, "a damaged child is not cancelled");
+                    }
                     cancelled => cancelled?,
                 }
             }

@@ -105,8 +105,14 @@ async fn drive(run: Arc<Run>) {
         // Whoever is the owner now goes on with it; here nobody can.
         Some(Stop::Fenced) => inner.fenced(),
         stop => {
-            if let Some(Stop::Failed(error)) = stop {
-                tracing::warn!(%error, "could not be committed");
+            match stop {
+                Some(Stop::Failed(error)) if error.kind() == ErrorKind::Corrupt => {
+                    inner.put_aside(&run.id, format!("its records are damaged: {error}"));
+                }
+                Some(Stop::Failed(error)) => tracing::warn!(%error, "could not be committed"),
+                // That could not be stored.
+                Some(Stop::Parked(reason)) if !run.is_parked() => inner.put_aside(&run.id, reason),
+                _ => {}
             }
             inner.ended(&run.id, run.ended_as());
         }
@@ -128,9 +134,9 @@ async fn take_up(run: &Run, fence: bool) {
     let inner = &run.engine;
     loop {
         let taken = if fence { inner.pick_up_fenced(&run.id).await } else { inner.pick_up(&run.id).await };
-        match taken {
+        match taken.or_else(|error| inner.unless_passing(&run.id, error)) {
             Ok(()) => break,
-            Err(error) if inner.is_stopped() || error.kind() != ErrorKind::Unavailable => break,
+            Err(_) if inner.is_stopped() => break,
             Err(_) => run.env().sleep(jittered(AGAIN, 0.5, run.env())).await,
         }
     }
@@ -340,7 +346,7 @@ impl Driver<'_> {
                 let run = self.run.clone();
                 self.fly(async move {
                     if let Err(error) = run.read_inbox().await {
-                        run.set_stop(Stop::Failed(error));
+                        run.set_stop(run.failed(error));
                     }
                 });
                 true

@@ -10,11 +10,12 @@ use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 use tokio::task::AbortHandle;
 
+use crate::damage::{Scanned, scan_around};
 use crate::entity::Entities;
 use crate::lock::service::Service;
 use crate::lock::{deadlock, session};
 use crate::state::States;
-use crate::store::{Check, Commit, Key, Order, Rev, Space, SpaceSpec, Store, Timestamp};
+use crate::store::{Check, Commit, Key, Rev, Space, SpaceSpec, Store, Timestamp};
 use crate::workflow::alarm::{self, Alarms};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::kept::Kept;
@@ -386,12 +387,14 @@ impl Engine {
         let view = self.inner.store.view().await?;
         let space = &self.inner.spaces.listed;
         let range = space.prefix(by_status(Shelf::Parked, None));
-        let found = view.scan(&range, Order::Ascending, usize::MAX).await?;
+        let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
         let set_aside = self.inner.set_aside.lock().clone();
         let mut parked: BTreeMap<ExecutionId, String> = set_aside;
-        for (key, item) in found {
+        let reasons = found.iter().map(|(key, item)| (key, String::from_utf8_lossy(&item.value).into_owned()));
+        let damaged = damaged.iter().map(|key| (key, format!("its record {key} is damaged: it cannot be read")));
+        for (key, reason) in reasons.chain(damaged) {
             if let Some((_, id)) = read_by_status(key.bytes()).and_then(|(_, rest)| read_end(rest)) {
-                parked.insert(id, String::from_utf8_lossy(&item.value).into_owned());
+                parked.insert(id, reason);
             }
         }
         Ok(parked.into_iter().collect())
@@ -483,6 +486,9 @@ impl Inner {
 
     /// Tells those who wait for an execution that it has left memory, and what it has come to, if that is known.
     pub(crate) fn ended(&self, id: &ExecutionId, status: Option<Status>) {
+        if status.is_some() {
+            self.set_aside.lock().remove(id);
+        }
         if let Some(waiting) = self.waiting.lock().remove(id) {
             if let Some(status) = status {
                 let _ = waiting.ended.set(status);

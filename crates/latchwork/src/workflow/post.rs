@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::errand::{Awaited, Errand};
-use crate::store::{Check, Commit, Env, Key, Outcome, Refusal, Rev, Uuid, Write};
+use crate::store::{Check, Commit, Env, ErrorKind, Key, Outcome, Refusal, Rev, Uuid, Write};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Letter, Message, grant_id};
 use crate::workflow::record::{Execution, Status, Wait};
@@ -281,6 +281,16 @@ impl Mail {
         self.0.entry(id.clone()).or_default().letters.push(letter);
     }
 
+    /// Adds everything of another.
+    pub(crate) fn append(&mut self, other: Mail) {
+        for (id, post) in other.0 {
+            let its = self.0.entry(id).or_default();
+            its.letters.extend(post.letters);
+            its.is_needed |= post.is_needed;
+            its.cancel = its.cancel.take().or(post.cancel);
+        }
+    }
+
     /// Adds a cancellation.
     pub(crate) fn cancel(&mut self, id: &ExecutionId, reason: String) {
         self.0.entry(id.clone()).or_default().cancel = Some(reason);
@@ -304,6 +314,9 @@ impl Mail {
             match engine.posted(&id, post.letters, post.cancel, from_store).await {
                 Ok(posted) => effects.extend(posted),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) if !post.is_needed => {}
+                Err(error) if error.kind() == ErrorKind::Corrupt && !post.is_needed => {
+                    tracing::error!(%id, %error, "a damaged execution is not told of the end of a relative");
+                }
                 Err(error) => return Err(error),
             }
         }

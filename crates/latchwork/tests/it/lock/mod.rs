@@ -2,6 +2,7 @@
 
 mod again;
 mod circles;
+mod damage;
 mod examples;
 mod grants;
 mod kill;
