@@ -20,6 +20,7 @@
 //! ```
 
 mod backoff;
+mod damage;
 pub mod entity;
 mod json;
 mod lane;

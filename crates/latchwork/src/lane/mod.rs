@@ -182,7 +182,8 @@ impl<P: Plan> Worker<P> {
                         tokio::task::yield_now().await;
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::Invalid && size > 1 => {
+                // More than a commit can hold, or a damaged record of one of them. Nothing was written.
+                Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Corrupt) && size > 1 => {
                     most = (size / 2).max(1);
                     self.plan.split(&mut known, batch, &mut jobs);
                 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::damage::{Scanned, scan_around};
 use crate::lane::{Lanes, Part, Tag, Turn};
 use crate::lock::error::{LockError, Result};
 use crate::lock::lane::Ask;
@@ -12,7 +13,7 @@ use crate::lock::service::Service;
 use crate::lock::stored::Left;
 use crate::lock::table::{Closed, Planned, Table};
 use crate::lock::{LockName, Owner};
-use crate::store::{Check, Commit, Key, Order, StoreError};
+use crate::store::{Check, Commit, Key, StoreError};
 
 /// The requests of an owner are as they were read.
 const OWNED: Tag = Tag("owned");
@@ -43,22 +44,39 @@ impl Service {
                 continue;
             }
             for (lock, requests) in now {
-                let mut table = Table::read(self, &lock).await?;
-                let mut plan = Planned::new(self, &lock, &mut table, from_store);
                 let tickets: Vec<u64> = requests.iter().map(|(ticket, _)| *ticket).collect();
-                plan.release_all(&tickets).await?;
-                let Closed { part, notices, told, is_unfinished } = plan.close();
-                let service = self.clone();
-                freed.parts.push(part.then(move |_| {
-                    service.tell_requests(&lock, told);
-                    if is_unfinished {
-                        service.grant_on(&lock);
+                match self.released(&lock, &tickets, from_store).await {
+                    Ok((part, notices)) => {
+                        freed.parts.push(part);
+                        freed.notices.push(notices);
                     }
-                }));
-                freed.notices.push(notices);
+                    // A lock whose records are damaged keeps no execution from ending.
+                    damaged => self.unless_damaged(damaged)?,
+                }
             }
             return Ok(freed);
         }
+    }
+
+    /// The release of tickets of one lock, as a part of a commit, and what executions are told with it.
+    async fn released(
+        self: &Arc<Service>,
+        lock: &LockName,
+        tickets: &[u64],
+        from_store: bool,
+    ) -> Result<(Part, Notices)> {
+        let mut table = Table::read(self, lock).await?;
+        let mut plan = Planned::new(self, lock, &mut table, from_store);
+        plan.release_all(tickets).await?;
+        let Closed { part, notices, told, is_unfinished } = plan.close();
+        let (service, lock) = (self.clone(), lock.clone());
+        let part = part.then(move |_| {
+            service.tell_requests(&lock, told);
+            if is_unfinished {
+                service.grant_on(&lock);
+            }
+        });
+        Ok((part, notices))
     }
 
     /// The same, for more than a commit can hold: what is to be released is noted in it, and released afterwards.
@@ -95,13 +113,17 @@ impl Service {
 
     /// Everything that somebody holds or waits for: tickets, and the owner's own names for them.
     pub(crate) async fn requests_of(&self, owner: &Owner) -> Result<Owned, StoreError> {
-        let range = self.spaces.owned_by(owner);
-        let found = self.node.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
+        let (space, range) = (&self.spaces.owned, self.spaces.owned_by(owner));
+        let view = self.node.store.view().await?;
+        let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
         let mut owned = Owned::new();
+        let passed_over = |key: &Key| tracing::error!(%key, ?owner, "a request of this owner is damaged and left");
+        damaged.iter().for_each(passed_over);
         for (key, item) in found {
             let ticket = item.value.as_ref().try_into().map(u64::from_be_bytes);
-            if let (Some((lock, id)), Ok(ticket)) = (Spaces::read_owned(owner, &key), ticket) {
-                owned.entry(lock).or_default().push((ticket, id));
+            match (Spaces::read_owned(owner, &key), ticket) {
+                (Some((lock, id)), Ok(ticket)) => owned.entry(lock).or_default().push((ticket, id)),
+                _ => passed_over(&key),
             }
         }
         Ok(owned)

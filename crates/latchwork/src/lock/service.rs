@@ -150,7 +150,13 @@ impl Service {
         }
         let view = self.node.store.view().await?;
         for (lock, ticket) in ears {
-            let item = view.get(&self.spaces.request(&lock, ticket)).await?;
+            let item = match view.get(&self.spaces.request(&lock, ticket)).await {
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    tracing::error!(%lock, ticket, %error, "a request is damaged");
+                    continue;
+                }
+                item => item?,
+            };
             let told = match item.map(|item| Request::decode(&item.value)) {
                 Some(Some(request)) if request.granted_us.is_some() => Told::Granted(ticket),
                 Some(_) => continue,

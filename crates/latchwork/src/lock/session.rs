@@ -10,6 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::damage::{Scanned, scan_around};
 use crate::lane::{Part, Tag};
 use crate::lock::error::{LockError, Result};
 use crate::lock::lane::Ask;
@@ -17,7 +18,7 @@ use crate::lock::service::{AGAIN, Service};
 use crate::lock::stored::Lease;
 use crate::lock::{Locks, Owner};
 use crate::node::SHARD;
-use crate::store::{Check, Commit, ErrorKind, Order, Outcome, Receipt, Rev, StoreError, Uuid};
+use crate::store::{Check, Commit, ErrorKind, Outcome, Receipt, Rev, StoreError, Uuid};
 
 /// The session is as it is known, or there at all.
 const PRESENT: Tag = Tag("present");
@@ -195,9 +196,14 @@ impl Shared {
         let service = &self.service;
         let (env, key) = (service.node.store.env(), service.spaces.session(self.id));
         let began = env.monotonic();
-        let item = service.node.store.view().await?.get(&key).await?;
-        let Some(record) = item.and_then(|item| Lease::decode(&item.value)) else {
+        let Some(item) = service.node.store.view().await?.get(&key).await? else {
             self.lose();
+            return Ok(false);
+        };
+        let Some(record) = Lease::decode(&item.value) else {
+            tracing::error!(session = %self.id, "the record of a session is damaged, and the session is lost");
+            self.lose();
+            self.leave();
             return Ok(false);
         };
         let record = Lease { renewed_us: env.now().0, ..record };
@@ -364,31 +370,39 @@ impl Service {
     async fn watch_sessions(self: &Arc<Service>) -> Result<()> {
         let spaces = &self.spaces;
         let view = self.node.store.view().await?;
-        let sessions = view.scan(&spaces.sessions.all(), Order::Ascending, usize::MAX).await?;
+        let sessions = scan_around(&view, &spaces.sessions, &spaces.sessions.all(), usize::MAX).await?;
         // They were seen now, and not before it was looked.
         let now = self.node.store.env().monotonic();
-        for (key, item) in sessions {
-            if let (Ok(id), Some(record)) = (Uuid::from_slice(key.bytes()), Lease::decode(&item.value)) {
-                let lease = Duration::from_micros(record.lease_us);
-                self.watched.lock().insert(id, Watched { rev: item.rev, lease, since: now });
+        let found = sessions.found.iter().map(|(key, item)| (key, item.rev, Lease::decode(&item.value)));
+        let damaged = sessions.damaged.iter().map(|key| (key, Rev::default(), None));
+        for (key, rev, record) in found.chain(damaged) {
+            if record.is_none() {
+                tracing::error!(%key, "the record of a session is damaged, and the session ends after the usual lease");
+            }
+            let lease = record.map_or(LEASE, |record: Lease| Duration::from_micros(record.lease_us));
+            match Uuid::from_slice(key.bytes()) {
+                Ok(id) => drop(self.watched.lock().insert(id, Watched { rev, lease, since: now })),
+                Err(_) => tracing::error!(%key, "the key of a session is damaged and is passed over"),
             }
         }
         // A session that is no more may have left something, if the process ended just then.
         let sessions = self.spaces.owned.prefix([1]);
         let mut owners: Vec<Uuid> = Vec::new();
-        for (key, _) in view.scan(&sessions, Order::Ascending, usize::MAX).await? {
+        for (key, _) in scan_around(&view, &spaces.owned, &sessions, usize::MAX).await?.found {
             let id = key.bytes().get(1..17).and_then(|id| Uuid::from_slice(id).ok());
             owners.extend(id.filter(|id| owners.last() != Some(id)));
         }
         drop(view);
         for owner in owners {
             if !self.watched.lock().contains_key(&owner) {
-                self.free_session(owner).await?;
+                self.unless_damaged(self.free_session(owner).await)?;
             }
         }
-        for (key, _) in
-            self.node.store.view().await?.scan(&spaces.unfinished.all(), Order::Ascending, usize::MAX).await?
-        {
+        let (view, all) = (self.node.store.view().await?, spaces.unfinished.all());
+        let Scanned { found, damaged } = scan_around(&view, &spaces.unfinished, &all, usize::MAX).await?;
+        drop(view);
+        damaged.iter().for_each(|key| tracing::error!(%key, "the note of an unfinished release is damaged"));
+        for (key, _) in found {
             match crate::lock::LockName::read(key.bytes()) {
                 Some((lock, _)) => self.unless_damaged(self.ask(&lock, Ask::Grant, None).await)?,
                 None => self.free_left(key),
@@ -406,7 +420,11 @@ pub(crate) async fn sweep(service: Weak<Service>) {
         match inner.watch_sessions().await {
             Ok(()) => break,
             Err(_) if inner.node.is_stopped() => return,
-            Err(_) => {}
+            Err(error) if error.kind() == ErrorKind::Unavailable => {}
+            Err(error) => {
+                tracing::error!(%error, "not all sessions of before the start are known");
+                break;
+            }
         }
         drop(inner);
         env.sleep(AGAIN).await;
@@ -416,9 +434,14 @@ pub(crate) async fn sweep(service: Weak<Service>) {
         let now = env.monotonic();
         let due = inner.watched.lock().iter().map(|(id, watched)| (watched.since + watched.lease, *id)).min();
         if let Some((_, id)) = due.filter(|(due, _)| *due <= now) {
-            if inner.look_at(id).await.is_err() {
-                drop(inner);
-                env.sleep(AGAIN).await;
+            match inner.look_at(id).await {
+                Ok(()) => {}
+                Err(_) if inner.node.is_stopped() => return,
+                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                    drop(inner);
+                    env.sleep(AGAIN).await;
+                }
+                Err(error) => inner.leave_damaged(id, error).await,
             }
             continue;
         }
@@ -436,6 +459,14 @@ pub(crate) async fn sweep(service: Weak<Service>) {
 }
 
 impl Service {
+    /// A session whose record cannot be read cannot be renewed either. It loses what it holds, and its record stays.
+    async fn leave_damaged(self: &Arc<Service>, id: Uuid, error: LockError) {
+        tracing::error!(session = %id, %error, "a session is damaged, and has lost its locks");
+        self.at_last("a damaged session's locks could not be released", || self.free_session(id)).await;
+        self.watched.lock().remove(&id);
+        self.begun.lock().remove(&id);
+    }
+
     /// Looks whether a session was renewed; if not, it ends.
     async fn look_at(self: &Arc<Service>, id: Uuid) -> Result<()> {
         let item = self.node.store.view().await?.get(&self.spaces.session(id)).await?;

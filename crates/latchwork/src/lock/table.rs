@@ -13,7 +13,7 @@ use crate::lock::service::Service;
 use crate::lock::stored::{Forced, Head, Request};
 use crate::lock::{LockKind, LockName, Owner};
 use crate::node::ExecutionId;
-use crate::store::{Check, Key, Order, Rev, View, Write};
+use crate::store::{Check, ErrorKind, Key, Order, Rev, View, Write};
 
 /// How many of those who wait are read at once, and are kept in memory at the most.
 const PAGE: usize = 64;
@@ -442,7 +442,13 @@ impl<'a> Planned<'a> {
         match owner {
             Owner::Session(session) => {
                 let key = self.service.spaces.session(*session);
-                Ok(self.view().await?.get(&key).await?.is_some())
+                match self.view().await?.get(&key).await {
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::error!(%session, %error, "a damaged session is passed over");
+                        Ok(false)
+                    }
+                    found => Ok(found?.is_some()),
+                }
             }
             Owner::Execution(id) => match self.service.executions() {
                 Some(executions) => executions.is_alive(id, self.from_store).await,
@@ -468,8 +474,9 @@ impl<'a> Planned<'a> {
             self.table.whole = found.len() < limit;
             let mut page = BTreeMap::new();
             for (key, item) in found {
-                if let (Some((_, ticket)), Some(request)) = (read_ticket(&key), Request::decode(&item.value)) {
-                    page.insert(ticket, request);
+                match (read_ticket(&key), Request::decode(&item.value)) {
+                    (Some((_, ticket)), Some(request)) => drop(page.insert(ticket, request)),
+                    _ => tracing::error!(%key, "a damaged request is passed over"),
                 }
             }
             let last = page.last_key_value().map_or(0, |(ticket, _)| *ticket);

@@ -9,7 +9,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::store::{Env, Item, Key, Order, Space, StoreError, Timestamp};
+use crate::damage::{Scanned, scan_around};
+use crate::store::{Env, Item, Key, Space, StoreError, Timestamp};
 use crate::workflow::engine::Inner;
 use crate::workflow::record::read_alarm_key;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -137,25 +138,30 @@ async fn look<K: Keeper>(inner: &Arc<Inner>, rung: &mut Vec<u8>) -> Result<Next>
     let now = inner.store.env().now();
     // Most often only the first is looked at.
     let view = inner.store.view().await?;
-    let mut found = view.scan(&rest, Order::Ascending, 1).await?;
-    if found.first().is_some_and(|(key, _)| read_alarm_key(key.bytes()).is_some_and(|(at, _)| at <= now)) {
-        found = view.scan(&rest, Order::Ascending, BATCH).await?;
+    let mut scanned = scan_around(&view, space, &rest, 1).await?;
+    if scanned.found.first().is_some_and(|(key, _)| read_alarm_key(key.bytes()).is_none_or(|(at, _)| at <= now)) {
+        scanned = scan_around(&view, space, &rest, BATCH).await?;
     }
     drop(view);
-    let (mut due, mut last, mut next) = (Vec::new(), Vec::new(), None);
+    let Scanned { found, damaged } = scanned;
+    damaged.iter().for_each(|key| inner.pass_over(key, read_alarm_key(key.bytes()).map(|(_, id)| id)));
+    let (mut due, mut last, mut next) = (Vec::new(), None, None);
     for (key, item) in &found {
-        let Some((at, id)) = read_alarm_key(key.bytes()) else { continue };
-        if at > now {
-            next = Some(Next::Due(at));
+        let alarm = read_alarm_key(key.bytes());
+        if let Some((at, _)) = alarm.as_ref().filter(|(at, _)| *at > now) {
+            next = Some(Next::Due(*at));
             break;
         }
-        last = key.bytes().to_vec();
-        due.push(Due { id, key: key.clone(), item: item.clone() });
+        last = Some(key.bytes().to_vec());
+        match alarm {
+            Some((_, id)) => due.push(Due { id, key: key.clone(), item: item.clone() }),
+            None => inner.pass_over(key, None),
+        }
     }
     if !due.is_empty() {
         K::ring(inner, due).await?;
-        *rung = last;
     }
+    last.into_iter().for_each(|last| *rung = last);
     let rest = if found.len() == BATCH { Next::Again(Duration::ZERO) } else { Next::Nothing };
     Ok(next.unwrap_or(rest))
 }

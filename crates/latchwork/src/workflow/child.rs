@@ -6,6 +6,7 @@ use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -45,9 +46,14 @@ pub struct Child<O> {
     ctx: Ctx,
     id: ExecutionId,
     birth: u64,
+    /// Whether an execution has started it that this is a fork of: its end is told to that one.
+    is_of_source: bool,
     close: Close,
     output: PhantomData<fn() -> O>,
 }
+
+/// How long a fork waits until it looks again whether a child of its source has ended.
+const LOOKS_AGAIN: Duration = Duration::from_secs(10);
 
 /// Why a child has no result: it took longer than it may.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize, thiserror::Error)]
@@ -116,9 +122,12 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
         let call = Call { kind: Kind::Child, name, argument: hash(&(&id, &input, close)) };
         let operation = ctx.operation(WaitsFor::Store, |doing| async move {
             let (place, found) = ctx.take(&call).await;
-            let birth = born_at(&ctx.run, &place);
+            let of_source = found.as_ref().and_then(birth_at_source);
+            let birth = of_source.unwrap_or_else(|| born_at(&ctx.run.id, ctx.run.number(), &place));
             match found.map(|found| found.state) {
-                Some(EntryState::Done(text)) => return Ok((ctx.recorded(&call, &place, &text).await, birth)),
+                Some(EntryState::Done(text)) => {
+                    return Ok((ctx.recorded(&call, &place, &text).await, birth, of_source.is_some()));
+                }
                 Some(EntryState::Gave(text)) => return Err(read_failure(&text)),
                 _ => {}
             }
@@ -145,28 +154,40 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
             run.with(|state| state.has_children = true);
             run.put_with(&place, entry.clone(), Some(effect));
             if doing.flush().await.is_ok() {
-                return Ok((id, birth));
+                return Ok((id, birth, false));
             }
             let failure = Failure::from(WorkflowError::AlreadyStarted { id });
             run.put(&place, Entry { state: EntryState::Gave(failure_text(&failure)), ..entry });
             Err(failure)
         });
-        let (id, birth): (ExecutionId, u64) = operation.await?;
-        Ok(Child { ctx: ctx.clone(), id, birth, close, output: PhantomData })
+        let (id, birth, is_of_source): (ExecutionId, u64, bool) = operation.await?;
+        Ok(Child { ctx: ctx.clone(), id, birth, is_of_source, close, output: PhantomData })
     }
 }
 
 /// The id of a child that was given none: the same on every replay, and nobody else's.
 fn derived(run: &Run, place: &Place) -> ExecutionId {
-    let hash = born_at(run, place);
+    let hash = born_at(&run.id, run.number(), place);
     let parent = crate::workflow::record::shortened(&run.id, 400);
     format!("{parent}.{place}-{hash:016x}").chars().take(512).collect::<String>().into()
 }
 
 /// The same on every replay, and no other's of all children that executions of this id ever start.
-fn born_at(run: &Run, place: &Place) -> u64 {
-    let (started, number) = run.number();
-    hash_text(&format!("{}/{started}/{number}/{place}", run.id))
+fn born_at(parent: &ExecutionId, (started, number): (u64, u32), place: &Place) -> u64 {
+    hash_text(&format!("{parent}/{started}/{number}/{place}"))
+}
+
+/// Notes in an entry that a fork keeps which child it tells of: that of its source.
+pub(crate) fn keep_birth(entry: &mut Entry, source: &ExecutionId, execution: &Execution, place: &Place) {
+    // The source may be a fork itself.
+    if entry.kind == Kind::Child && entry.progress.is_none() {
+        entry.progress = Some(born_at(source, (execution.started_us, execution.run), place).to_string());
+    }
+}
+
+/// Which child an entry tells of, if a fork has kept it.
+fn birth_at_source(entry: &Entry) -> Option<u64> {
+    entry.progress.as_ref()?.parse().ok()
 }
 
 /// The first commit of a child, as a part of one of its parent's.
@@ -188,7 +209,7 @@ fn first_commit(
         let rev = landing.rev(0).unwrap_or_default();
         engine.metrics.started(&definition.name);
         let run = Run::stored(engine.clone(), definition, id, child, rev).fresh();
-        engine.spawn(Arc::new(run));
+        engine.spawn_stored(Arc::new(run));
     });
     Effect { op: doing.op, ..part.into() }
 }
@@ -266,6 +287,11 @@ impl<O: DeserializeOwned> Child<O> {
             return Err(Failure::new(message).not_retryable());
         }
         let call = Call { kind: Kind::ChildEnd, name: id, argument: 0 };
+        let wrong = |error| Failure::new(format!("the output of child {id:?} does not fit: {error}"));
+        if self.is_of_source {
+            let text = self.ctx.end_of_another(call, id, self.birth).await?;
+            return serde_json::from_str(&text).map_err(wrong);
+        }
         let is_it = |message: &Message| is_end_of(message, id, self.birth);
         let read = |letter: &Letter| match letter {
             Letter::Ended { child, status, .. } => outcome(child, status),
@@ -274,8 +300,53 @@ impl<O: DeserializeOwned> Child<O> {
         let what = WaitsFor::Child(id.to_string());
         let (.., received) = self.ctx.await_message(call, what, |_| None, is_it, read).await;
         let text = received?.unwrap_or_default();
-        let wrong = |error| Failure::new(format!("the output of child {id:?} does not fit: {error}"));
         serde_json::from_str(&text).map_err(wrong)
+    }
+}
+
+impl Ctx {
+    /// Waits for the end of a child that another execution has started, of which this is a fork. Only that one is told
+    /// of the end, so it is looked for in the child's record, now and then.
+    async fn end_of_another(
+        &self,
+        call: Call<'_>,
+        id: &ExecutionId,
+        birth: u64,
+    ) -> std::result::Result<String, Failure> {
+        let what = WaitsFor::Child(id.to_string());
+        let ended = self.operation(what.clone(), |doing| async move {
+            let (run, (place, found)) = (&self.run, self.take(&call).await);
+            let entry = match found {
+                Some(Entry { state: EntryState::Done(text), .. }) => return Ok(text),
+                Some(Entry { state: EntryState::Gave(text), .. }) => return Err(read_failure(&text)),
+                Some(entry) => entry,
+                None => call.entry(run.env().now(), EntryState::Begun),
+            };
+            run.effect().await;
+            loop {
+                if doing.is_cancelled() {
+                    return Err(self.cancelled(&place, entry));
+                }
+                let status = match run.engine.read(id).await {
+                    Ok(found) => found.filter(|(child, _)| child.parent.as_ref().is_some_and(|it| it.birth == birth)),
+                    Err(WorkflowError::Store(error)) => return run.stop_for(run.failed(error)).await,
+                    Err(error) => return run.park(error.to_string()).await,
+                };
+                let Some((Execution { status, .. }, _)) = status else {
+                    let why = "was started by an execution that this is a fork of, and is no longer kept";
+                    return run.park(format!("child {id:?}, whose end it waits for, {why}")).await;
+                };
+                if status.is_terminal() {
+                    let ended = outcome(id, &status);
+                    let state = ended.clone().map_or_else(EntryState::Gave, EntryState::Done);
+                    run.put(&place, Entry { state, ..entry });
+                    return ended.map_err(|text| read_failure(&text));
+                }
+                let (since, until) = (Timestamp(entry.since_us), run.env().now().plus(LOOKS_AGAIN));
+                doing.wait(what.clone(), since, Some(until), |_| None::<()>).await;
+            }
+        });
+        ended.await
     }
 }
 
@@ -429,6 +500,9 @@ impl Inner {
                 }
                 match self.cancel(&child, &reason).await {
                     Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::error!(id = %child, %error, "a damaged child is not cancelled");
+                    }
                     cancelled => cancelled?,
                 }
             }

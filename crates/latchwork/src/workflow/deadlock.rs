@@ -4,24 +4,27 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use crate::damage::{Scanned, scan_around};
 use crate::lock::lane::Ask;
-use crate::lock::name::read_ticket;
 use crate::lock::service::AGAIN;
 use crate::lock::stored::{Head, Request};
-use crate::lock::{DeadlockLink, LockName, LockRefused, Owner, Result};
-use crate::store::{ErrorKind, Key, Order, View};
-use crate::workflow::ExecutionId;
+use crate::lock::{DeadlockLink, LockError, LockName, LockRefused, Owner, Result};
+use crate::store::{ErrorKind, Item, Key, Order, View};
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{Execution, Status, Wait, WaitsFor, read_text};
+use crate::workflow::{ExecutionId, WorkflowError};
 
-/// Of locks that more hold than this, or more wait for before, it is supposed that somebody will let go.
-const MOST_HOLDERS: usize = 1000;
-const MOST_BEFORE: usize = 64;
+/// How many holders of a lock, waiters before a request and waits of an execution are followed. Where there are more,
+/// the suspect is looked at again after a while.
+const MOST: usize = 1000;
+const LATER: Duration = Duration::from_secs(60);
 
 /// One that has begun to wait.
+#[derive(Debug, Clone)]
 pub(crate) struct Suspect {
     pub(crate) id: ExecutionId,
     /// Whether it has nothing that others could wait for, but may have a parent who waits for it.
@@ -41,12 +44,30 @@ struct LockWait {
     permits: u32,
     free: u32,
     holders: Vec<(Owner, u32)>,
-    /// Those who wait for the same and are before, in the order of tickets.
+    /// Waiters before, in the order of tickets, that want more. Others make no difference: the first waiter that never
+    /// gets the lock wants more than will ever be free, and if it wants no more than this one, neither does this one
+    /// get the lock.
     before: Vec<(Owner, u32)>,
 }
 
 /// Executions that may never go on, with everything they wait for.
 type Stuck = BTreeMap<ExecutionId, Vec<Waiting>>;
+
+/// What was found of a suspect.
+enum Found {
+    /// It goes on some time.
+    Nothing,
+    /// The request that keeps it waiting for itself, and how.
+    Circle(LockName, u64, LockRefused),
+    /// More is involved than is followed: it is supposed to go on, and looked at again.
+    TooMany,
+}
+
+/// What an execution waits for.
+enum Waits {
+    All(Vec<Waiting>),
+    TooMany,
+}
 
 impl Waiting {
     fn others(&self) -> Vec<Owner> {
@@ -97,7 +118,11 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<S
         match engine.suspect_all().await {
             Ok(()) => break,
             Err(_) if engine.is_stopped() => return,
-            Err(_) => {}
+            Err(error) if error.kind() == ErrorKind::Unavailable => {}
+            Err(error) => {
+                tracing::error!(%error, "deadlocks of before the start are not looked for");
+                break;
+            }
         }
         drop(engine);
         env.sleep(AGAIN).await;
@@ -108,7 +133,7 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<S
             if engine.is_stopped() {
                 return;
             }
-            if error.kind() == ErrorKind::Corrupt {
+            if error.kind() != ErrorKind::Unavailable {
                 tracing::error!(id = %suspect.id, %error, "it cannot be told whether it waits in a circle");
                 break;
             }
@@ -121,8 +146,10 @@ impl Inner {
     /// Suspects all that have several requests, or one and a parent: an earlier process may have ended before it has
     /// looked at them.
     async fn suspect_all(&self) -> Result<()> {
-        let range = self.locks.spaces.owned.prefix([0]);
-        let owned = self.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
+        let (space, range) = (&self.locks.spaces.owned, self.locks.spaces.owned.prefix([0]));
+        let Scanned { found: owned, damaged } =
+            scan_around(&self.store.view().await?, space, &range, usize::MAX).await?;
+        damaged.iter().for_each(|key| tracing::error!(%key, "the record of a request is damaged"));
         let mut counts: BTreeMap<ExecutionId, usize> = BTreeMap::new();
         for (key, _) in owned {
             let id = key.bytes().get(1..).and_then(read_text).map(|(id, _)| ExecutionId::from(id));
@@ -142,8 +169,14 @@ impl Inner {
     /// The newest record of an execution. Of one that is damaged nothing is known, and it stands in nobody's way; a
     /// store that does not answer is an error.
     async fn recorded(&self, id: &ExecutionId) -> Result<Option<Execution>> {
-        let item = self.store.view().await?.get(&self.spaces.executions.key(id.as_bytes())).await?;
-        Ok(item.and_then(|item| Execution::decode(&item.value)))
+        match self.read(id).await {
+            Err(WorkflowError::Store(error)) if error.kind() != ErrorKind::Corrupt => Err(error.into()),
+            Err(error) => {
+                tracing::error!(%id, %error, "it cannot be told what a damaged execution waits for");
+                Ok(None)
+            }
+            Ok(found) => Ok(found.map(|(execution, _)| execution)),
+        }
     }
 
     async fn parent_of(&self, id: &ExecutionId) -> Result<Option<ExecutionId>> {
@@ -168,29 +201,46 @@ impl Inner {
         if *is_child && !self.has_locks_above(id).await? {
             return Ok(());
         }
-        // Who waits is known of a later time than who holds what: what is no circle is none when it is looked at again.
-        if self.tangle(id).await?.is_none() {
-            return Ok(());
+        // Who waits is known of a later time than who holds what: a circle counts if a second look finds it again.
+        let found = match self.tangle(id).await? {
+            Found::Circle(..) => self.tangle(id).await?,
+            found => found,
+        };
+        match found {
+            Found::Nothing => Ok(()),
+            Found::Circle(lock, ticket, why) => {
+                tracing::warn!(%id, %why, "a deadlock");
+                self.locks.ask(&lock, Ask::Refuse { ticket, why }, None).await.map(drop)
+            }
+            Found::TooMany => {
+                let (sleep, suspects) = (self.store.env().sleep(LATER), self.suspects.clone());
+                let suspect = Suspect { id: id.clone(), is_child: *is_child };
+                self.node.runtime.spawn(async move {
+                    sleep.await;
+                    let _ = suspects.send(suspect);
+                });
+                Ok(())
+            }
         }
-        let Some((lock, ticket, why)) = self.tangle(id).await? else { return Ok(()) };
-        tracing::warn!(%id, %why, "a deadlock");
-        self.locks.ask(&lock, Ask::Refuse { ticket, why }, None).await.map(drop)
     }
 
-    /// The request that keeps an execution waiting for itself, if there is one, and how it does.
-    async fn tangle(&self, id: &ExecutionId) -> Result<Option<(LockName, u64, LockRefused)>> {
+    /// Follows the waits of an execution and of all that are involved.
+    async fn tangle(&self, id: &ExecutionId) -> Result<Found> {
         let view = self.store.view().await?;
-        let mut stuck = Stuck::new();
+        let (mut stuck, mut is_whole) = (Stuck::new(), true);
         let mut seen = BTreeSet::new();
         let mut next = vec![id.clone()];
         while let Some(id) = next.pop() {
             if !seen.insert(id.clone()) {
                 continue;
             }
-            let waits = self.waits_of(&view, &id).await?;
-            next.extend(waits.iter().flat_map(Waiting::executions));
-            if !waits.is_empty() {
-                stuck.insert(id, waits);
+            match self.waits_of(&view, &id).await? {
+                Waits::All(waits) if waits.is_empty() => {}
+                Waits::All(waits) => {
+                    next.extend(waits.iter().flat_map(Waiting::executions));
+                    stuck.insert(id, waits);
+                }
+                Waits::TooMany => is_whole = false,
             }
         }
         drop(view);
@@ -204,22 +254,23 @@ impl Inner {
             }
             goes_on.iter().for_each(|id| drop(stuck.remove(id)));
         }
-        let Some(circle) = circle(id, &stuck) else { return Ok(None) };
+        let none = || if is_whole { Found::Nothing } else { Found::TooMany };
+        let Some(circle) = circle(id, &stuck) else { return Ok(none()) };
         // It is told itself, unless it waits for children alone; then the last who has asked for a lock.
         let own = stuck.get(id).into_iter().flatten().filter_map(Waiting::lock);
         let others = || circle.iter().filter_map(|(_, wait)| wait.lock());
         let last = own.max_by_key(|wait| wait.ticket).or_else(|| others().max_by_key(|wait| wait.ticket));
-        let Some(last) = last else { return Ok(None) };
+        let Some(last) = last else { return Ok(none()) };
         let link = |(at, wait): &(&ExecutionId, &Waiting)| {
             let lock = wait.lock().map(|wait| wait.lock.to_string());
             DeadlockLink { waiter: Owner::Execution((*at).clone()), lock, holders: wait.others() }
         };
         let why = LockRefused::Deadlock { lock: last.lock.to_string(), cycle: circle.iter().map(link).collect() };
-        Ok(Some((last.lock.clone(), last.ticket, why)))
+        Ok(Found::Circle(last.lock.clone(), last.ticket, why))
     }
 
     /// What an execution waits for, if that is nothing but locks and ends of children, and for as long as it takes.
-    async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Vec<Waiting>> {
+    async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Waits> {
         let waits = match self.resident(id) {
             Some(run) => run.with(|state| if state.only_waits() { state.doing() } else { Vec::new() }),
             None => match self.recorded(id).await? {
@@ -227,8 +278,11 @@ impl Inner {
                 _ => Vec::new(),
             },
         };
-        if !waits.iter().all(Wait::is_for_others) || waits.len() > MOST_BEFORE {
-            return Ok(Vec::new());
+        if !waits.iter().all(Wait::is_for_others) {
+            return Ok(Waits::All(Vec::new()));
+        }
+        if waits.len() > MOST {
+            return Ok(Waits::TooMany);
         }
         let children = waits.iter().filter_map(|wait| match &wait.what {
             WaitsFor::Child(child) => Some(Waiting::Child(child.as_str().into())),
@@ -236,41 +290,67 @@ impl Inner {
         });
         let mut waiting: Vec<Waiting> = children.collect();
         if waiting.len() == waits.len() {
-            return Ok(waiting);
+            return Ok(Waits::All(waiting));
         }
-        let spaces = &self.locks.spaces;
         for (lock, requests) in self.locks.requests_of(&Owner::Execution(id.clone())).await? {
             for (ticket, _) in requests {
-                let item = view.get(&spaces.request(&lock, ticket)).await?;
-                let request = item.and_then(|item| Request::decode(&item.value));
-                let Some(request) = request.filter(|request| request.granted_us.is_none()) else { continue };
-                let head = view.get(&spaces.head(&lock)).await?.and_then(|item| Head::decode(&item.value));
-                let Some(head) = head else { continue };
-                let free = head.kind.map_or(0, |kind| kind.capacity()).saturating_sub(head.used);
-                // All that hold it were granted it before all that wait.
-                let held = spaces.requests_until(&lock, head.granted);
-                let held = view.scan(&held, Order::Ascending, MOST_HOLDERS + 1).await?;
-                if held.len() > MOST_HOLDERS {
-                    return Ok(Vec::new());
+                match self.wait_for(view, &lock, ticket).await {
+                    Ok(WaitsForLock::No) => {}
+                    Ok(WaitsForLock::Yes(wait)) => waiting.push(Waiting::Lock(wait)),
+                    Ok(WaitsForLock::TooMany) => return Ok(Waits::TooMany),
+                    // Nothing is known of who holds it: it may be let go.
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::error!(%id, %lock, %error, "it cannot be told who holds a damaged lock");
+                    }
+                    Err(error) => return Err(error),
                 }
-                let holders = held.into_iter().filter_map(|(_, item)| Request::decode(&item.value));
-                let holders = holders.map(|held| (held.owner, held.permits)).collect();
-                let before = spaces.requests_from(&lock, head.granted + 1);
-                let before = view.scan(&before, Order::Ascending, MOST_BEFORE + 1).await?;
-                let is_before = |key: &Key| read_ticket(key).is_some_and(|(_, other)| other < ticket);
-                let before: Vec<_> = before.into_iter().take_while(|(key, _)| is_before(key)).collect();
-                if before.len() > MOST_BEFORE {
-                    return Ok(Vec::new());
-                }
-                let before = before.into_iter().filter_map(|(_, item)| Request::decode(&item.value));
-                let before = before.map(|request| (request.owner, request.permits)).collect();
-                let (lock, permits) = (lock.clone(), request.permits);
-                waiting.push(Waiting::Lock(LockWait { lock, ticket, permits, free, holders, before }));
             }
         }
         // It may have been granted one of them, and not know yet.
-        Ok(if waiting.len() < waits.len() { Vec::new() } else { waiting })
+        Ok(Waits::All(if waiting.len() < waits.len() { Vec::new() } else { waiting }))
     }
+
+    /// How a request waits, if it does.
+    async fn wait_for(&self, view: &View, lock: &LockName, ticket: u64) -> Result<WaitsForLock> {
+        let spaces = &self.locks.spaces;
+        let place = |what: &str| LockError::Corrupt { place: format!("{what} lock {:?}", lock.to_string()) };
+        let damaged = || place("a request for");
+        let read = |item: &Item| Request::decode(&item.value).ok_or_else(damaged);
+        let request = view.get(&spaces.request(lock, ticket)).await?.as_ref().map(read).transpose()?;
+        let Some(Request { permits, .. }) = request.filter(|request| request.granted_us.is_none()) else {
+            return Ok(WaitsForLock::No);
+        };
+        let Some(head) = view.get(&spaces.head(lock)).await? else { return Ok(WaitsForLock::No) };
+        let head = Head::decode(&head.value).ok_or_else(|| place("the head of"))?;
+        let capacity = head.kind.map_or(0, |kind| kind.capacity());
+        let owner = |(_, item): &(Key, Item)| read(item).map(|request| (request.owner, request.permits));
+        // All that hold it were granted it before all that wait.
+        let held = spaces.requests_until(lock, head.granted);
+        let held = view.scan(&held, Order::Ascending, MOST + 1).await?;
+        let mut before = Vec::new();
+        let mut rest = spaces.requests_from(lock, head.granted + 1).before(&spaces.request(lock, ticket));
+        // Of a mutex, and of everything that is wanted whole, no waiter wants more.
+        while permits < capacity && before.len() <= MOST {
+            let page = view.scan(&rest, Order::Ascending, MOST).await?;
+            let Some((last, _)) = page.last() else { break };
+            rest = rest.after(last);
+            let page = page.iter().map(owner).collect::<Result<Vec<_>>>()?;
+            before.extend(page.into_iter().filter(|(_, wanted)| *wanted > permits));
+        }
+        if held.len() > MOST || before.len() > MOST {
+            return Ok(WaitsForLock::TooMany);
+        }
+        let holders = held.iter().map(owner).collect::<Result<Vec<_>>>()?;
+        let free = capacity.saturating_sub(head.used);
+        Ok(WaitsForLock::Yes(LockWait { lock: lock.clone(), ticket, permits, free, holders, before }))
+    }
+}
+
+/// Whether a request waits for a lock.
+enum WaitsForLock {
+    No,
+    Yes(LockWait),
+    TooMany,
 }
 
 /// The shortest way from an execution back to itself, along those who wait. None if it only waits for others who do so

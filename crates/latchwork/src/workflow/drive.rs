@@ -41,14 +41,30 @@ pub(crate) enum Ended {
 }
 
 impl Inner {
-    /// Runs an execution in a task of its own, unless it runs already.
+    /// Runs an execution that is about to be stored in a task of its own, unless its id is in memory.
     pub(crate) fn spawn(self: &Arc<Inner>, run: Arc<Run>) -> bool {
+        self.spawn_unless_resident(run, false)
+    }
+
+    /// Runs an execution that is stored in a task of its own. If its id is in memory, possibly for a start that is then
+    /// refused, the execution is looked at again when that has left.
+    pub(crate) fn spawn_stored(self: &Arc<Inner>, run: Arc<Run>) {
+        self.spawn_unless_resident(run, true);
+    }
+
+    fn spawn_unless_resident(self: &Arc<Inner>, run: Arc<Run>, is_stored: bool) -> bool {
         let mut residents = self.residents.lock();
         if self.is_stopped() || self.idle {
             return false;
         }
         let id = run.id.clone();
-        let Entry::Vacant(vacant) = residents.entry(id.clone()) else { return false };
+        let vacant = match residents.entry(id.clone()) {
+            Entry::Vacant(vacant) => vacant,
+            Entry::Occupied(mut resident) => {
+                resident.get_mut().missed |= is_stored;
+                return false;
+            }
+        };
         let span = tracing::info_span!("execution", workflow = run.definition.name, %id);
         let Some(runtime) = self.node.runtime.handle() else { return false };
         let task = runtime.spawn(drive(run.clone()).instrument(span));
@@ -82,15 +98,27 @@ async fn drive(run: Arc<Run>) {
     tracing::debug!(?stop, "left memory");
     match stop {
         Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(timer, run.env())),
-        Some(Stop::Failed(error)) => return again(&run, error).await,
+        Some(Stop::Failed(error)) if is_passing(&error) => {
+            tracing::warn!(%error, "could not be committed");
+            return take_up(&run, true).await;
+        }
         Some(Stop::Changed) => return take_up(&run, true).await,
         // The owner goes on with it; here it cannot.
         Some(Stop::Fenced) => {
             inner.node.lose(run.id.as_bytes());
             inner.ended(&run.id, None);
         }
-        _ => {
+        stop => {
             inner.forced.lock().remove(&run.id);
+            match stop {
+                Some(Stop::Failed(error)) if error.kind() == ErrorKind::Corrupt => {
+                    inner.put_aside(&run.id, format!("its records are damaged: {error}"));
+                }
+                Some(Stop::Failed(error)) => tracing::warn!(%error, "could not be committed"),
+                // That could not be stored.
+                Some(Stop::Parked(reason)) if !run.is_parked() => inner.put_aside(&run.id, reason),
+                _ => {}
+            }
             inner.ended(&run.id, run.ended_as());
         }
     }
@@ -99,14 +127,10 @@ async fn drive(run: Arc<Run>) {
     }
 }
 
-/// The store did not serve, and whether the last commit has landed is not known. What is stored tells: the execution is
-/// taken up again from there.
-async fn again(run: &Run, error: StoreError) {
-    tracing::warn!(%error, "could not be committed");
-    if matches!(error, StoreError::Closed | StoreError::Stopped { .. }) || error.kind() != ErrorKind::Unavailable {
-        return run.engine.ended(&run.id, None);
-    }
-    take_up(run, true).await;
+/// Whether the store did not serve for a while. Whether the last commit has landed is not known then; what is stored
+/// tells, and the execution is taken up again from there.
+fn is_passing(error: &StoreError) -> bool {
+    !matches!(error, StoreError::Closed | StoreError::Stopped { .. }) && error.kind() == ErrorKind::Unavailable
 }
 
 /// Takes an execution up again, however long the store does not serve. With `fence` its last commit may still be on its
@@ -115,9 +139,9 @@ async fn take_up(run: &Run, fence: bool) {
     let inner = &run.engine;
     loop {
         let taken = if fence { inner.pick_up_fenced(&run.id).await } else { inner.pick_up(&run.id).await };
-        match taken {
+        match taken.or_else(|error| inner.unless_passing(&run.id, error)) {
             Ok(()) => break,
-            Err(error) if inner.is_stopped() || error.kind() != ErrorKind::Unavailable => break,
+            Err(_) if inner.is_stopped() => break,
             Err(_) => run.env().sleep(jittered(AGAIN, 0.5, run.env())).await,
         }
     }
@@ -327,7 +351,7 @@ impl Driver<'_> {
                 let run = self.run.clone();
                 self.fly(async move {
                     if let Err(error) = run.read_inbox().await {
-                        run.set_stop(Stop::Failed(error));
+                        run.set_stop(run.failed(error));
                     }
                 });
                 true

@@ -10,13 +10,14 @@ use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
+use crate::damage::{Scanned, scan_around};
 use crate::entity::Entities;
 use crate::lane::Lanes;
 use crate::lock::service::Service;
 use crate::lock::{self, Lock, LockName, Locks, ReadWriteLock, session};
 use crate::node::Node;
 use crate::state::States;
-use crate::store::{Order, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
+use crate::store::{Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
 use crate::workflow::alarm::{self, Alarms};
 use crate::workflow::deadlock::{self, Suspect};
 use crate::workflow::definition::{Definition, Workflow};
@@ -410,12 +411,14 @@ impl Engine {
         let view = self.inner.store.view().await?;
         let space = &self.inner.spaces.listed;
         let range = space.prefix(by_status(Shelf::Parked, None));
-        let found = view.scan(&range, Order::Ascending, usize::MAX).await?;
+        let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
         let set_aside = self.inner.set_aside.lock().clone();
         let mut parked: BTreeMap<ExecutionId, String> = set_aside;
-        for (key, item) in found {
+        let reasons = found.iter().map(|(key, item)| (key, String::from_utf8_lossy(&item.value).into_owned()));
+        let damaged = damaged.iter().map(|key| (key, format!("its record {key} is damaged: it cannot be read")));
+        for (key, reason) in reasons.chain(damaged) {
             if let Some((_, id)) = read_by_status(key.bytes()).and_then(|(_, rest)| read_end(rest)) {
-                parked.insert(id, String::from_utf8_lossy(&item.value).into_owned());
+                parked.insert(id, reason);
             }
         }
         Ok(parked.into_iter().collect())
@@ -488,6 +491,9 @@ impl Inner {
 
     /// Tells those who wait for an execution that it has left memory, and what it has come to, if that is known.
     pub(crate) fn ended(&self, id: &ExecutionId, status: Option<Status>) {
+        if status.is_some() {
+            self.set_aside.lock().remove(id);
+        }
         if let Some(waiting) = self.waiting.lock().remove(id) {
             if let Some(status) = status {
                 let _ = waiting.ended.set(status);

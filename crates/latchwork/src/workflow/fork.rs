@@ -9,12 +9,13 @@ use crate::json;
 use crate::lane::Part;
 use crate::node::SHARD;
 use crate::store::{Bytes, Commit, Generation, Item, Key, Order, Outcome, Rev, StoreError, Uuid, View, Write};
+use crate::workflow::child::keep_birth;
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::history::{Recorded, entries};
 use crate::workflow::kept::{Published, Token};
 use crate::workflow::locks::Unlocked;
 use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{ANYTHING, Close, Entry, EntryState, Execution, Kind, Status, journal_key};
+use crate::workflow::record::{ANYTHING, Entry, EntryState, Execution, Kind, Status, journal_key};
 use crate::workflow::run::{CALLED_OFF, RECORD, largest, turn};
 use crate::workflow::step::read_failure;
 use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
@@ -118,10 +119,12 @@ impl Fork {
         }
         let place = source.place(&source_id, &at)?;
         let mut kept = source.kept(place.as_ref());
-        source.check_children(&engine, &view, &source_id, place.as_ref(), &kept).await?;
         let slots = source.slots(&engine, &view, &source_id, place.as_ref(), &kept).await?;
-        // What an operation was given may follow from the input, or from the execution's id.
-        kept.values_mut().for_each(|entry| entry.argument = ANYTHING);
+        for (place, entry) in &mut kept {
+            // What an operation was given may follow from the input, or from the execution's id.
+            entry.argument = ANYTHING;
+            keep_birth(entry, &source_id, &source.execution, place);
+        }
         let now = engine.store.env().now();
         let execution = Execution {
             deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
@@ -207,36 +210,6 @@ impl Source {
         kept.retain(|place, _| last.get(&place.branch).is_some_and(|last| place.number <= *last));
         acquire_anew(&mut kept);
         kept
-    }
-
-    /// Refuses a fork that would wait for the end of a child that is told to the source.
-    async fn check_children(
-        &self,
-        engine: &Inner,
-        view: &View,
-        id: &ExecutionId,
-        at: Option<&Place>,
-        kept: &BTreeMap<Place, Entry>,
-    ) -> Result<()> {
-        let ended: BTreeSet<&str> =
-            kept.values().filter(|entry| entry.kind == Kind::ChildEnd).map(|entry| &*entry.name).collect();
-        for (_, entry) in kept.iter().filter(|(place, entry)| entry.kind == Kind::Child && !is_lost(kept, place)) {
-            let EntryState::Done(text) = &entry.state else { continue };
-            let Ok(child) = serde_json::from_str::<ExecutionId>(text) else { continue };
-            if ended.contains(&*child) {
-                continue;
-            }
-            let item = view.get(&engine.spaces.executions.key(child.as_bytes())).await?;
-            let found = item.and_then(|item| Execution::decode(&item.value));
-            // The end of one that goes on by itself is told to nobody.
-            if found.and_then(|found| found.parent).is_some_and(|parent| parent.close == Close::Abandon) {
-                continue;
-            }
-            let reason =
-                format!("child {child:?} was started before that and had not ended; of its end only the source learns");
-            return Err(refused(id, at, reason));
-        }
-        Ok(())
     }
 
     /// The slots of the source as what is kept has left them, by the source's keys.
@@ -456,17 +429,6 @@ fn changes_slots(entry: &Entry) -> bool {
 
 fn is_fork(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Join | Kind::Race)
-}
-
-/// Whether an operation is of a branch that was given up because another was first: nobody runs that again.
-fn is_lost(kept: &BTreeMap<Place, Entry>, place: &Place) -> bool {
-    kept.iter().filter(|(_, entry)| is_fork(entry)).any(|(fork, entry)| {
-        let first = match &entry.state {
-            EntryState::Done(text) => serde_json::from_str::<(usize, usize)>(text).ok(),
-            _ => None,
-        };
-        first.zip(fork.beside(&place.branch)).is_some_and(|((first, _), beside)| beside != first)
-    })
 }
 
 /// Whether it was cancelled because a branch beside it has failed.

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::json;
-use crate::store::{Order, Timestamp, View};
+use crate::store::{ErrorKind, Order, Timestamp, View};
 use crate::workflow::engine::Engine;
 use crate::workflow::executions::Executions;
 use crate::workflow::filter::{Filter, Values};
@@ -222,8 +222,12 @@ impl List {
     /// An execution as a view shows it, if it is meant.
     async fn execution(&self, view: &View, id: &ExecutionId) -> Result<Option<Execution>> {
         let Some(spaces) = &self.stored.spaces else { return Ok(None) };
-        let Some(item) = view.get(&spaces.executions.key(id.as_bytes())).await? else { return Ok(None) };
-        let found = Execution::decode(&item.value);
+        let found = match view.get(&spaces.executions.key(id.as_bytes())).await {
+            Ok(None) => return Ok(None),
+            Ok(Some(item)) => Execution::decode(&item.value),
+            Err(error) if error.kind() == ErrorKind::Corrupt => None,
+            Err(error) => return Err(error.into()),
+        };
         if found.is_none() {
             // The others can still be listed.
             tracing::error!(%id, "an execution is damaged and is not listed");

@@ -13,7 +13,9 @@ use crate::lane::{Landing, Lanes, Part, Placed, Plan, Runtime, Tag};
 use crate::lock::owners::{Executions, Notice, Notices, Telling};
 use crate::lock::{LockError, LockName};
 use crate::node::SHARD;
-use crate::store::{Check, Commit, Env, Key, Outcome, Receipt, Refusal, Rev, Store, StoreError, Uuid, Write};
+use crate::store::{
+    Check, Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, Store, StoreError, Uuid, Write,
+};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Letter, Message, grant_id};
 use crate::workflow::record::{Execution, Status, Wait};
@@ -321,6 +323,10 @@ impl Executions for Inner {
             match self.target(id, from_store).await {
                 Ok(_) => Ok(true),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Ok(false),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    tracing::error!(%id, %error, "a damaged execution is passed over");
+                    Ok(false)
+                }
                 Err(WorkflowError::Store(error)) => Err(error.into()),
                 Err(error) => Err(LockError::Corrupt { place: error.to_string() }),
             }
@@ -426,6 +432,9 @@ impl Mail {
             match engine.posted(&id, post.letters, post.cancel, post.looks, from_store).await {
                 Ok(posted) => parts.extend(posted),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) if !post.is_needed => {}
+                Err(error) if error.kind() == ErrorKind::Corrupt && !post.is_needed => {
+                    tracing::error!(%id, %error, "a damaged execution is not told of the end of a relative");
+                }
                 Err(error) => return Err(error),
             }
         }

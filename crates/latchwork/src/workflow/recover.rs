@@ -1,12 +1,14 @@
 //! Taking executions into memory: all that were running when the engine starts, and each that waits when it is due.
 //! Those that take the process with them each time are counted, and parked.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use crate::damage::{Scanned, scan_around};
 use crate::lane::Part;
-use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Range, Rev, Space, Timestamp, View};
+use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, Timestamp, View};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
@@ -47,11 +49,11 @@ pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
     let mut suspects = Vec::new();
     for overdue in [false, true] {
         let Some(inner) = engine.upgrade() else { return };
-        let mut rest = inner.left(overdue);
+        let (space, mut rest) = inner.left(overdue);
         drop(inner);
         loop {
-            let found = match before.scan(&rest, Order::Ascending, BATCH).await {
-                Ok(found) => found,
+            let Scanned { found, damaged } = match scan_around(&before, &space, &rest, BATCH).await {
+                Ok(scanned) => scanned,
                 Err(error) if error.kind() == ErrorKind::Unavailable => {
                     let Some(inner) = engine.upgrade().filter(|inner| !inner.is_stopped()) else { return };
                     let pause = inner.store.env().sleep(PAUSE);
@@ -65,12 +67,13 @@ pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
                     break;
                 }
             };
+            let Some(inner) = engine.upgrade() else { return };
+            damaged.iter().for_each(|key| inner.pass_over(key, Left::id(key, overdue)));
             let Some((last, _)) = found.last() else { break };
             rest = rest.after(last);
             let left = found.into_iter().filter_map(|(key, item)| Left::new(key, item, overdue));
             let (fresh, others): (Vec<Left>, Vec<Left>) = left.partition(|left| left.count() == 0);
             suspects.extend(others);
-            let Some(inner) = engine.upgrade() else { return };
             inner.take_up(fresh, None).await;
         }
     }
@@ -120,11 +123,19 @@ pub(crate) async fn doubt(engine: Weak<Inner>) {
 
 impl Left {
     fn new(key: Key, item: Item, overdue: bool) -> Option<Left> {
-        let id = match overdue {
-            true => read_alarm_key(key.bytes())?.1,
-            false => read_end(read_by_status(key.bytes())?.1)?.1,
-        };
-        Some(Left { id, key, item })
+        let id = Left::id(&key, overdue);
+        if id.is_none() {
+            tracing::error!(%key, "the key is damaged and is passed over");
+        }
+        Some(Left { id: id?, key, item })
+    }
+
+    /// Which execution a key tells of.
+    fn id(key: &Key, overdue: bool) -> Option<ExecutionId> {
+        match overdue {
+            true => read_alarm_key(key.bytes()).map(|(_, id)| id),
+            false => read_end(read_by_status(key.bytes())?.1).map(|(_, id)| id),
+        }
     }
 
     fn count(&self) -> u32 {
@@ -146,13 +157,39 @@ impl Keeper for Wake {
 
     async fn ring(engine: &Arc<Inner>, due: Vec<Due>) -> Result<()> {
         for due in due {
-            engine.pick_up(&due.id).await?;
+            engine.pick_up(&due.id).await.or_else(|error| engine.unless_passing(&due.id, error))?;
         }
         Ok(())
     }
 }
 
 impl Inner {
+    /// Sets an execution aside: it cannot run here as things are. Others need not wait for that.
+    pub(crate) fn put_aside(&self, id: &ExecutionId, reason: String) {
+        let mut set_aside = self.set_aside.lock();
+        if set_aside.get(id) != Some(&reason) {
+            tracing::error!(%id, reason, "an execution is set aside");
+            set_aside.insert(id.clone(), reason);
+        }
+    }
+
+    /// Sets the execution aside that a damaged record is of, as far as its key tells.
+    pub(crate) fn pass_over(&self, key: &Key, id: Option<ExecutionId>) {
+        match id {
+            Some(id) => self.put_aside(&id, format!("its record {key} is damaged: it cannot be read")),
+            None => tracing::error!(%key, "the record is damaged and is passed over"),
+        }
+    }
+
+    /// What an error means that came up with one execution: if it stays, the execution is set aside and others go on.
+    pub(crate) fn unless_passing(&self, id: &ExecutionId, error: WorkflowError) -> Result<()> {
+        if error.kind() == ErrorKind::Unavailable {
+            return Err(error);
+        }
+        self.put_aside(id, format!("it cannot be taken up: {error}"));
+        Ok(())
+    }
+
     /// Takes up what runs and is not in memory, and has those look who were not told.
     async fn sweep(self: &Arc<Inner>) -> Result<()> {
         let mut residents: Vec<_> = self.residents.lock().values().map(|resident| resident.run.clone()).collect();
@@ -164,23 +201,26 @@ impl Inner {
         self.removals.set(Timestamp(0), env);
         self.tell_all();
         self.locks.listen_again().await?;
-        let mut rest = self.left(false);
+        let (space, mut rest) = self.left(false);
         loop {
-            let found = self.store.view().await?.scan(&rest, Order::Ascending, BATCH).await?;
+            let Scanned { found, damaged } = scan_around(&self.store.view().await?, &space, &rest, BATCH).await?;
+            damaged.iter().for_each(|key| self.pass_over(key, Left::id(key, false)));
             let Some((last, _)) = found.last() else { return Ok(()) };
             rest = rest.after(last);
             let left = found.into_iter().filter_map(|(key, item)| Left::new(key, item, false));
-            for left in left.filter(|left| !self.is_resident(&left.id)) {
-                self.pick_up(&left.id).await?;
+            let is_aside = |id: &ExecutionId| self.set_aside.lock().contains_key(id);
+            for left in left.filter(|left| !self.is_resident(&left.id) && !is_aside(&left.id)) {
+                self.pick_up(&left.id).await.or_else(|error| self.unless_passing(&left.id, error))?;
             }
         }
     }
 
     /// Where executions are found that an earlier engine has left.
-    fn left(&self, overdue: bool) -> Range {
+    fn left(&self, overdue: bool) -> (Space, Range) {
+        let (timers, listed) = (&self.spaces.timers, &self.spaces.listed);
         match overdue {
-            true => self.spaces.timers.range(&[0][..]..&self.since.0.to_be_bytes()[..]),
-            false => self.spaces.listed.prefix(by_status(Shelf::Running, None)),
+            true => (timers.clone(), timers.range(&[0][..]..&self.since.0.to_be_bytes()[..])),
+            false => (listed.clone(), listed.prefix(by_status(Shelf::Running, None))),
         }
     }
 
@@ -199,7 +239,12 @@ impl Inner {
                 Err(error) if error.kind() == ErrorKind::Unavailable && !self.is_stopped() => {
                     self.store.env().sleep(PAUSE).await;
                 }
-                _ => return,
+                taken => {
+                    // What comes up with one of them does not come here.
+                    let error = taken.err().filter(|_| !self.is_stopped());
+                    error.iter().for_each(|error| tracing::error!(%error, "executions could not be taken up"));
+                    return;
+                }
             }
         }
     }
@@ -215,28 +260,39 @@ impl Inner {
         if ready.is_empty() {
             return Ok(());
         }
-        let counts = self.count(ready.iter().map(|(left, _)| *left)).await?;
-        for ((left, found), count) in ready.into_iter().zip(counts) {
-            self.take_in(&left.id, found, count, probation.clone()).await;
+        let damaged = self.count(ready.iter().map(|(left, _)| *left)).await?;
+        for (left, found) in ready.into_iter().filter(|(left, _)| !damaged.contains(&left.id)) {
+            self.take_in(&left.id, found, left.count().saturating_add(1), probation.clone()).await;
         }
         Ok(())
     }
 
-    /// Counts that these are taken up once more, before they are. Gives how often they were by now.
-    async fn count<'a>(&self, left: impl Iterator<Item = &'a Left> + Clone) -> Result<Vec<u32>> {
-        let count = |left: &Left| left.count().saturating_add(1);
+    /// Counts that these are taken up once more, before they are. Gives those that cannot be counted: they are set
+    /// aside.
+    async fn count<'a>(&self, left: impl Iterator<Item = &'a Left> + Clone) -> Result<BTreeSet<ExecutionId>> {
         let counted = |left: &Left| {
             let part = self.node.for_owner(&left.id).at_rev(RECORD, &left.key, left.item.rev);
-            part.put(&left.key, count(left).to_be_bytes().to_vec())
+            part.put(&left.key, left.count().saturating_add(1).to_be_bytes().to_vec())
         };
+        let mut damaged = BTreeSet::new();
         let all = left.clone().fold(Part::default(), |part, left| part.and(counted(left)));
-        if let Outcome::Refused(_) = self.store.commit(all.place(Commit::new()).0).await? {
-            // Some of them were taken up meanwhile by a caller that asked for it, or this is a second try.
-            for left in left.clone() {
-                let _ = self.store.commit(counted(left).place(Commit::new()).0).await?;
+        match self.store.commit(all.place(Commit::new()).0).await {
+            Ok(Outcome::Applied(_)) => return Ok(damaged),
+            Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error.into()),
+            // Some of them were taken up meanwhile by a caller that asked for it, or this is a second try; or a record
+            // of one of them is damaged.
+            _ => {}
+        }
+        for left in left {
+            match self.store.commit(counted(left).place(Commit::new()).0).await {
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    self.pass_over(&left.key, Some(left.id.clone()));
+                    damaged.insert(left.id.clone());
+                }
+                counted => drop(counted?),
             }
         }
-        Ok(left.map(count).collect())
+        Ok(damaged)
     }
 
     /// Takes an execution up whose last commit may still be on its way. A record of a later rev has that refused.
@@ -258,7 +314,7 @@ impl Inner {
         let (inner, id) = (self.clone(), id.clone());
         self.node.runtime.spawn(async move {
             while let Err(error) = inner.pick_up(&id).await {
-                if inner.is_stopped() || error.kind() != ErrorKind::Unavailable {
+                if inner.is_stopped() || inner.unless_passing(&id, error).is_ok() {
                     return;
                 }
                 inner.store.env().sleep(PAUSE).await;
@@ -287,7 +343,11 @@ impl Inner {
     async fn ready(&self, id: &ExecutionId) -> Result<Option<Ready>> {
         let found = match self.read(id).await {
             Err(error @ WorkflowError::Corrupt { .. }) => {
-                self.set_aside.lock().insert(id.clone(), error.to_string());
+                self.put_aside(id, error.to_string());
+                return Ok(None);
+            }
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                self.put_aside(id, format!("execution {id:?} is damaged: {error}"));
                 return Ok(None);
             }
             found => found?,
@@ -318,15 +378,19 @@ impl Inner {
             let times = count - 1;
             let reason =
                 format!("it was taken up {times} times, and each time the process ended before it came to anything");
-            let parked = || run.close(Next::Rests(Status::Parked(reason.clone())));
-            while let Err(Stop::Failed(error)) = parked().await {
-                if self.is_stopped() || error.kind() != ErrorKind::Unavailable {
-                    return;
+            loop {
+                match run.close(Next::Rests(Status::Parked(reason.clone()))).await {
+                    Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unavailable && !self.is_stopped() => {
+                        self.store.env().sleep(PAUSE).await;
+                    }
+                    // That it is parked cannot be stored.
+                    Err(Stop::Parked(why)) => return self.put_aside(id, why),
+                    _ => return,
                 }
-                self.store.env().sleep(PAUSE).await;
             }
-        } else if !self.spawn(run) {
-            self.is_missed(id);
+        } else {
+            self.set_aside.lock().remove(id);
+            self.spawn_stored(run);
         }
     }
 }

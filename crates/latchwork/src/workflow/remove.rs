@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::lane::Part;
-use crate::store::{Commit, Key, Order, Range, Rev, Space, Timestamp};
+use crate::store::{Commit, ErrorKind, Key, Order, Range, Rev, Space, Timestamp};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::engine::Inner;
 use crate::workflow::listed::list;
@@ -30,17 +30,19 @@ impl Keeper for Remove {
     }
 
     async fn ring(engine: &Arc<Inner>, due: Vec<Due>) -> Result<()> {
-        let mut broom = Broom::new(engine);
-        for due in &due {
-            broom.remove(due).await?;
+        match Broom::new(engine).remove_all(&due).await {
+            Ok(true) => return Ok(()),
+            Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+            // One of them has changed meanwhile, or is damaged; the others are not to stay for that.
+            _ => {}
         }
-        broom.sweep().await?;
-        if !broom.is_refused {
-            return Ok(());
-        }
-        // One of them has changed meanwhile; the others are not to stay for that.
         for due in &due {
-            broom.until_done(&What::Due(due)).await?;
+            match Broom::new(engine).until_done(&What::Due(due)).await {
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    engine.put_aside(&due.id, format!("it cannot be removed: {error}"));
+                }
+                done => done?,
+            }
         }
         Ok(())
     }
@@ -84,6 +86,15 @@ impl<'a> Broom<'a> {
         }
     }
 
+    /// Removes everything in as few commits as possible. Tells whether nothing was refused.
+    async fn remove_all(&mut self, due: &[Due]) -> Result<bool> {
+        for due in due {
+            self.remove(due).await?;
+        }
+        self.sweep().await?;
+        Ok(!self.is_refused)
+    }
+
     /// Removes something, however often somebody else was faster.
     async fn until_done(&mut self, what: &What<'_>) -> Result<()> {
         loop {
@@ -108,7 +119,7 @@ impl<'a> Broom<'a> {
                 self.execution(&due.id, at).await?;
             }
             // It tells nothing; the rest is for `verify` to find.
-            None => {}
+            None => tracing::error!(id = %due.id, key = %due.key, "the alarm of a removal is damaged"),
         }
         self.record = None;
         self.add(&due.key).await

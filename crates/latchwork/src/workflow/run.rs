@@ -318,6 +318,11 @@ impl Run {
         (state.execution.started_us, state.execution.run)
     }
 
+    /// Whether it is stored as parked.
+    pub(crate) fn is_parked(&self) -> bool {
+        matches!(self.state.lock().execution.status, Status::Parked(_))
+    }
+
     /// Why it is to stop, if it is.
     pub(crate) fn stop(&self) -> Option<Stop> {
         self.state.lock().stop.clone()
@@ -429,11 +434,12 @@ impl Run {
         }
     }
 
-    /// What an error of the store's means: what cannot be stored will not be the next time either.
+    /// What an error of the store's means: what cannot be stored or read will not be the next time either.
     pub(crate) fn failed(&self, error: StoreError) -> Stop {
         let is_stored = self.state.lock().rev.is_some();
         match error.kind() {
             ErrorKind::Invalid if is_stored => Stop::Parked(format!("it cannot be stored: {error}")),
+            ErrorKind::Corrupt if is_stored => Stop::Parked(format!("its records are damaged: {error}")),
             _ => Stop::Failed(error),
         }
     }

@@ -135,8 +135,8 @@ impl Branch {
         let prefix = branch_key(&run.id, run.number().1, &self.path);
         let key = |number: u32| [&prefix[..], &number.to_be_bytes()].concat();
         let range = run.engine.spaces.journal.range(key(from)..key(u32::MAX));
-        let view = run.engine.store.view().await.map_err(Stop::Failed)?;
-        let found = view.scan(&range, Order::Ascending, READ_AHEAD).await.map_err(Stop::Failed)?;
+        let view = run.engine.store.view().await.map_err(|error| run.failed(error))?;
+        let found = view.scan(&range, Order::Ascending, READ_AHEAD).await.map_err(|error| run.failed(error))?;
         let mut cursor = self.cursor.lock();
         cursor.more = found.len() == READ_AHEAD;
         let (mut intent, mut expected) = (cursor.intent.take(), from);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::store::{Generation, Key, Order, StoreError};
 use crate::workflow::kept::{Message, counted};
 use crate::workflow::record::WaitsFor;
-use crate::workflow::run::{Run, State, Stop};
+use crate::workflow::run::{Run, State};
 
 #[derive(Default)]
 pub(crate) struct Inbox {
@@ -120,7 +120,7 @@ impl Run {
             (None, Some(_)) => false,
         });
         if !is_known && let Err(error) = self.read_inbox().await {
-            self.stop_for(Stop::Failed(error)).await
+            self.stop_for(self.failed(error)).await
         }
     }
 
@@ -143,7 +143,8 @@ impl Run {
                 Some(message) => {
                     messages.insert((item.generation, key), message);
                 }
-                None => tracing::error!(id = %self.id, "a message is damaged and cannot be received"),
+                // It goes on without that.
+                None => self.engine.put_aside(&self.id, format!("message {key} is damaged: it cannot be received")),
             }
         }
         Ok(self.with(|state| {

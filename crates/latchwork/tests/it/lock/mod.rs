@@ -1,6 +1,8 @@
 //! Locks: the promises, within workflows and outside, and the same on slots.
 
 mod again;
+mod circles;
+mod damage;
 mod examples;
 mod forced;
 mod grants;

@@ -2,6 +2,7 @@
 //! the very same moment, every time. Answers may be lost, keys unreadable for a while, reads take turns, and the
 //! process may end after so many commits. And one on which several engines are at work, as if each owned a part.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +12,11 @@ use latchwork::store::backend::{
 };
 use latchwork::store::disk::RealDisk;
 use latchwork::store::{
-    Check, Commit, Env, Generation, Key, Limits, Outcome, Range, Space, SpaceId, Store, StoreError, Timestamp, Version,
-    VirtualClock,
+    Check, Commit, Env, Generation, Key, Limits, Order, Outcome, Range, Space, SpaceId, Store, StoreError, Timestamp,
+    Version, VirtualClock, Write,
 };
 use latchwork::testing::Side;
-use latchwork::workflow::{Engine, EngineBuilder};
+use latchwork::workflow::{Engine, EngineBuilder, ExecutionState};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -36,6 +37,8 @@ struct Ways {
     loses: bool,
     /// A key that cannot be read.
     unreadable: Option<Key>,
+    /// Keys whose records are not what was written.
+    damaged: BTreeSet<Key>,
     /// Whether every read takes a turn.
     is_slow: bool,
     /// How many commits there are before the process ends.
@@ -100,6 +103,15 @@ impl Turnstile {
         self.lives(false)
     }
 
+    /// Fails as a store does that finds a wrong checksum in one of these records.
+    fn intact<'a>(&self, mut keys: impl Iterator<Item = &'a Key>) -> latchwork::store::Result<()> {
+        let damaged = &self.ways.lock().damaged;
+        match keys.find(|key| damaged.contains(*key)) {
+            Some(key) => Err(StoreError::Corrupt { place: key.to_string(), detail: "the checksum is wrong".into() }),
+            None => Ok(()),
+        }
+    }
+
     async fn turn(&self) {
         self.opened.acquire().await.expect("it is never closed").forget();
     }
@@ -109,6 +121,11 @@ impl Backend for Turnstile {
     fn commit(&self, commit: Commit) -> Answer<'_, Outcome> {
         Box::pin(async move {
             self.lives(true)?;
+            let checked = commit.checks().iter().filter_map(|check| match check {
+                Check::AtRev(key, _) | Check::Present(key) | Check::Absent(key) => Some(key),
+                _ => None,
+            });
+            self.intact(checked.chain(commit.writes().iter().map(Write::key)))?;
             let commit = self.by_any_engine(commit);
             let (holds, loses) = (self.holds(&commit), self.loses(&commit));
             if holds == Some(Side::Before) {
@@ -138,6 +155,7 @@ impl Backend for Turnstile {
         }
         Box::pin(async move {
             self.read().await?;
+            self.intact(std::iter::once(key))?;
             self.memory.get(key, at).await
         })
     }
@@ -145,12 +163,17 @@ impl Backend for Turnstile {
     fn scan(&self, scan: Scan, at: Generation) -> Answer<'_, Vec<(Key, Version)>> {
         Box::pin(async move {
             self.read().await?;
-            self.memory.scan(scan, at).await
+            let found = self.memory.scan(scan, at).await?;
+            self.intact(found.iter().map(|(key, _)| key))?;
+            Ok(found)
         })
     }
 
     fn versions<'a>(&'a self, key: &'a Key, at: Generation, limit: usize) -> Answer<'a, Vec<Version>> {
-        self.memory.versions(key, at, limit)
+        Box::pin(async move {
+            self.intact(std::iter::once(key))?;
+            self.memory.versions(key, at, limit).await
+        })
     }
 
     fn changes(&self, range: Range, after: Generation, limit: usize) -> Answer<'_, Changes> {
@@ -205,6 +228,17 @@ impl Backend for Turnstile {
     fn close(&self) -> Answer<'_, ()> {
         self.memory.close()
     }
+}
+
+/// How a record is damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Harm {
+    Nonsense,
+    Checksum,
+}
+
+impl Harm {
+    pub const ALL: [Harm; 2] = [Harm::Nonsense, Harm::Checksum];
 }
 
 /// An engine on such a store, and time that passes when it is told to.
@@ -269,6 +303,30 @@ impl Stage {
         self.turnstile.ways.lock().unreadable = key;
     }
 
+    /// The first key of a space that holds these bytes.
+    pub async fn find(&self, space: &str, of: &[u8]) -> Key {
+        let all = self.space(space).await.all();
+        let found = self.engine.store().view().await.unwrap().scan(&all, Order::Ascending, usize::MAX).await.unwrap();
+        let mut keys = found.into_iter().map(|(key, _)| key);
+        keys.find(|key| key.bytes().windows(of.len()).any(|bytes| bytes == of)).expect("there is such a key")
+    }
+
+    /// The record of that key is not what was written: it makes no sense, or the store finds its checksum wrong.
+    pub async fn damage(&self, space: &str, of: &[u8], harm: Harm) {
+        let key = self.find(space, of).await;
+        match harm {
+            Harm::Nonsense => {
+                let commit = Commit::new().put(&key, vec![255; 3]);
+                self.engine.store().commit(commit).await.unwrap().applied().unwrap();
+            }
+            Harm::Checksum => self.break_checksum(key),
+        }
+    }
+
+    pub fn break_checksum(&self, key: Key) {
+        self.turnstile.ways.lock().damaged.insert(key);
+    }
+
     /// From now on every read takes a turn.
     pub fn slow_down(&self) {
         self.turnstile.ways.lock().is_slow = true;
@@ -324,4 +382,8 @@ pub fn tokens(state: &LockState) -> (Vec<u64>, Vec<u64>) {
     assert_eq!(state.used, state.holders.iter().map(|holder| holder.permits).sum::<u32>());
     assert_eq!(state.waiting, state.waiters.len() as u64);
     (tokens(&state.holders), tokens(&state.waiters))
+}
+
+pub fn has_ended(state: &ExecutionState) -> bool {
+    !matches!(state, ExecutionState::Running | ExecutionState::Waiting | ExecutionState::Parked(_))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use latchwork::state::States;
 use latchwork::store::History;
 use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, ExecutionState, Failure, Kind, Operation, Workflow, WorkflowError, workflow};
+use latchwork::workflow::{Ctx, ExecutionState, Failure, Kind, Operation, WaitsFor, Workflow, WorkflowError, workflow};
 
 /// A name for each step, and what it gives.
 async fn step(ctx: &Ctx, name: String, input: &u64) -> Result<String, Failure> {
@@ -281,10 +281,10 @@ async fn forks_that_cannot_be_are_refused() {
     assert!(matches!(refused, Err(WorkflowError::AlreadyStarted { .. })), "{refused:?}");
     let handle = engine.start(&parent, ()).id("parent").await.unwrap();
     assert_eq!(test.run(handle.result()).await.unwrap(), 2);
-    let refused = engine.fork("parent").at_step("between").start().await;
-    assert!(matches!(refused, Err(WorkflowError::Fork { .. })), "{refused:?}");
-    let id = engine.fork("parent").at_step("last").start().await.unwrap();
-    assert_eq!(test.run(engine.handle(&parent, &id).result()).await.unwrap(), 2);
+    for at in ["between", "last"] {
+        let id = engine.fork("parent").at_step(at).start().await.unwrap();
+        assert_eq!(test.run(engine.handle(&parent, &id).result()).await.unwrap(), 2, "at {at}");
+    }
 }
 
 fn ten_child() -> Workflow<u64, u64> {
@@ -411,4 +411,116 @@ async fn a_child_of_a_branch_that_has_lost_is_nothing_to_a_fork() {
     test.run(handle.result()).await.unwrap();
     let id = test.engine().fork("d").at_step("after").start().await.unwrap();
     assert_eq!(test.run(test.engine().handle(&dad, id).result()).await.unwrap(), 7);
+}
+
+/// Starts a child that takes a minute, does two steps, and waits for the child if it is to.
+fn parent(child: &Workflow<u64, u64>) -> Workflow<bool, u64> {
+    let child = child.clone();
+    workflow("parent").run(move |ctx: Ctx, waits: bool| {
+        let child = child.clone();
+        async move {
+            let started = ctx.child(&child, 1).id("slow").start().await?;
+            ctx.run("between", async || Ok::<_, Failure>(())).await?;
+            ctx.run("later", async || Ok::<_, Failure>(())).await?;
+            if waits { started.result().await } else { Ok(0) }
+        }
+    })
+}
+
+fn slow() -> Workflow<u64, u64> {
+    workflow("slow").keep(Duration::from_secs(3600)).run(async |ctx: Ctx, number: u64| {
+        ctx.sleep(Duration::from_secs(60)).await?;
+        Ok(number * 2)
+    })
+}
+
+/// The child has not ended when its parent is forked behind its start, by an operator who mends what comes later. A
+/// fork that does not wait for the child is done at once, and the child stays its parent's.
+#[tokio::test]
+async fn a_fork_behind_the_start_of_a_child_leaves_the_child_to_its_parent() {
+    let slow = slow();
+    let parent = parent(&slow);
+    let test = TestEngine::build(1).register(&slow).register(&parent).start().await.unwrap();
+    let engine = test.engine();
+    let source = engine.start(&parent, true).id("source").await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(5))).await;
+    let id = engine.fork("source").at_step("later").input(&false).start().await.unwrap();
+    assert_eq!(test.run(engine.handle(&parent, &id).result()).await.unwrap(), 0);
+    assert!(engine.why("slow").await.unwrap().cancel.is_none(), "the end of a fork cancels its own children only");
+    assert_eq!(test.run(source.result()).await.unwrap(), 2);
+}
+
+/// Forks of the parent, and forks of these, wait for the end of the child as the parent does: before it, at the same
+/// time as the parent, and when it has long ended.
+#[tokio::test]
+async fn a_fork_waits_for_the_end_of_a_child_of_its_source() {
+    let slow = slow();
+    let parent = parent(&slow);
+    let test = TestEngine::build(1).register(&slow).register(&parent).start().await.unwrap();
+    let engine = test.engine();
+    let source = engine.start(&parent, true).id("source").await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(5))).await;
+    let early = engine.fork("source").at_step("later").start().await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(5))).await;
+    let again = engine.fork(&early).at_step("between").start().await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(5))).await;
+    let why = engine.why(&again).await.unwrap();
+    assert_eq!(why.waits[0].what, WaitsFor::Child("slow".into()));
+    assert_eq!(test.run(source.result()).await.unwrap(), 2);
+    let late = engine.fork("source").at_step("later").start().await.unwrap();
+    for id in [early, again, late] {
+        assert_eq!(test.run(engine.handle(&parent, &id).result()).await.unwrap(), 2);
+    }
+}
+
+/// Its workflow keeps executions for an hour. Another child may have the id by then: its result is not the fork's.
+#[tokio::test]
+async fn a_fork_that_waits_for_a_child_that_was_removed_is_parked() {
+    let slow = slow();
+    let parent = parent(&slow);
+    let test = TestEngine::build(1).register(&slow).register(&parent).start().await.unwrap();
+    let engine = test.engine();
+    let source = engine.start(&parent, true).id("source").await.unwrap();
+    assert_eq!(test.run(source.result()).await.unwrap(), 2);
+    for is_taken in [false, true] {
+        test.run(test.env().sleep(Duration::from_secs(7200))).await;
+        if is_taken {
+            let other = engine.start(&slow, 7).id("slow").await.unwrap();
+            assert_eq!(test.run(other.result()).await.unwrap(), 14);
+        }
+        let id = engine.fork("source").at_step("later").start().await.unwrap();
+        test.run(test.env().sleep(Duration::from_secs(5))).await;
+        let parked = engine.parked().await.unwrap();
+        let reason = parked.into_iter().find(|(parked, _)| *parked == id).map(|(_, reason)| reason);
+        let expected = "child \"slow\", whose end it waits for, was started by an execution that this is a fork of, \
+                        and is no longer kept";
+        assert_eq!(reason.as_deref(), Some(expected), "another has the id: {is_taken}");
+    }
+}
+
+/// What the fork waits for is in the store: a crash at any commit changes nothing about it.
+#[tokio::test]
+async fn a_fork_that_waits_for_a_child_survives_a_restart() {
+    let slow = slow();
+    let parent = parent(&slow);
+    let (env, clock) = latchwork::store::Env::seeded(1);
+    let store = latchwork::store::Store::memory_with(env, latchwork::store::Limits::default()).await.unwrap();
+    let start = || latchwork::workflow::Engine::on(&store).register(&slow).register(&parent).start();
+    let pass = async |seconds| {
+        for _ in 0..seconds {
+            for _ in 0..200 {
+                tokio::task::yield_now().await;
+            }
+            clock.advance(Duration::from_secs(1));
+        }
+    };
+    let engine = start().await.unwrap();
+    engine.start(&parent, true).id("source").await.unwrap();
+    pass(5).await;
+    engine.fork("source").at_step("later").id("fork").start().await.unwrap();
+    pass(5).await;
+    engine.stop();
+    let engine = start().await.unwrap();
+    pass(100).await;
+    assert_eq!(engine.handle(&parent, "fork").result().await.unwrap(), 2);
 }

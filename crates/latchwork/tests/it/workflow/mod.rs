@@ -2,6 +2,7 @@
 
 mod beats;
 mod crash;
+mod damage;
 mod everything;
 mod forking;
 mod given_up;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use latchwork::testing::TestEngine;
-use latchwork::workflow::{ChildTimedOut, Close, Ctx, Workflow, workflow};
+use latchwork::testing::{Side, TestEngine};
+use latchwork::workflow::{ChildTimedOut, Close, Ctx, Workflow, WorkflowError, workflow};
 
 use crate::lock::letting_go::within_an_hour;
+use crate::lock::turnstile::Stage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -103,4 +104,31 @@ async fn what_times_out_as_it_sends_has_timed_out() {
     let test = TestEngine::build(1).register(&late()).register(&dad).start().await.unwrap();
     let handle = test.engine().start(&dad, ()).await.unwrap();
     assert!(within_an_hour(&test, handle.result()).await.unwrap());
+}
+
+/// A start from outside is under way, and in memory, when a parent stores a child of the same id. The start is refused,
+/// and the child runs all the same.
+#[tokio::test]
+async fn a_child_runs_though_its_id_was_in_memory_for_a_start_that_is_refused() {
+    let dad = workflow("dad").run(async |ctx: Ctx, ()| {
+        ctx.receive::<()>("go").await?;
+        ctx.child(&kid(), (1, 0)).id("kid").await
+    });
+    let stage = Stage::new(|engine| engine.register(&kid()).register(&dad)).await;
+    let handle = stage.engine.start(&dad, ()).id("dad").await.unwrap();
+    stage.turns().await;
+    stage.hold_to("workflow.executions", Side::Before).await;
+    let engine = stage.engine.clone();
+    let outside = tokio::spawn(async move { engine.start(&kid(), (2, 0)).id("kid").await });
+    stage.turns().await;
+    stage.engine.signal("dad", "go", &()).await.unwrap();
+    stage.turns().await;
+    let children = stage.engine.describe("dad").await.unwrap().children;
+    assert_eq!(children, ["kid".into()], "the child is stored while the other start is held up");
+    stage.open();
+    let refused = stage.done(outside).await;
+    assert!(matches!(refused, Err(WorkflowError::AlreadyStarted { .. })), "{refused:?}");
+    let result = tokio::spawn(async move { handle.result().await });
+    stage.pass(SECOND).await;
+    assert_eq!(stage.done(result).await.unwrap(), 1);
 }

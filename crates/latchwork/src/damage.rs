@@ -1,0 +1,64 @@
+//! Damaged records among others: a scan passes over them and tells where they are.
+
+use crate::store::{ErrorKind, Item, Key, Order, Range, Result, Space, View};
+
+/// The records of a range, in the order of keys.
+pub(crate) struct Scanned {
+    pub(crate) found: Vec<(Key, Item)>,
+    /// The keys between them whose records the store cannot read.
+    pub(crate) damaged: Vec<Key>,
+}
+
+/// Scans a range for so many records. The store fails a scan that comes to a damaged record; here, it goes on behind
+/// that.
+pub(crate) async fn scan_around(view: &View, space: &Space, range: &Range, limit: usize) -> Result<Scanned> {
+    let mut rest = range.clone();
+    let (mut found, mut damaged) = (Vec::new(), Vec::new());
+    loop {
+        let error = match view.scan(&rest, Order::Ascending, limit - found.len()).await {
+            Err(error) if error.kind() == ErrorKind::Corrupt => error,
+            more => {
+                found.append(&mut more?);
+                return Ok(Scanned { found, damaged });
+            }
+        };
+        let key = first_damaged(view, space, &rest, limit - found.len()).await?.ok_or(error)?;
+        found.append(&mut view.scan(&rest.before(&key), Order::Ascending, limit - found.len()).await?);
+        rest = rest.after(&key);
+        damaged.push(key);
+    }
+}
+
+/// The first key of a range whose record is damaged, by halving the range; the store does not tell it. None if the
+/// damage is not that of one record.
+async fn first_damaged(view: &View, space: &Space, range: &Range, limit: usize) -> Result<Option<Key>> {
+    let mut rest = range.clone();
+    // What the key starts with.
+    let mut known = Vec::new();
+    while !rest.is_empty() {
+        let key = space.key(&known);
+        if !known.is_empty() && rest.contains(&key) && is_damaged(view.get(&key).await)? {
+            return Ok(Some(key));
+        }
+        let (mut low, mut high) = (0, u8::MAX);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let bound = space.key([&known[..], &[middle + 1]].concat());
+            let front = rest.before(&bound);
+            if !front.is_empty() && is_damaged(view.scan(&front, Order::Ascending, limit).await)? {
+                high = middle;
+            } else {
+                (low, rest) = (middle + 1, rest.from(&bound));
+            }
+        }
+        known.push(low);
+    }
+    Ok(None)
+}
+
+fn is_damaged<T>(read: Result<T>) -> Result<bool> {
+    match read {
+        Err(error) if error.kind() == ErrorKind::Corrupt => Ok(true),
+        read => read.map(|_| false),
+    }
+}
