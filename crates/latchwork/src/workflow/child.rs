@@ -105,7 +105,8 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
     pub async fn start(self) -> std::result::Result<Child<O>, Failure> {
         let StartChild { ctx, workflow, input, id, close, labels } = self;
         let name = workflow.name();
-        let json = json::to_value(&input).map_err(|error| Failure::new(format!("the input of {name:?}: {error}")))?;
+        let json =
+            json::to_value(&input).map_err(|error| Failure::no_json(format!("the input of {name:?}"), &error))?;
         let input = json.to_string();
         ctx.run.fits("the input", input.len())?;
         labels.check()?;
@@ -262,7 +263,7 @@ impl<O: DeserializeOwned> Child<O> {
         let id = &self.id;
         if self.close == Close::Abandon {
             let message = format!("child {id:?} was started to be abandoned, and its end cannot be waited for here");
-            return Err(Failure::new(message).not_retryable());
+            return Err(Failure::new(message).with_code("latchwork.child.abandoned").not_retryable());
         }
         let call = Call { kind: Kind::ChildEnd, name: id, argument: 0 };
         let is_it = |message: &Message| is_end_of(message, id, self.birth);
@@ -273,7 +274,7 @@ impl<O: DeserializeOwned> Child<O> {
         let what = WaitsFor::Child(id.to_string());
         let (.., received) = self.ctx.await_message(call, what, |_| None, is_it, read).await;
         let text = received?.unwrap_or_default();
-        let wrong = |error| Failure::new(format!("the output of child {id:?} does not fit: {error}"));
+        let wrong = |error| Failure::misfit(format!("the output of child {id:?}"), &error);
         serde_json::from_str(&text).map_err(wrong)
     }
 }

@@ -193,7 +193,7 @@ fn gave(text: &str) -> Outcome<Option<u64>> {
 fn refused(error: LockError) -> Failure {
     match error {
         LockError::Refused(why) => Failure::typed(why).not_retryable(),
-        error => Failure::new(error.to_string()).not_retryable(),
+        error => Failure::new(error.to_string()).with_code("latchwork.lock").not_retryable(),
     }
 }
 

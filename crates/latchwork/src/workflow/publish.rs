@@ -17,7 +17,7 @@ impl Ctx {
     /// Publishes a value under a name, in place of the one that was there. It is seen with the next commit, at the
     /// latest when the workflow waits.
     pub async fn publish(&self, name: &str, value: &impl Serialize) -> std::result::Result<(), Failure> {
-        let json = json::to_value(value).map_err(|error| Failure::new(format!("the value: {error}")))?;
+        let json = json::to_value(value).map_err(|error| Failure::no_json("the value", &error))?;
         let text = json.to_string();
         self.run.fits("the value", text.len())?;
         self.operation(WaitsFor::Store, |_| async move {

@@ -501,7 +501,7 @@ impl Run {
             return Ok(());
         }
         let message = format!("{what} takes {length} bytes as JSON; the limit is {limit}");
-        Err(Failure::new(message).not_retryable())
+        Err(Failure::new(message).with_code("latchwork.too_large").not_retryable())
     }
 
     /// A commit has landed that others go by: they are told.

@@ -301,7 +301,7 @@ impl<'a, T: DeserializeOwned> Receive<'a, T> {
         let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
         let (.., received) = self.ctx.await_message(call, what, until, is_it, read).await;
         let Some(text) = received? else { return Ok(None) };
-        let wrong = |error| Failure::new(format!("the payload of signal {:?} does not fit: {error}", self.name));
+        let wrong = |error| Failure::misfit(format!("the payload of signal {:?}", self.name), &error);
         serde_json::from_str(&text).map(Some).map_err(wrong)
     }
 }

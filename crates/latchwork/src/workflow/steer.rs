@@ -144,7 +144,7 @@ impl Inner {
     }
 
     async fn terminate_now(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
-        let failure = Failure::new(format!("it was terminated: {reason}"));
+        let failure = Failure::new(format!("it was terminated: {reason}")).with_code("latchwork.terminated");
         let status = Status::Failed(failure_text(&failure));
         let (mut is_tried, mut is_large) = (false, false);
         loop {

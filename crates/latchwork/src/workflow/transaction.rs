@@ -258,7 +258,8 @@ impl<F> Transacting<'_, F> {
                 }
             }
         }
-        let failure = Failure::new(format!("others were faster each of the {TRIES} times this was tried"));
+        let failure = Failure::new(format!("others were faster each of the {TRIES} times this was tried"))
+            .with_code("latchwork.contended");
         self.gave(&place, entry, failure)
     }
 
@@ -287,7 +288,7 @@ impl<F> Transacting<'_, F> {
         };
         let text = match json::to_value(&value) {
             Ok(json) => json.to_string(),
-            Err(error) => return Ok(Tried::Failed(Failure::new(format!("the result: {error}")))),
+            Err(error) => return Ok(Tried::Failed(Failure::no_json("the result", &error))),
         };
         if let Err(failure) = run.fits("the result", text.len()) {
             return Ok(Tried::Failed(failure));

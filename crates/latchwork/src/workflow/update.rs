@@ -255,7 +255,7 @@ impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
                 Ok(value) => return Ok(Some(Request { ctx, id: receipt.id, name, value, answer: PhantomData })),
                 Err(error) => {
                     let refused: Request<(), A> = Request { ctx, id: receipt.id, name, value: (), answer: PhantomData };
-                    refused.refuse(Failure::new(format!("the request does not fit: {error}"))).await;
+                    refused.refuse(Failure::misfit("the request", &error)).await;
                 }
             }
         }
@@ -270,7 +270,7 @@ impl<R, A: Serialize> Request<R, A> {
 
     /// Answers. The answer is stored with the next commit, at the latest when the workflow waits.
     pub async fn answer(self, answer: &A) -> std::result::Result<(), Failure> {
-        let json = json::to_value(answer).map_err(|error| Failure::new(format!("the answer: {error}")))?;
+        let json = json::to_value(answer).map_err(|error| Failure::no_json("the answer", &error))?;
         let text = json.to_string();
         self.ctx.run.fits("the answer", text.len())?;
         self.record(Ok(text)).await;
