@@ -25,6 +25,7 @@ mod errand;
 mod json;
 pub mod lock;
 mod panic;
+mod record;
 pub mod state;
 pub mod testing;
 pub mod workflow;

@@ -13,6 +13,7 @@ use crate::lock::name::read_ticket;
 use crate::lock::service::AGAIN;
 use crate::lock::stored::{Head, Request};
 use crate::lock::{LockName, Owner};
+use crate::record::Record;
 use crate::store::{ErrorKind, Key, Order, View};
 use crate::workflow::ExecutionId;
 use crate::workflow::engine::Inner;
@@ -109,7 +110,7 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<S
             if engine.is_stopped() {
                 return;
             }
-            if error.kind() == ErrorKind::Corrupt {
+            if error.kind() != ErrorKind::Unavailable {
                 tracing::error!(id = %suspect.id, %error, "it cannot be told whether it waits in a circle");
                 break;
             }
@@ -144,7 +145,7 @@ impl Inner {
     /// store that does not answer is an error.
     async fn recorded(&self, id: &ExecutionId) -> Result<Option<Execution>> {
         let item = self.store.view().await?.get(&self.spaces.executions.key(id.as_bytes())).await?;
-        Ok(item.and_then(|item| Execution::decode(&item.value)))
+        Ok(item.and_then(|item| Execution::decode(&item.value).ok()))
     }
 
     async fn parent_of(&self, id: &ExecutionId) -> Result<Option<ExecutionId>> {
@@ -243,9 +244,9 @@ impl Inner {
         for (lock, requests) in self.requests_of(&Owner::Execution(id.clone())).await? {
             for (ticket, _) in requests {
                 let item = view.get(&spaces.request(&lock, ticket)).await?;
-                let request = item.and_then(|item| Request::decode(&item.value));
+                let request = item.and_then(|item| Request::decode(&item.value).ok());
                 let Some(request) = request.filter(|request| request.granted_us.is_none()) else { continue };
-                let head = view.get(&spaces.head(&lock)).await?.and_then(|item| Head::decode(&item.value));
+                let head = view.get(&spaces.head(&lock)).await?.and_then(|item| Head::decode(&item.value).ok());
                 let Some(head) = head else { continue };
                 let free = head.kind.map_or(0, |kind| kind.capacity()).saturating_sub(head.used);
                 // All that hold it were granted it before all that wait.
@@ -254,7 +255,7 @@ impl Inner {
                 if held.len() > MOST_HOLDERS {
                     return Ok(Vec::new());
                 }
-                let holders = held.into_iter().filter_map(|(_, item)| Request::decode(&item.value));
+                let holders = held.into_iter().filter_map(|(_, item)| Request::decode(&item.value).ok());
                 let holders = holders.map(|held| (held.owner, held.permits)).collect();
                 let before = spaces.requests_from(&lock, head.granted + 1);
                 let before = view.scan(&before, Order::Ascending, MOST_BEFORE + 1).await?;
@@ -263,7 +264,7 @@ impl Inner {
                 if before.len() > MOST_BEFORE {
                     return Ok(Vec::new());
                 }
-                let before = before.into_iter().filter_map(|(_, item)| Request::decode(&item.value));
+                let before = before.into_iter().filter_map(|(_, item)| Request::decode(&item.value).ok());
                 let before = before.map(|request| (request.owner, request.permits)).collect();
                 let (lock, permits) = (lock.clone(), request.permits);
                 waiting.push(Waiting::Lock(LockWait { lock, ticket, permits, free, holders, before }));

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::Owner;
+use crate::record::unreadable;
 use crate::store::{ErrorKind, StoreError};
 
 /// The result of an operation on locks.
@@ -39,6 +40,9 @@ pub enum LockError {
     /// A stored record that cannot be read.
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
+    /// A stored record of a version that this program does not know.
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    UnknownVersion { place: String, found: u8, supported: u8 },
     /// The engine was stopped.
     #[error("the engine has stopped, or another one has taken over; ask the one that runs now")]
     Stopped,
@@ -47,11 +51,13 @@ pub enum LockError {
     Store(#[from] StoreError),
 }
 
+unreadable!(LockError);
+
 impl LockError {
     /// The class of the failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            LockError::Name { .. } | LockError::Lease { .. } => ErrorKind::Invalid,
+            LockError::Name { .. } | LockError::Lease { .. } | LockError::UnknownVersion { .. } => ErrorKind::Invalid,
             LockError::Refused(LockRefused::Capacity { .. } | LockRefused::TooMany { .. }) => ErrorKind::Invalid,
             LockError::NoSuchToken { .. } | LockError::NotFound { .. } => ErrorKind::NotFound,
             LockError::Refused(_) | LockError::InUse { .. } | LockError::SessionLost { .. } => ErrorKind::Conflict,

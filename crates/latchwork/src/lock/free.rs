@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::lock::error::{LockError, Result};
+use crate::lock::error::Result;
 use crate::lock::lane::{Ask, Held};
 use crate::lock::name::Spaces;
-use crate::lock::stored::Left;
+use crate::lock::stored::{Left, Ticket};
 use crate::lock::table::{Plan, Table};
 use crate::lock::{LockName, Owner};
+use crate::record::Record;
 use crate::store::{Commit, Key, Order, Rev, StoreError};
 use crate::workflow::engine::Inner;
 use crate::workflow::post::Mail;
@@ -96,8 +97,7 @@ impl Inner {
 
     async fn release_left(self: &Arc<Inner>, key: &Key) -> Result<()> {
         let Some(item) = self.store.view().await?.get(key).await? else { return Ok(()) };
-        let damaged = || LockError::Corrupt { place: "what an execution has left".into() };
-        let left = Left::decode(&item.value).ok_or_else(damaged)?;
+        let left = Left::decode(&item.value).map_err(|why| why.at("what an execution has left"))?;
         for (lock, ticket) in left.requests {
             self.unless_damaged(self.ask(&lock, Ask::Release { ticket, id: None }, None).await)?;
         }
@@ -113,8 +113,8 @@ impl Inner {
         let found = self.store.view().await?.scan(&range, Order::Ascending, usize::MAX).await?;
         let mut owned = Owned::new();
         for (key, item) in found {
-            let ticket = item.value.as_ref().try_into().map(u64::from_be_bytes);
-            if let (Some((lock, id)), Ok(ticket)) = (Spaces::read_owned(owner, &key), ticket) {
+            let ticket = Ticket::decode(&item.value);
+            if let (Some((lock, id)), Ok(Ticket(ticket))) = (Spaces::read_owned(owner, &key), ticket) {
                 owned.entry(lock).or_default().push((ticket, id));
             }
         }

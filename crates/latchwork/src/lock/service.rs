@@ -14,6 +14,7 @@ use crate::lock::session::{Session, Watched};
 use crate::lock::stored::Request;
 use crate::lock::table::Told;
 use crate::lock::{LockName, Owner};
+use crate::record::Record;
 use crate::store::{Check, ErrorKind, Store, StoreError, Uuid};
 use crate::workflow::engine::Inner;
 
@@ -148,7 +149,7 @@ impl Inner {
         for (lock, ticket) in ears {
             let item = view.get(&self.locks.spaces.request(&lock, ticket)).await?;
             let told = match item.map(|item| Request::decode(&item.value)) {
-                Some(Some(request)) if request.granted_us.is_some() => Told::Granted(ticket),
+                Some(Ok(request)) if request.granted_us.is_some() => Told::Granted(ticket),
                 Some(_) => continue,
                 None => Told::Gone(ticket, Gone::SessionLost),
             };

@@ -16,6 +16,7 @@ use crate::lock::lane::Ask;
 use crate::lock::service::AGAIN;
 use crate::lock::stored::Lease;
 use crate::lock::{Locks, Owner};
+use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Order, Outcome, Rev, StoreError, Uuid};
 use crate::workflow::engine::Inner;
 
@@ -193,7 +194,7 @@ impl Shared {
         let (env, key) = (engine.store.env(), engine.locks.spaces.session(self.id));
         let began = env.monotonic();
         let item = engine.store.view().await?.get(&key).await?;
-        let Some(record) = item.and_then(|item| Lease::decode(&item.value)) else {
+        let Some(record) = item.and_then(|item| Lease::decode(&item.value).ok()) else {
             self.lose();
             return Ok(false);
         };
@@ -334,7 +335,7 @@ impl Inner {
     /// What a lock whose records are damaged holds is left as it is: others are not to suffer from it.
     pub(super) fn unless_damaged<T>(&self, done: Result<T>) -> Result<()> {
         match done {
-            Err(error) if error.kind() == ErrorKind::Corrupt => {
+            Err(error) if error.kind() == ErrorKind::Corrupt || matches!(error, LockError::UnknownVersion { .. }) => {
                 tracing::error!(%error, "a lock could not be released");
                 Ok(())
             }
@@ -355,7 +356,7 @@ impl Inner {
         // They were seen now, and not before it was looked.
         let now = self.store.env().monotonic();
         for (key, item) in sessions {
-            if let (Ok(id), Some(record)) = (Uuid::from_slice(key.bytes()), Lease::decode(&item.value)) {
+            if let (Ok(id), Ok(record)) = (Uuid::from_slice(key.bytes()), Lease::decode(&item.value)) {
                 let lease = Duration::from_micros(record.lease_us);
                 self.locks.watched.lock().insert(id, Watched { rev: item.rev, lease, since: now });
             }

@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::lane::{Answer, Ask, Ear, Gone, Want};
 use crate::lock::name::read_ticket;
-use crate::lock::stored::{Forced, Head, Request};
+use crate::lock::stored::{Forced, Head, Request, Ticket};
 use crate::lock::{LockKind, LockName, Owner};
+use crate::record::{Record, Unreadable};
 use crate::store::{Check, Key, Order, Rev, View, Write};
 use crate::workflow::WorkflowError;
 use crate::workflow::engine::Inner;
@@ -77,10 +78,7 @@ impl Table {
         let next = newest.as_ref().map_or(0, |newest| newest.rev.0) + 1;
         let rev = newest.as_ref().filter(|newest| newest.value.is_some()).map(|newest| newest.rev);
         let head = match newest.and_then(|newest| newest.value) {
-            Some(value) => {
-                let damaged = || LockError::Corrupt { place: format!("lock {:?}", lock.to_string()) };
-                Head::decode(&value).ok_or_else(damaged)?
-            }
+            Some(value) => Head::decode(&value).map_err(|why| why.at(format!("lock {:?}", lock.to_string())))?,
             None => Head::default(),
         };
         let whole = head.waiting == 0;
@@ -214,7 +212,7 @@ impl<'a> Plan<'a> {
         let Want { owner, id, .. } = want.clone();
         let request = Request { owner, permits, id, again: Vec::new(), since_us: now, granted_us };
         let owned = self.engine.locks.spaces.owned(&request.owner, self.lock, &request.id);
-        self.writes.push(Write::Put(owned, ticket.to_be_bytes().to_vec().into()));
+        self.writes.push(Write::Put(owned, Ticket(ticket).encode()));
         if let Owner::Session(session) = &request.owner {
             self.checks.push(Check::Present(self.engine.locks.spaces.session(*session)));
         }
@@ -240,7 +238,7 @@ impl<'a> Plan<'a> {
     /// Notes under which name the owner of a lock has entered it again.
     fn enter_again(&mut self, ticket: u64, mut held: Request, id: &[u8]) {
         let owned = self.engine.locks.spaces.owned(&held.owner, self.lock, id);
-        self.writes.push(Write::Put(owned, ticket.to_be_bytes().to_vec().into()));
+        self.writes.push(Write::Put(owned, Ticket(ticket).encode()));
         held.again.push(id.to_vec());
         self.touched.insert(ticket, Some(held));
         self.is_changed = true;
@@ -255,7 +253,11 @@ impl<'a> Plan<'a> {
         }
         let key = self.engine.locks.spaces.owned(owner, self.lock, id);
         let Some(item) = self.view().await?.get(&key).await? else { return Ok(None) };
-        let Ok(ticket) = item.value.as_ref().try_into().map(u64::from_be_bytes) else { return Ok(None) };
+        let ticket = match Ticket::decode(&item.value) {
+            Ok(Ticket(ticket)) => ticket,
+            Err(Unreadable::Damaged) => return Ok(None),
+            Err(why) => return Err(why.at(format!("an entry of {owner} for lock {:?}", self.lock.to_string())).into()),
+        };
         Ok(self.request(ticket).await?.map(|request| (ticket, request)))
     }
 
@@ -402,6 +404,9 @@ impl<'a> Plan<'a> {
                 Ok(_) => Ok(true),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Ok(false),
                 Err(WorkflowError::Store(error)) => Err(error.into()),
+                Err(WorkflowError::UnknownVersion { place, found, supported }) => {
+                    Err(LockError::UnknownVersion { place, found, supported })
+                }
                 Err(error) => Err(LockError::Corrupt { place: error.to_string() }),
             },
         }
@@ -417,8 +422,11 @@ impl<'a> Plan<'a> {
             self.table.whole = found.len() < limit;
             let mut page = BTreeMap::new();
             for (key, item) in found {
-                if let (Some((_, ticket)), Some(request)) = (read_ticket(&key), Request::decode(&item.value)) {
-                    page.insert(ticket, request);
+                match (read_ticket(&key), Request::decode(&item.value)) {
+                    (Some((_, ticket)), Ok(request)) => drop(page.insert(ticket, request)),
+                    // To pass it over would be to grant it.
+                    (_, Err(why)) if why.is_version() => return Err(why.at(format!("request {key}")).into()),
+                    _ => {}
                 }
             }
             let last = page.last_key_value().map_or(0, |(ticket, _)| *ticket);
@@ -441,8 +449,8 @@ impl<'a> Plan<'a> {
         }
         let key = self.engine.locks.spaces.request(self.lock, ticket);
         let item = self.view().await?.get(&key).await?;
-        let damaged = || LockError::Corrupt { place: format!("request {ticket} for lock {:?}", self.lock.to_string()) };
-        item.map(|item| Request::decode(&item.value).ok_or_else(damaged)).transpose()
+        let place = || format!("request {ticket} for lock {:?}", self.lock.to_string());
+        Ok(item.map(|item| Request::decode(&item.value).map_err(|why| why.at(place()))).transpose()?)
     }
 
     async fn view(&mut self) -> Result<&View> {

@@ -14,7 +14,8 @@ use crate::json;
 use crate::lock::Owner;
 use crate::lock::free::How;
 use crate::lock::lane::{Ask, Held};
-use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Rev, StoreError, Timestamp, Write};
+use crate::record::Record;
+use crate::store::{Commit, ErrorKind, Order, Outcome, Rev, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Inner, check_name};
@@ -292,7 +293,7 @@ impl Run {
         doing.arrived().await;
         let children = match self.engine.children(&self.id).await {
             Ok(children) => children,
-            Err(error) => return self.stop_for(self.failed(error)).await,
+            Err(error) => return self.stop_for(self.stops(error)).await,
         };
         for (child, kept::Child { birth, .. }) in children.into_iter().filter(|(_, it)| it.close == Close::Await) {
             let now = self.env().now();
@@ -326,9 +327,7 @@ impl Run {
             });
             let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), how).await {
                 Ok(closing) => closing,
-                Err(WorkflowError::Store(error)) => return Err(self.failed(error)),
-                Err(WorkflowError::Stopped) => return Err(Stop::Fenced),
-                Err(error) => return Err(Stop::Parked(error.to_string())),
+                Err(error) => return Err(self.stops(error)),
             };
             self.forget_effects_on(&closing.effects);
             let (commit, boarded) = self.board(Commit::new(), next.clone());
@@ -384,14 +383,19 @@ pub(crate) struct Closing {
 
 impl Inner {
     /// The children of an execution that have not ended, and what its end means for them.
-    async fn children(&self, id: &ExecutionId) -> std::result::Result<Vec<(ExecutionId, kept::Child)>, StoreError> {
+    async fn children(&self, id: &ExecutionId) -> Result<Vec<(ExecutionId, kept::Child)>> {
         let kept = self.kept(id);
         let found = self.store.view().await?.scan(&kept.children(), Order::Ascending, usize::MAX).await?;
-        let unknown = || kept::Child { close: Close::Cancel, birth: 0 };
-        let child = |(key, item): (Key, Item)| {
-            Some((kept.read_child(&key)?, kept::Child::decode(&item.value).unwrap_or_else(unknown)))
-        };
-        Ok(found.into_iter().filter_map(child).collect())
+        let mut children = Vec::with_capacity(found.len());
+        for (key, item) in found {
+            let Some(child) = kept.read_child(&key) else { continue };
+            let how = match kept::Child::decode(&item.value) {
+                Err(why) if why.is_version() => return Err(why.at(format!("child {child:?} of {id:?}")).into()),
+                how => how.unwrap_or(kept::Child { close: Close::Cancel, birth: 0 }),
+            };
+            children.push((child, how));
+        }
+        Ok(children)
     }
 
     /// What goes with the end of an execution: its parent is told, its children are cancelled that are to be, and the

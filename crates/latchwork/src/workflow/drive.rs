@@ -85,6 +85,11 @@ async fn drive(run: Arc<Run>) {
         Some(Stop::Changed) => return take_up(&run, true).await,
         // Whoever is the owner now goes on with it; here nobody can.
         Some(Stop::Fenced) => inner.fenced(),
+        Some(Stop::SetAside(reason)) => {
+            tracing::error!(reason, "set aside");
+            inner.set_aside.lock().insert(run.id.clone(), reason);
+            inner.ended(&run.id, None);
+        }
         _ => inner.ended(&run.id, run.ended_as()),
     }
     if missed {
@@ -319,8 +324,8 @@ impl Driver<'_> {
             Todo::Read => {
                 let run = self.run.clone();
                 self.fly(async move {
-                    if let Err(error) = run.read_inbox().await {
-                        run.set_stop(Stop::Failed(error));
+                    if let Err(stop) = run.read_inbox().await {
+                        run.set_stop(stop);
                     }
                 });
                 true

@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 use crate::entity::Entities;
 use crate::lock::service::Service;
 use crate::lock::{deadlock, session};
+use crate::record::Record;
 use crate::state::States;
 use crate::store::{Check, Commit, Key, Order, Rev, Space, SpaceSpec, Store, Timestamp};
 use crate::workflow::alarm::{self, Alarms};
@@ -21,7 +22,7 @@ use crate::workflow::kept::Kept;
 use crate::workflow::listed::{LISTED, Shelf, by_status, read_by_status, read_end};
 use crate::workflow::metrics::Metrics;
 use crate::workflow::post::Lanes;
-use crate::workflow::record::{Execution, Status};
+use crate::workflow::record::{Execution, Shard, Status};
 use crate::workflow::run::Run;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError, recover, remove};
 
@@ -328,7 +329,16 @@ impl EngineBuilder {
 /// Becomes the owner of all shards: whoever was it before is refused from now on.
 async fn own_shards(store: &Store, space: &Space) -> Result<Vec<(Key, Rev)>> {
     let keys: Vec<Key> = (0..SHARDS).map(|shard| space.key(shard.to_be_bytes())).collect();
-    let owner = store.env().uuid().to_string();
+    let view = store.view().await?;
+    for key in &keys {
+        // What a newer program owns is not taken from it: it may mean something else by owning it.
+        if let Some(Err(why)) = view.get(key).await?.map(|item| Shard::decode(&item.value))
+            && why.is_version()
+        {
+            return Err(why.at(format!("shard {key}")).into());
+        }
+    }
+    let owner = Shard { owner: store.env().uuid().to_string() }.encode();
     let commit = keys.iter().fold(Commit::new(), |commit, key| commit.put(key, owner.clone()));
     let receipt = store.commit(commit).await?.applied().map_err(|_| WorkflowError::Stopped)?;
     Ok(keys.into_iter().zip(receipt.revs.into_iter().map(Option::unwrap_or_default)).collect())
@@ -477,8 +487,8 @@ impl Inner {
     pub(crate) async fn read(&self, id: &ExecutionId) -> Result<Option<(Execution, Rev)>> {
         let item = self.store.view().await?.get(&self.spaces.executions.key(id.as_bytes())).await?;
         let Some(item) = item else { return Ok(None) };
-        let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
-        Ok(Some((Execution::decode(&item.value).ok_or_else(damaged)?, item.rev)))
+        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
+        Ok(Some((execution, item.rev)))
     }
 
     /// Tells those who wait for an execution that it has left memory, and what it has come to, if that is known.

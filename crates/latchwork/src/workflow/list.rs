@@ -10,6 +10,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::json;
+use crate::record::Record;
 use crate::store::{Order, Timestamp, View};
 use crate::workflow::engine::Engine;
 use crate::workflow::executions::Executions;
@@ -224,11 +225,11 @@ impl List {
         let Some(spaces) = &self.stored.spaces else { return Ok(None) };
         let Some(item) = view.get(&spaces.executions.key(id.as_bytes())).await? else { return Ok(None) };
         let found = Execution::decode(&item.value);
-        if found.is_none() {
+        if let Err(why) = &found {
             // The others can still be listed.
-            tracing::error!(%id, "an execution is damaged and is not listed");
+            tracing::error!(%id, ?why, "an execution cannot be read and is not listed");
         }
-        Ok(found.filter(|found| self.filter.is_met(found)))
+        Ok(found.ok().filter(|found| self.filter.is_met(found)))
     }
 }
 

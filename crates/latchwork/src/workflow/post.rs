@@ -11,6 +11,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::errand::{Awaited, Errand};
+use crate::record::Record;
 use crate::store::{Check, Commit, Env, Key, Outcome, Refusal, Rev, Uuid, Write};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Letter, Message, grant_id};

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
+use crate::record::Record;
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::handle::Handle;
@@ -109,8 +110,9 @@ impl Run {
 impl Inner {
     async fn read_published(&self, id: &ExecutionId) -> Result<Published> {
         let item = self.store.view().await?.get(&self.kept(id).published()).await?;
-        let damaged = || WorkflowError::corrupt(format!("what execution {id:?} has published"));
-        item.map_or(Ok(Published::default()), |item| Published::decode(&item.value).ok_or_else(damaged))
+        let place = || format!("what execution {id:?} has published");
+        let Some(item) = item else { return Ok(Published::default()) };
+        Ok(Published::decode(&item.value).map_err(|why| why.at(place()))?)
     }
 
     async fn query<T: DeserializeOwned>(&self, id: &ExecutionId, name: &str) -> Result<Option<T>> {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, Range, Rev, Space, Timestamp, View};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::definition::Definition;
@@ -288,7 +289,7 @@ impl Inner {
     /// An execution that is to run and can. One that cannot run here is set aside.
     async fn ready(&self, id: &ExecutionId) -> Result<Option<Ready>> {
         let found = match self.read(id).await {
-            Err(error @ WorkflowError::Corrupt { .. }) => {
+            Err(error @ (WorkflowError::Corrupt { .. } | WorkflowError::UnknownVersion { .. })) => {
                 self.set_aside.lock().insert(id.clone(), error.to_string());
                 return Ok(None);
             }

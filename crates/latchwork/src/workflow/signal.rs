@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
+use crate::record::Record;
 use crate::store::{Check, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
@@ -92,8 +93,9 @@ impl Signal {
             }
         }
         // It was sent before, if it is the same.
-        match item.and_then(|item| Delivered::decode(&item.value)) {
-            Some(sent) if sent == delivered => Ok(()),
+        match item.map(|item| Delivered::decode(&item.value)) {
+            Some(Ok(sent)) if sent == delivered => Ok(()),
+            Some(Err(why)) if why.is_version() => Err(why.at(format!("signal {signal_id:?}")).into()),
             _ => Err(WorkflowError::MessageReused { id: self.id, message: signal_id }),
         }
     }

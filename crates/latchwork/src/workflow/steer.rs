@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock::Owner;
 use crate::lock::free::How;
+use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Timestamp};
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::handle::Handle;

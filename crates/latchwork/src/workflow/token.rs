@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::record::Record;
 use crate::store::{Check, Timestamp, Uuid, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner};
@@ -105,7 +106,7 @@ async fn complete(engine: &Arc<Inner>, text: &str, result: std::result::Result<S
     let key = engine.kept(&id).token(token);
     loop {
         let item = engine.store.view().await?.get(&key).await?.ok_or_else(unknown)?;
-        let record = Token::decode(&item.value).ok_or_else(unknown)?;
+        let record = Token::decode(&item.value).map_err(|why| why.at(format!("token {text:?}")))?;
         if record.is_used {
             return Err(WorkflowError::TokenUsed { token: text.into() });
         }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::record::Record;
 use crate::store::{Check, Commit, Generation, Key, Receipt, Refusal, Rev, Timestamp, Write};
 use crate::workflow::ExecutionId;
 use crate::workflow::definition::DEFAULT_KEEP;

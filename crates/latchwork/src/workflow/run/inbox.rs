@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::store::{Generation, Key, Order, StoreError};
+use crate::record::Record;
+use crate::store::{Generation, Key, Order};
 use crate::workflow::kept::{Message, counted};
 use crate::workflow::record::WaitsFor;
 use crate::workflow::run::{Run, State, Stop};
@@ -119,31 +120,32 @@ impl Run {
             }
             (None, Some(_)) => false,
         });
-        if !is_known && let Err(error) = self.read_inbox().await {
-            self.stop_for(Stop::Failed(error)).await
+        if !is_known && let Err(stop) = self.read_inbox().await {
+            self.stop_for(stop).await
         }
     }
 
     /// Reads what was sent to it.
-    pub(crate) async fn read_inbox(&self) -> Result<(), StoreError> {
+    pub(crate) async fn read_inbox(&self) -> Result<(), Stop> {
         while !self.read_inbox_once().await? {}
         Ok(())
     }
 
     /// The same, unless something was received while it was read: then it may be among what was found.
-    async fn read_inbox_once(&self) -> Result<bool, StoreError> {
+    async fn read_inbox_once(&self) -> Result<bool, Stop> {
         let receipts = self.with(|state| state.receipts);
         let kept = self.kept();
-        let view = self.engine.store.view().await?;
-        let count = counted(view.get(&kept.count()).await?.map(|item| item.rev));
-        let found = view.scan(&kept.messages(), Order::Ascending, usize::MAX).await?;
+        let view = self.engine.store.view().await.map_err(Stop::Failed)?;
+        let count = counted(view.get(&kept.count()).await.map_err(Stop::Failed)?.map(|item| item.rev));
+        let found = view.scan(&kept.messages(), Order::Ascending, usize::MAX).await.map_err(Stop::Failed)?;
         let mut messages = BTreeMap::new();
         for (key, item) in found {
             match Message::decode(&item.value) {
-                Some(message) => {
+                Ok(message) => {
                     messages.insert((item.generation, key), message);
                 }
-                None => tracing::error!(id = %self.id, "a message is damaged and cannot be received"),
+                Err(why) if why.is_version() => return Err(Stop::unknown_version(why.at("a message to it"))),
+                Err(_) => tracing::error!(id = %self.id, "a message is damaged and cannot be received"),
             }
         }
         Ok(self.with(|state| {

@@ -14,6 +14,7 @@ mod listing;
 mod measured;
 mod meddling;
 mod namesakes;
+mod newer;
 mod once_wrong;
 mod reading;
 mod recovery;
