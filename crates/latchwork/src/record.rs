@@ -8,8 +8,8 @@ use crate::store::Bytes;
 
 /// Something that is stored under a version.
 ///
-/// How a record grows: new fields go to its end, and [`Record::APPENDED`] gets the bytes of their defaults, which stand in
-/// for them in records of older versions. A new variant of an enum is a version that appends nothing. For any other
+/// How a record grows: new fields go to its end, and [`Record::APPENDED`] gets the bytes of their defaults, which stand
+/// in for them in records of older versions. A new variant of an enum is a version that appends nothing. For any other
 /// change, [`Record::read`] is written by hand and reads each version as the type that it was.
 pub(crate) trait Record: Sized {
     /// For each version after the first, the defaults of the fields that it has appended, as they are written.

@@ -60,7 +60,7 @@ pub(crate) trait Steward: Send + Sync {
     /// Has a job done, and answered in the end.
     fn change<'a>(&'a self, place: &'a Place, job: Job) -> Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
-    /// The store does not serve, or a newer program is needed. What this gives is what the caller is told, if it ever is.
+    /// The store does not serve, or a newer program is needed. What this gives is what the caller is told, if it is.
     fn failed(&self, error: StateError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>>;
 }
 
