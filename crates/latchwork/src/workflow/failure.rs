@@ -135,8 +135,8 @@ impl Failure {
     }
 
     /// What the failure is called: the code it was given, or else the name of the error's type without its path.
-    /// The library's own failures have codes such as `latchwork.timeout`; docs/workflows/errors.md lists them. Empty for
-    /// a failure that is a message only.
+    /// The library's own failures have codes such as `latchwork.timeout`; docs/workflows/errors.md lists them. Empty
+    /// for a failure that is a message only.
     pub fn code(&self) -> &str {
         if self.code.is_empty() { &self.kind } else { &self.code }
     }
