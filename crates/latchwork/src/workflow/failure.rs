@@ -19,10 +19,10 @@ use crate::workflow::{ChildCancelled, ChildTimedOut, WorkflowError};
 pub struct Failure {
     message: String,
     /// Names the error's type: see [`kind_of`].
-    kind: String,
-    /// What the failure is called whatever becomes of the type; empty if that was not said.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    code: String,
+    kind: Box<str>,
+    /// What the failure is called whatever becomes of the type, if that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    code: Option<Box<str>>,
     #[serde(default, skip_serializing_if = "Value::is_null")]
     details: Value,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -49,7 +49,7 @@ impl Failure {
     }
 
     pub(crate) fn is_time(&self) -> bool {
-        self.kind == TIMEOUT
+        *self.kind == *TIMEOUT
     }
 
     /// What operations fail with when the execution is cancelled.
@@ -59,7 +59,7 @@ impl Failure {
 
     /// Whether this is because the execution is cancelled.
     pub fn is_cancelled(&self) -> bool {
-        self.kind == CANCELLED
+        *self.kind == *CANCELLED
     }
 
     /// A value that JSON cannot hold.
@@ -74,13 +74,7 @@ impl Failure {
 
     /// A failure that says just this.
     pub fn new(message: impl Into<String>) -> Failure {
-        Failure {
-            message: message.into(),
-            kind: String::new(),
-            code: String::new(),
-            details: Value::Null,
-            final_: false,
-        }
+        Failure { message: message.into(), kind: "".into(), code: None, details: Value::Null, final_: false }
     }
 
     /// A failure that keeps the error's own value: [`Failure::get`] gives it back, also after a restart.
@@ -96,7 +90,7 @@ impl Failure {
             message = format!("{message}: {cause}");
             source = cause.source();
         }
-        Failure { kind, ..Failure::new(message) }
+        Failure { kind: kind.into(), ..Failure::new(message) }
     }
 
     /// The same failure, that no retry policy tries again.
@@ -108,7 +102,7 @@ impl Failure {
     /// The same failure under a code of its own, which stays even if the error's type is renamed:
     /// `Failure::typed(error).with_code("payment.declined")`. Codes that start with `latchwork.` are the library's.
     pub fn with_code(mut self, code: impl Into<String>) -> Failure {
-        self.code = code.into();
+        self.code = Some(code.into().into());
         self
     }
 
@@ -138,12 +132,12 @@ impl Failure {
     /// The library's own failures have codes such as `latchwork.timeout`; docs/workflows/errors.md lists them. Empty
     /// for a failure that is a message only.
     pub fn code(&self) -> &str {
-        if self.code.is_empty() { &self.kind } else { &self.code }
+        self.code.as_deref().unwrap_or(&self.kind)
     }
 
     /// The error that [`Failure::typed`] was given, if its type has this name; the path to the type does not matter.
     pub fn get<E: DeserializeOwned>(&self) -> Option<E> {
-        if self.kind == kind_of::<E>() { self.details() } else { None }
+        if *self.kind == *kind_of::<E>() { self.details() } else { None }
     }
 
     /// The value that [`Failure::typed`] was given, if it can be read as this type, whatever the type was called. For
@@ -156,8 +150,10 @@ impl Failure {
 const TIMEOUT: &str = "latchwork.timeout";
 const CANCELLED: &str = "latchwork.cancelled";
 
+type TypeName = fn() -> &'static str;
+
 /// What the library's own errors are called in records. A type may be renamed; its code must not be.
-const CODES: &[(fn() -> &'static str, &str)] = &[
+const CODES: &[(TypeName, &str)] = &[
     (type_name::<TimeIsUp>, TIMEOUT),
     (type_name::<Cancelled>, CANCELLED),
     (type_name::<ChildTimedOut>, "latchwork.child.timed_out"),
