@@ -27,6 +27,7 @@ mod lane;
 pub mod lock;
 mod node;
 mod panic;
+mod record;
 pub mod state;
 pub mod testing;
 pub mod workflow;

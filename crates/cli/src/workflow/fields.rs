@@ -84,8 +84,7 @@ pub(crate) struct Outcome {
 #[derive(Debug, Serialize)]
 pub(crate) struct FailureFields {
     pub(crate) message: String,
-    #[serde(rename = "type")]
-    kind: String,
+    code: String,
     retryable: bool,
     details: Value,
 }
@@ -96,7 +95,7 @@ impl FailureFields {
         let mut written = serde_json::to_value(failure).unwrap_or_default();
         FailureFields {
             message: failure.message().into(),
-            kind: failure.kind().into(),
+            code: failure.code().into(),
             retryable: failure.is_retryable(),
             details: written.get_mut("details").map(Value::take).unwrap_or_default(),
         }

@@ -149,7 +149,7 @@ fn a_list_is_json() {
     );
     assert_eq!(list["next"], Value::Null);
     let refused = &json(&["list", "--status", "failed"])["executions"][0]["failure"];
-    let expected = json!({"message": "the card was refused", "type": "", "retryable": false, "details": null});
+    let expected = json!({"message": "the card was refused", "code": "", "retryable": false, "details": null});
     assert_eq!(*refused, expected);
     let lines = said(&["list", "-o", "jsonl"]);
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

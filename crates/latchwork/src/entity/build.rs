@@ -8,6 +8,7 @@ use crate::entity::declare::{Declaration, TypeSpec};
 use crate::entity::document::Record;
 use crate::entity::index::{self, Index, IndexState};
 use crate::entity::{Entities, EntityError, EntityId, Result};
+use crate::record::Record as _;
 use crate::store::{Check, Commit, Order, Outcome, Rev, StoreError, View};
 
 /// How many entities one commit puts into an index, or takes out of it.
@@ -136,7 +137,7 @@ impl Entities {
         let key = self.key(id);
         let damaged = || EntityError::corrupt(format!("entity {id:?}"));
         let item = view.get(&key).await?.ok_or_else(damaged)?;
-        let record = Record::decode(&item.value).ok_or_else(damaged)?;
+        let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
         let entry = index.entry(id, &record, self.store().limits().key_bytes)?;
         let entry_key = self.index_key(&entry.key);
         let owner = match view.get(&entry_key).await? {

@@ -12,6 +12,7 @@ use crate::entity::filter::Field;
 use crate::entity::index::{Index, IndexState};
 use crate::entity::op::check_type_name;
 use crate::entity::{EntityError, Result};
+use crate::record::{self, Record};
 use crate::store::{Bytes, Item, Rev};
 
 /// What is to be declared of a type.
@@ -109,10 +110,8 @@ struct StoredIndex {
     fields: Vec<String>,
 }
 
-const DECLARATION_VERSION: u8 = 1;
-
-impl Declaration {
-    pub(crate) fn encode(&self) -> Bytes {
+impl Record for Declaration {
+    fn encode(&self) -> Bytes {
         let stored = |index: &Index| StoredIndex {
             number: index.number,
             unique: index.unique,
@@ -120,13 +119,11 @@ impl Declaration {
             fields: index.fields.iter().map(ToString::to_string).collect(),
         };
         let stored = Stored { last: self.last, indexes: self.indexes.iter().map(stored).collect() };
-        let out = vec![DECLARATION_VERSION];
-        postcard::to_extend(&stored, out).expect("a declaration can be written to memory").into()
+        record::write::<Self>(&stored)
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Declaration> {
-        let (&DECLARATION_VERSION, rest) = bytes.split_first()? else { return None };
-        let stored: Stored = postcard::from_bytes(rest).ok()?;
+    fn read(_: u8, fields: &[u8]) -> Option<Declaration> {
+        let stored: Stored = record::read_all(fields)?;
         let index = |stored: StoredIndex| {
             let fields = stored.fields.iter().map(|field| Field::parse(field).ok()).collect::<Option<Vec<_>>>()?;
             Some(Index { number: stored.number, fields, unique: stored.unique, state: stored.state })
@@ -134,7 +131,9 @@ impl Declaration {
         let indexes = stored.indexes.into_iter().map(index).collect::<Option<Vec<_>>>()?;
         Some(Declaration { last: stored.last, indexes })
     }
+}
 
+impl Declaration {
     pub(crate) fn find(&self, fields: &[Field], unique: bool) -> Option<&Index> {
         self.indexes.iter().find(|index| index.is_kept() && index.fields == fields && index.unique == unique)
     }
@@ -213,8 +212,8 @@ impl Declarations {
         {
             return Ok(Some((*rev, known.clone())));
         }
-        let damaged = || EntityError::corrupt(format!("the declaration of type {entity_type:?}"));
-        let declaration = Declaration::decode(&item.value).ok_or_else(damaged)?;
+        let place = || format!("the declaration of type {entity_type:?}");
+        let declaration = Declaration::decode(&item.value).map_err(|why| why.at(place()))?;
         Ok(Some((item.rev, Arc::new(declaration))))
     }
 
@@ -236,8 +235,8 @@ mod tests {
         assert_eq!(declaration.indexes.len(), 2);
         for state in [IndexState::Building, IndexState::Ready, IndexState::Dropping] {
             let declaration = declaration.with_state(2, state);
-            assert_eq!(Declaration::decode(&declaration.encode()), Some(declaration));
+            assert_eq!(Declaration::decode(&declaration.encode()), Ok(declaration));
         }
-        assert_eq!(Declaration::decode(&[9]), None);
+        assert!(Declaration::decode(&[1]).is_err());
     }
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::entity::{EntityError, Result};
 use crate::json;
+use crate::record::{self, Record as _};
 use crate::store::{Bytes, Generation, Item, Rev, Timestamp, Uuid};
 
 /// The longest id, in bytes.
@@ -151,7 +152,7 @@ impl Entity {
     }
 
     pub(crate) fn decode(id: EntityId, item: &Item) -> Result<Entity> {
-        let record = Record::decode(&item.value).ok_or_else(|| EntityError::corrupt(format!("entity {id:?}")))?;
+        let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
         Ok(record.into_entity(id, item.rev, Moment { generation: item.generation, time: item.time }))
     }
 }
@@ -230,32 +231,36 @@ struct Stored<'a> {
     metadata: &'a [u8],
 }
 
-const RECORD_VERSION: u8 = 1;
-
 impl Record {
     /// Where an encoded record says when it was added: generation and time, 16 bytes.
     pub(crate) const STAMP: usize = 1;
 
-    pub(crate) fn encode(&self) -> Bytes {
+    pub(crate) fn into_entity(self, id: EntityId, rev: Rev, changed: Moment) -> Entity {
+        let Record { entity_type, created, data, metadata } = self;
+        Entity { id, entity_type, data, metadata, rev, created, changed }
+    }
+}
+
+impl crate::record::Record for Record {
+    fn encode(&self) -> Bytes {
         let json = "JSON values with string keys can be written";
         let data = serde_json::to_vec(&self.data).expect(json);
         let metadata =
             if self.metadata.is_empty() { Vec::new() } else { serde_json::to_vec(&self.metadata).expect(json) };
         let stored = Stored { entity_type: &self.entity_type, data: &data, metadata: &metadata };
         let mut out = Vec::with_capacity(data.len() + metadata.len() + self.entity_type.len() + 32);
-        out.push(RECORD_VERSION);
+        out.push(Self::VERSION);
         out.extend_from_slice(&self.created.generation.0.to_be_bytes());
         out.extend_from_slice(&self.created.time.0.to_be_bytes());
         postcard::to_extend(&stored, out).expect("a record can be written to memory").into()
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Record> {
-        let (&RECORD_VERSION, rest) = bytes.split_first()? else { return None };
-        let (generation, rest) = rest.split_first_chunk::<8>()?;
+    fn read(_: u8, fields: &[u8]) -> Option<Record> {
+        let (generation, rest) = fields.split_first_chunk::<8>()?;
         let (time, rest) = rest.split_first_chunk::<8>()?;
         let (generation, time) = (u64::from_be_bytes(*generation), u64::from_be_bytes(*time));
         let created = Moment { generation: Generation(generation), time: Timestamp(time) };
-        let stored: Stored<'_> = postcard::from_bytes(rest).ok()?;
+        let stored: Stored<'_> = record::read_all(rest)?;
         let metadata = if stored.metadata.is_empty() { Map::new() } else { json::parse_stored(stored.metadata)? };
         Some(Record {
             entity_type: stored.entity_type.into(),
@@ -263,11 +268,6 @@ impl Record {
             data: json::parse_stored(stored.data)?,
             metadata,
         })
-    }
-
-    pub(crate) fn into_entity(self, id: EntityId, rev: Rev, changed: Moment) -> Entity {
-        let Record { entity_type, created, data, metadata } = self;
-        Entity { id, entity_type, data, metadata, rev, created, changed }
     }
 }
 
@@ -283,11 +283,11 @@ mod tests {
             for created in [Moment::default(), Moment { generation: Generation(3), time: Timestamp(u64::MAX) }] {
                 for metadata in [Map::new(), Map::from_iter([("k".to_string(), json!({"n": null}))])] {
                     let record = Record { entity_type: "t".into(), created, data: data.clone(), metadata };
-                    assert_eq!(Record::decode(&record.encode()), Some(record));
+                    assert_eq!(Record::decode(&record.encode()), Ok(record));
                 }
             }
         }
-        assert_eq!(Record::decode(&[9, 0]), None);
+        assert!(Record::decode(&[1, 0]).is_err());
     }
 
     #[test]

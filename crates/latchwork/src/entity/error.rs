@@ -3,6 +3,7 @@
 use crate::entity::filter::FilterError;
 use crate::entity::{EntityId, FailedOp};
 use crate::json::JsonError;
+use crate::record::unreadable;
 use crate::store::{ErrorKind, Generation, Rev, StoreError};
 
 /// The result of an operation on entities.
@@ -90,6 +91,9 @@ pub enum EntityError {
     /// A stored record that cannot be read.
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
+    /// A stored record of a version that this program does not know.
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    UnknownVersion { place: String, found: u8, supported: u8 },
     /// A document that does not fit the type it is read as.
     #[error("data of entity {id:?} does not fit: {message}")]
     Mismatch { id: EntityId, message: String },
@@ -97,6 +101,8 @@ pub enum EntityError {
     #[error(transparent)]
     Store(#[from] StoreError),
 }
+
+unreadable!(EntityError);
 
 impl EntityError {
     /// The class of the failure.
@@ -131,6 +137,7 @@ impl EntityError {
             | AddDoesNotMatch
             | ReadSetTooLarge { .. }
             | NotOlder { .. }
+            | UnknownVersion { .. }
             | Mismatch { .. } => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Store(error) => error.kind(),

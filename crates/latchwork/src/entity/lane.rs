@@ -17,6 +17,7 @@ use crate::entity::op::object;
 use crate::entity::prepare::Change;
 use crate::entity::{Entities, EntityError, EntityId, Result};
 use crate::json;
+use crate::record::Record as _;
 use crate::store::{Commit, Decided, Env, Outcome, Rev};
 
 /// An entity while it is being changed.
@@ -196,7 +197,7 @@ impl Entities {
     async fn newest(&self, id: &EntityId) -> Result<(Rev, Record)> {
         let item = self.store().view().await?.get(&self.key(id)).await?;
         let item = item.ok_or_else(|| EntityError::NotFound { id: id.clone() })?;
-        let record = Record::decode(&item.value).ok_or_else(|| EntityError::corrupt(format!("entity {id:?}")))?;
+        let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
         Ok((item.rev, record))
     }
 }

@@ -9,6 +9,7 @@ use crate::entity::index::{self, Entry, IndexState, listed};
 use crate::entity::op::{CheckedAdd, Required};
 use crate::entity::transact::{Checked, CheckedOp};
 use crate::entity::{Effect, Entities, EntityError, EntityId, Result};
+use crate::record::Record as _;
 use crate::store::{Check, Commit, Generation, Item, Key, Rev, View};
 
 /// A rev that no key ever has: a check for it fails and tells what there is.
@@ -173,8 +174,7 @@ impl Preparing<'_> {
         // The record before, of an operation that goes on from it.
         let before = |item: Option<Item>| -> Result<Option<Record>> {
             let Some(item) = item else { return Ok(None) };
-            let damaged = || EntityError::corrupt(format!("entity {id:?}"));
-            Record::decode(&item.value).ok_or_else(damaged).map(Some)
+            Ok(Some(Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?))
         };
         match op {
             CheckedOp::Add(_, add) => {

@@ -7,6 +7,7 @@ use crate::entity::document::{Moment, Record};
 use crate::entity::plan::{self, Path};
 use crate::entity::query::{Access, CheckedQuery, Position};
 use crate::entity::{Entity, EntityError, EntityId, EntityView, Page, Plan, Query, Result};
+use crate::record::Record as _;
 use crate::store::{Item, Key, Order, Range, View};
 
 /// How many entries are read at once, at the most and at the least.
@@ -191,7 +192,7 @@ impl Run<'_> {
     }
 
     fn matched(&self, id: EntityId, item: &Item) -> Result<Option<Match>> {
-        let record = Record::decode(&item.value).ok_or_else(|| EntityError::corrupt(format!("entity {id:?}")))?;
+        let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
         if !self.query.matches(&record) {
             return Ok(None);
         }

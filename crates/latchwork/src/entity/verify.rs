@@ -3,6 +3,7 @@
 use crate::entity::document::Record;
 use crate::entity::index::{self, IndexState};
 use crate::entity::{Entities, EntityError, EntityId, Result};
+use crate::record::{BadRecord, Record as _};
 use crate::store::{Damage, Key, Order, Range, View};
 
 const BATCH: usize = 1000;
@@ -24,10 +25,13 @@ impl Entities {
             rest = next;
             for (key, item) in items {
                 let id = EntityId::from_stored(key.bytes())?;
-                let Some(record) = Record::decode(&item.value) else {
-                    let (place, detail) = (format!("entity {id:?}"), "it cannot be read".into());
-                    damage.push(Damage { place, detail });
-                    continue;
+                let record = match Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}"))) {
+                    Ok(record) => record,
+                    Err(bad) if bad.why.is_version() => return Err(bad.into()),
+                    Err(BadRecord { place, .. }) => {
+                        damage.push(Damage { place, detail: "it cannot be read".into() });
+                        continue;
+                    }
                 };
                 for (number, key) in self.expected(view, &id, &record).await? {
                     let found = view.get(&self.index_key(&key)).await?;
@@ -65,7 +69,7 @@ impl Entities {
             return Ok(true);
         }
         let Some(item) = view.get(&self.key(id)).await? else { return Ok(false) };
-        let Some(record) = Record::decode(&item.value) else { return Ok(false) };
+        let Ok(record) = Record::decode(&item.value) else { return Ok(false) };
         let mut known = self.entries(view, id, &record, |state| state != IndexState::Dropping).await?;
         known.push((0, index::listed(&record.entity_type, id)));
         Ok(known.iter().any(|(_, known)| known == key.bytes()))

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::Owner;
+use crate::record::unreadable;
 use crate::store::{ErrorKind, StoreError};
 
 /// The result of an operation on locks.
@@ -47,6 +48,9 @@ pub enum LockError {
     /// Locks outside of a runtime that could serve them.
     #[error("locks are served on a tokio runtime; call this from within one")]
     NoRuntime,
+    /// A stored record of a version that this program does not know.
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    UnknownVersion { place: String, found: u8, supported: u8 },
     /// The engine was stopped.
     #[error("the engine has stopped, or another one has taken over; ask the one that runs now")]
     Stopped,
@@ -55,12 +59,14 @@ pub enum LockError {
     Store(#[from] StoreError),
 }
 
+unreadable!(LockError);
+
 impl LockError {
     /// The class of the failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            LockError::Name { .. } | LockError::Lease { .. } | LockError::NoRuntime => ErrorKind::Invalid,
-            LockError::NeedsEngine { .. } => ErrorKind::Invalid,
+            LockError::Name { .. } | LockError::Lease { .. } | LockError::UnknownVersion { .. } => ErrorKind::Invalid,
+            LockError::NeedsEngine { .. } | LockError::NoRuntime => ErrorKind::Invalid,
             LockError::Refused(LockRefused::Capacity { .. } | LockRefused::TooMany { .. }) => ErrorKind::Invalid,
             LockError::NoSuchToken { .. } | LockError::NotFound { .. } => ErrorKind::NotFound,
             LockError::Refused(_) | LockError::InUse { .. } | LockError::SessionLost { .. } => ErrorKind::Conflict,

@@ -10,9 +10,10 @@ use crate::lock::lane::Ask;
 use crate::lock::name::Spaces;
 use crate::lock::owners::Notices;
 use crate::lock::service::Service;
-use crate::lock::stored::Left;
+use crate::lock::stored::{Left, Ticket};
 use crate::lock::table::{Closed, Planned, Table};
 use crate::lock::{LockName, Owner};
+use crate::record::Record;
 use crate::store::{Check, Commit, Key, StoreError};
 
 /// The requests of an owner are as they were read.
@@ -102,8 +103,7 @@ impl Service {
 
     async fn release_left(self: &Arc<Service>, key: &Key) -> Result<()> {
         let Some(item) = self.node.store.view().await?.get(key).await? else { return Ok(()) };
-        let damaged = || LockError::Corrupt { place: "what an execution has left".into() };
-        let left = Left::decode(&item.value).ok_or_else(damaged)?;
+        let left = Left::decode(&item.value).map_err(|why| why.at("what an execution has left"))?;
         for (lock, ticket) in left.requests {
             self.unless_damaged(self.ask(&lock, Ask::Release { ticket, id: None }, None).await)?;
         }
@@ -120,9 +120,8 @@ impl Service {
         let passed_over = |key: &Key| tracing::error!(%key, ?owner, "a request of this owner is damaged and left");
         damaged.iter().for_each(passed_over);
         for (key, item) in found {
-            let ticket = item.value.as_ref().try_into().map(u64::from_be_bytes);
-            match (Spaces::read_owned(owner, &key), ticket) {
-                (Some((lock, id)), Ok(ticket)) => owned.entry(lock).or_default().push((ticket, id)),
+            match (Spaces::read_owned(owner, &key), Ticket::decode(&item.value)) {
+                (Some((lock, id)), Ok(Ticket(ticket))) => owned.entry(lock).or_default().push((ticket, id)),
                 _ => passed_over(&key),
             }
         }

@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::lock::error::{LockError, LockKind, Result};
 use crate::lock::lane::Ask;
 use crate::lock::name::{Spaces, read_ticket};
-use crate::lock::stored::{Forced, Head, Lease, Request};
+use crate::lock::stored::{Forced, Head, Lease, Request, Ticket};
 use crate::lock::{LockName, LockScope, Locks, Owner};
+use crate::record::Record;
 use crate::store::{Item, Key, Order, Store, Timestamp, View};
 
 /// A lock, in a list.
@@ -153,9 +154,8 @@ impl StoredLocks {
                 if !key.bytes().starts_with(&within) {
                     return Ok(page);
                 }
-                let (Some(name), Some(head)) = (LockName::read_head(&key), Head::decode(&item.value)) else {
-                    return Err(LockError::Corrupt { place: format!("{key}") });
-                };
+                let name = LockName::read_head(&key).ok_or_else(|| LockError::Corrupt { place: format!("{key}") })?;
+                let head = Head::decode(&item.value).map_err(|why| why.at(format!("lock {:?}", name.to_string())))?;
                 let Some(kind) = head.kind else { continue };
                 if page.locks.len() == limit {
                     page.next = page.locks.last().map(|last| last.name.clone());
@@ -173,22 +173,21 @@ impl StoredLocks {
         let missing = || LockError::NotFound { lock: name.to_string() };
         let spaces = self.spaces.as_ref().ok_or_else(missing)?;
         let view = self.store.view().await?;
-        let head = view.get(&spaces.head(&name)).await?.and_then(|item| Head::decode(&item.value));
-        let head = head.ok_or_else(missing)?;
+        let head = view.get(&spaces.head(&name)).await?.ok_or_else(missing)?;
+        let head = Head::decode(&head.value).map_err(|why| why.at(format!("lock {:?}", name.to_string())))?;
         let kind = head.kind.ok_or_else(missing)?;
         let (mut holders, mut waiters, mut forced) = (Vec::new(), Vec::new(), Vec::new());
         let limit = usize::try_from(head.used).unwrap_or(usize::MAX).saturating_add(MOST_WAITERS);
         for (key, item) in view.scan(&spaces.requests_from(&name, 0), Order::Ascending, limit).await? {
-            let (Some((_, token)), Some(request)) = (read_ticket(&key), Request::decode(&item.value)) else {
-                return Err(LockError::Corrupt { place: format!("{key}") });
-            };
+            let (_, token) = read_ticket(&key).ok_or_else(|| LockError::Corrupt { place: format!("{key}") })?;
+            let request = Request::decode(&item.value).map_err(|why| why.at(format!("{key}")))?;
             let position = request.granted_us.is_none().then_some(waiters.len() as u64);
             let requested = requested(&view, spaces, token, request, position).await?;
             if requested.granted_us.is_some() { holders.push(requested) } else { waiters.push(requested) }
         }
         let range = spaces.forced.prefix(name.bytes());
         for (key, item) in view.scan(&range, Order::Descending, MOST_FORCED).await? {
-            if let (Some((_, token)), Some(Forced { request, at_us, reason })) =
+            if let (Some((_, token)), Ok(Forced { request, at_us, reason })) =
                 (read_ticket(&key), Forced::decode(&item.value))
             {
                 let was_held = request.granted_us.is_some();
@@ -204,9 +203,9 @@ impl StoredLocks {
         let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
         let found = self.store.view().await?.scan(&spaces.owned_by(owner), Order::Ascending, usize::MAX).await?;
         let read = |(key, item): (Key, Item)| {
-            let ticket = item.value.as_ref().try_into().map(u64::from_be_bytes).ok();
+            let Ticket(ticket) = Ticket::decode(&item.value).map_err(|why| why.at(format!("{key}")))?;
             let corrupt = || LockError::Corrupt { place: format!("{key}") };
-            Spaces::read_owned(owner, &key).map(|(lock, _)| lock).zip(ticket).ok_or_else(corrupt)
+            Spaces::read_owned(owner, &key).map(|(lock, _)| (lock, ticket)).ok_or_else(corrupt)
         };
         let mut found = found.into_iter().map(read).collect::<Result<Vec<_>>>()?;
         // One that was entered again has several names.
@@ -227,7 +226,7 @@ async fn requested(
         Owner::Session(id) => view.get(&spaces.session(*id)).await?,
         Owner::Execution(_) => None,
     };
-    let lease = lease.and_then(|item| Lease::decode(&item.value));
+    let lease = lease.and_then(|item| Lease::decode(&item.value).ok());
     let label = lease.as_ref().map(|lease| lease.label.clone());
     let lease = lease.map(|lease| (lease.renewed_us, lease.lease_us));
     Ok(Requested { owner, label, token, permits, since_us, granted_us, position, lease })

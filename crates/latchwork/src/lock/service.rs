@@ -17,6 +17,7 @@ use crate::lock::stored::Request;
 use crate::lock::table::Told;
 use crate::lock::{LockName, Owner};
 use crate::node::Node;
+use crate::record::Record;
 use crate::store::{ErrorKind, StoreError, Uuid};
 
 /// By lock and ticket, in an order that is the same each time.
@@ -158,7 +159,7 @@ impl Service {
                 item => item?,
             };
             let told = match item.map(|item| Request::decode(&item.value)) {
-                Some(Some(request)) if request.granted_us.is_some() => Told::Granted(ticket),
+                Some(Ok(request)) if request.granted_us.is_some() => Told::Granted(ticket),
                 Some(_) => continue,
                 None => Told::Gone(ticket, Gone::SessionLost),
             };

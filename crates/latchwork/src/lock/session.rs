@@ -18,6 +18,7 @@ use crate::lock::service::{AGAIN, Service};
 use crate::lock::stored::Lease;
 use crate::lock::{Locks, Owner};
 use crate::node::SHARD;
+use crate::record::{Record, Unreadable};
 use crate::store::{Check, Commit, ErrorKind, Outcome, Receipt, Rev, StoreError, Uuid};
 
 /// The session is as it is known, or there at all.
@@ -200,7 +201,7 @@ impl Shared {
             self.lose();
             return Ok(false);
         };
-        let Some(record) = Lease::decode(&item.value) else {
+        let Ok(record) = Lease::decode(&item.value) else {
             tracing::error!(session = %self.id, "the record of a session is damaged, and the session is lost");
             self.lose();
             self.leave();
@@ -353,7 +354,7 @@ impl Service {
     /// What a lock whose records are damaged holds is left as it is: others are not to suffer from it.
     pub(super) fn unless_damaged<T>(&self, done: Result<T>) -> Result<()> {
         match done {
-            Err(error) if error.kind() == ErrorKind::Corrupt => {
+            Err(error) if error.kind() == ErrorKind::Corrupt || matches!(error, LockError::UnknownVersion { .. }) => {
                 tracing::error!(%error, "a lock could not be released");
                 Ok(())
             }
@@ -374,12 +375,17 @@ impl Service {
         // They were seen now, and not before it was looked.
         let now = self.node.store.env().monotonic();
         let found = sessions.found.iter().map(|(key, item)| (key, item.rev, Lease::decode(&item.value)));
-        let damaged = sessions.damaged.iter().map(|key| (key, Rev::default(), None));
+        let damaged = sessions.damaged.iter().map(|key| (key, Rev::default(), Err(Unreadable::Damaged)));
         for (key, rev, record) in found.chain(damaged) {
-            if record.is_none() {
-                tracing::error!(%key, "the record of a session is damaged, and the session ends after the usual lease");
-            }
-            let lease = record.map_or(LEASE, |record: Lease| Duration::from_micros(record.lease_us));
+            let lease = match record {
+                Ok(record) => Duration::from_micros(record.lease_us),
+                // The program that has begun it knows how long its lease is.
+                Err(why) if why.is_version() => continue,
+                Err(_) => {
+                    tracing::error!(%key, "a session is damaged, and ends after the usual lease");
+                    LEASE
+                }
+            };
             match Uuid::from_slice(key.bytes()) {
                 Ok(id) => drop(self.watched.lock().insert(id, Watched { rev, lease, since: now })),
                 Err(_) => tracing::error!(%key, "the key of a session is damaged and is passed over"),

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::lock::{LockKind, LockName, Owner};
-use crate::workflow::record::stored;
+use crate::record::{Record, stored};
+use crate::store::Bytes;
 
 /// A lock as a whole. It is written with every change of anything of the lock, so its rev tells whether what is known
 /// of the lock is up to date, and new tickets are made of it.
@@ -68,3 +69,19 @@ pub(crate) struct Left {
 }
 
 stored!(Head, Request, Lease, Forced, Left);
+
+/// The ticket of a request, as its owner's entry tells it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Ticket(pub(crate) u64);
+
+impl Record for Ticket {
+    fn encode(&self) -> Bytes {
+        let mut out = [Self::VERSION; 9];
+        out[1..].copy_from_slice(&self.0.to_be_bytes());
+        Bytes::copy_from_slice(&out)
+    }
+
+    fn read(_: u8, fields: &[u8]) -> Option<Ticket> {
+        fields.try_into().ok().map(|ticket| Ticket(u64::from_be_bytes(ticket)))
+    }
+}

@@ -10,9 +10,10 @@ use crate::lock::lane::{Answer, Ask, Ear, Gone, Want};
 use crate::lock::name::read_ticket;
 use crate::lock::owners::{Notice, Notices};
 use crate::lock::service::Service;
-use crate::lock::stored::{Forced, Head, Request};
+use crate::lock::stored::{Forced, Head, Request, Ticket};
 use crate::lock::{LockKind, LockName, Owner};
 use crate::node::ExecutionId;
+use crate::record::{Record, Unreadable};
 use crate::store::{Check, ErrorKind, Key, Order, Rev, View, Write};
 
 /// How many of those who wait are read at once, and are kept in memory at the most.
@@ -99,10 +100,7 @@ impl Table {
         let next = newest.as_ref().map_or(0, |newest| newest.rev.0) + 1;
         let rev = newest.as_ref().filter(|newest| newest.value.is_some()).map(|newest| newest.rev);
         let head = match newest.and_then(|newest| newest.value) {
-            Some(value) => {
-                let damaged = || LockError::Corrupt { place: format!("lock {:?}", lock.to_string()) };
-                Head::decode(&value).ok_or_else(damaged)?
-            }
+            Some(value) => Head::decode(&value).map_err(|why| why.at(format!("lock {:?}", lock.to_string())))?,
             None => Head::default(),
         };
         let whole = head.waiting == 0;
@@ -300,7 +298,11 @@ impl<'a> Planned<'a> {
             return Ok(None);
         }
         let Some(item) = self.view().await?.get(&key).await? else { return Ok(None) };
-        let Ok(ticket) = item.value.as_ref().try_into().map(u64::from_be_bytes) else { return Ok(None) };
+        let ticket = match Ticket::decode(&item.value) {
+            Ok(Ticket(ticket)) => ticket,
+            Err(Unreadable::Damaged) => return Ok(None),
+            Err(why) => return Err(why.at(format!("an entry of {owner} for lock {:?}", self.lock.to_string())).into()),
+        };
         Ok(self.request(ticket).await?.map(|request| (ticket, request)))
     }
 
@@ -475,7 +477,9 @@ impl<'a> Planned<'a> {
             let mut page = BTreeMap::new();
             for (key, item) in found {
                 match (read_ticket(&key), Request::decode(&item.value)) {
-                    (Some((_, ticket)), Some(request)) => drop(page.insert(ticket, request)),
+                    (Some((_, ticket)), Ok(request)) => drop(page.insert(ticket, request)),
+                    // To pass it over would be to grant it.
+                    (_, Err(why)) if why.is_version() => return Err(why.at(format!("request {key}")).into()),
                     _ => tracing::error!(%key, "a damaged request is passed over"),
                 }
             }
@@ -499,8 +503,8 @@ impl<'a> Planned<'a> {
         }
         let key = self.service.spaces.request(self.lock, ticket);
         let item = self.view().await?.get(&key).await?;
-        let damaged = || LockError::Corrupt { place: format!("request {ticket} for lock {:?}", self.lock.to_string()) };
-        item.map(|item| Request::decode(&item.value).ok_or_else(damaged)).transpose()
+        let place = || format!("request {ticket} for lock {:?}", self.lock.to_string());
+        Ok(item.map(|item| Request::decode(&item.value).map_err(|why| why.at(place()))).transpose()?)
     }
 
     async fn view(&mut self) -> Result<&View> {
@@ -528,7 +532,7 @@ impl<'a> Planned<'a> {
         };
         for (key, ticket) in std::mem::take(&mut self.names) {
             part = match ticket {
-                Some(ticket) => part.put(&key, ticket.to_be_bytes().to_vec()),
+                Some(ticket) => part.put(&key, Ticket(ticket).encode()),
                 None => part.delete(&key),
             };
         }

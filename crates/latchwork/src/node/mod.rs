@@ -16,10 +16,11 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::lane::{Part, Runtime, Tag};
-use crate::store::{Result, Store};
+use crate::store::Store;
 
 pub use id::ExecutionId;
 pub(crate) use key::{read_text, write_text};
+pub(crate) use shard::NodeError;
 use shard::{NEVER, Shards};
 
 /// This node owns the shard.
@@ -41,7 +42,7 @@ pub(crate) struct Node {
 
 impl Node {
     /// A node that owns everything: the one that did before is replaced.
-    pub(crate) async fn owner(store: &Store) -> Result<Arc<Node>> {
+    pub(crate) async fn owner(store: &Store) -> Result<Arc<Node>, NodeError> {
         Ok(Node::new(store, Shards::all(store).await?))
     }
 

@@ -2,11 +2,42 @@
 //! checks that it still owns the shard, so a node that was replaced changes nothing more.
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
-use crate::store::{Check, Commit, Generation, Key, Order, Result, Rev, Space, SpaceSpec, Store};
+use crate::record::{BadRecord, Record, stored};
+use crate::store::{Check, Commit, Generation, Key, Order, Result, Rev, Space, SpaceSpec, Store, StoreError};
 
 /// How many shards there are.
 const COUNT: u64 = 64;
+
+/// Tells which node owns a shard.
+#[derive(Serialize, Deserialize)]
+struct Shard {
+    /// Another one for each node.
+    owner: String,
+}
+
+stored!(Shard);
+
+/// Why shards could not be taken.
+#[derive(Debug)]
+pub(crate) enum NodeError {
+    Store(StoreError),
+    /// A record of a newer program.
+    Record(BadRecord),
+}
+
+impl From<StoreError> for NodeError {
+    fn from(error: StoreError) -> NodeError {
+        NodeError::Store(error)
+    }
+}
+
+impl From<BadRecord> for NodeError {
+    fn from(record: BadRecord) -> NodeError {
+        NodeError::Record(record)
+    }
+}
 
 /// number → owner
 const SHARDS: &str = "node.shards";
@@ -34,10 +65,16 @@ impl Shards {
     }
 
     /// Becomes the owner of all shards: the node that was it before is refused from now on.
-    pub(super) async fn all(store: &Store) -> Result<Shards> {
+    pub(super) async fn all(store: &Store) -> Result<Shards, NodeError> {
         let space = store.space(SpaceSpec::new(SHARDS)).await?;
         let keys: Vec<Key> = (0..COUNT).map(|shard| space.key(shard.to_be_bytes())).collect();
-        let owner = store.env().uuid().to_string();
+        for (key, item) in store.view().await?.scan(&space.all(), Order::Ascending, usize::MAX).await? {
+            // What a newer program owns is not taken from it: it may mean something else by owning it.
+            if let Some(why) = Shard::decode(&item.value).err().filter(|why| why.is_version()) {
+                return Err(why.at(format!("shard {key}")).into());
+            }
+        }
+        let owner = Shard { owner: store.env().uuid().to_string() }.encode();
         let commit = keys.iter().fold(Commit::new(), |commit, key| commit.put(key, owner.clone()));
         let revs = store.commit(commit).await?.applied().map(|receipt| receipt.revs).unwrap_or_default();
         let owned = keys.into_iter().zip(revs).map(|(key, rev)| rev.map_or(Owned::Lost, |rev| Owned::At(key, rev)));

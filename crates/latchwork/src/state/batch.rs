@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::record::Record as _;
 use crate::state::once::Answer;
 use crate::state::op::{Event, difference};
 use crate::state::queue::{Body, Changed, Held, Job, Ran, Refusal, Running, Settled, drive, start};
@@ -24,7 +25,7 @@ impl Known {
     /// What a container holds as a view shows it.
     pub(crate) async fn at(view: &View, key: &Key, name: &str) -> Result<Known> {
         let Some(item) = view.get(key).await? else { return Ok(Known { rev: None, state: None }) };
-        let record = Record::decode(&item.value).ok_or_else(|| StateError::Corrupt { key: name.into() })?;
+        let record = Record::decode(&item.value).map_err(|why| why.at(name))?;
         Ok(Known { rev: Some(item.rev), state: record.into_state() })
     }
 }

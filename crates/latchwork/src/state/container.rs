@@ -22,7 +22,7 @@ use crate::state::queue::{
 use crate::state::stored::Shelf;
 use crate::state::watch::{Change, Source, StateWatch};
 use crate::state::{MutationError, Result, StateError};
-use crate::store::{Env, Generation, Key, Rev, StoreError};
+use crate::store::{Env, Generation, Key, Rev};
 
 /// A state that is changed by one mutation at a time, in the order they came.
 ///
@@ -60,8 +60,8 @@ pub(crate) trait Steward: Send + Sync {
     /// Has a job done, and answered in the end.
     fn change<'a>(&'a self, place: &'a Place, job: Job) -> Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
-    /// The store does not serve. What this gives is what the caller is told, if it ever is.
-    fn failed(&self, error: StoreError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>>;
+    /// The store does not serve, or a newer program is needed. What this gives is what the caller is told, if it is.
+    fn failed(&self, error: StateError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>>;
 }
 
 /// How a container is treated.
@@ -346,7 +346,9 @@ impl Container {
     /// What a caller is told, if it is.
     async fn told(&self, error: StateError) -> StateError {
         match (&self.home, error) {
-            (Home::By(_, steward), StateError::Store(error)) => steward.failed(error).await,
+            (Home::By(_, steward), error @ (StateError::Store(_) | StateError::UnknownVersion { .. })) => {
+                steward.failed(error).await
+            }
             (_, error) => error,
         }
     }

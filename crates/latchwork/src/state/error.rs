@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::json::{JsonError, PathError};
+use crate::record::unreadable;
 use crate::store::{ErrorKind, Rev, StoreError};
 
 /// The result of an operation on state.
@@ -68,8 +69,11 @@ pub enum StateError {
     #[error("the mutation of {key} was given up; whether it was applied is not known")]
     Abandoned { key: String },
     /// A stored record that cannot be read.
-    #[error("{key} is damaged: it cannot be read")]
-    Corrupt { key: String },
+    #[error("{place} is damaged: it cannot be read")]
+    Corrupt { place: String },
+    /// A stored record of a version that this program does not know.
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    UnknownVersion { place: String, found: u8, supported: u8 },
     /// An idempotency key that was used before for another operation.
     #[error("idempotency key {once:?} of {key} was used before, for another call of {operation}")]
     OnceReused { key: String, once: String, operation: String },
@@ -117,6 +121,8 @@ pub enum MutationError<E> {
     Refused(E),
 }
 
+unreadable!(StateError);
+
 impl StateError {
     /// The class of the failure.
     pub fn kind(&self) -> ErrorKind {
@@ -141,6 +147,7 @@ impl StateError {
             | TooLarge { .. }
             | OnceReused { .. }
             | Unwatchable { .. }
+            | UnknownVersion { .. }
             | NoRuntime => ErrorKind::Invalid,
         }
     }

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::json;
-use crate::state::{Result, StateError};
-use crate::store::{Commit, Key, Order, Space, Store, Timestamp};
+use crate::record::Record;
+use crate::state::Result;
+use crate::store::{Bytes, Commit, Key, Order, Space, Store, Timestamp};
 
 /// How long an answer is kept.
 const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -23,6 +24,18 @@ pub(crate) struct Answer {
     pub(crate) value: Value,
     pub(crate) rev: u64,
     pub(crate) changed: bool,
+}
+
+impl Record for Answer {
+    fn encode(&self) -> Bytes {
+        let mut out = vec![Self::VERSION];
+        serde_json::to_writer(&mut out, self).expect("an answer can be written as JSON");
+        out.into()
+    }
+
+    fn read(_: u8, fields: &[u8]) -> Option<Answer> {
+        json::parse_stored(fields)
+    }
 }
 
 /// Where answers are kept. Two kinds of keys: the answers, and their places in the order of time.
@@ -55,14 +68,13 @@ impl Answers {
     pub(crate) async fn get(&self, store: &Store, key: &Key) -> Result<Option<Answer>> {
         let item = store.view().await?.get(key).await?;
         // One that cannot be read was given all the same: to run the mutation again would apply it twice.
-        let damaged = || StateError::Corrupt { key: "the answer to an idempotency key".into() };
-        item.map(|item| json::parse_stored(&item.value).ok_or_else(damaged)).transpose()
+        let answer = item.map(|item| Answer::decode(&item.value)).transpose();
+        Ok(answer.map_err(|why| why.at("the answer to an idempotency key"))?)
     }
 
     /// Adds an answer to a commit, under the check that there is none.
     pub(crate) fn put(&self, commit: Commit, key: &Key, now: Timestamp, answer: &Answer) -> Commit {
-        let value = serde_json::to_vec(answer).expect("an answer can be written as JSON");
-        commit.absent(key).put(key, value).put(&self.place(now, key), Vec::new())
+        commit.absent(key).put(key, answer.encode()).put(&self.place(now, key), Vec::new())
     }
 
     /// Adds the removal of some answers that are outdated to a commit.

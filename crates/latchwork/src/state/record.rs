@@ -5,7 +5,6 @@ use serde_json::Value;
 
 use crate::store::Bytes;
 
-const VERSION: u8 = 1;
 const REMOVED: u8 = 0;
 const PRESENT: u8 = 1;
 
@@ -27,9 +26,11 @@ impl Record {
             Record::Present(value) => Some(value),
         }
     }
+}
 
-    pub(crate) fn encode(&self) -> Bytes {
-        let mut out = vec![VERSION];
+impl crate::record::Record for Record {
+    fn encode(&self) -> Bytes {
+        let mut out = vec![Self::VERSION];
         match self {
             Record::Removed => out.push(REMOVED),
             Record::Present(value) => {
@@ -40,10 +41,10 @@ impl Record {
         out.into()
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Record> {
-        match bytes {
-            [VERSION, REMOVED] => Some(Record::Removed),
-            [VERSION, PRESENT, json @ ..] => crate::json::parse_stored(json).map(Record::Present),
+    fn read(_: u8, fields: &[u8]) -> Option<Record> {
+        match fields {
+            [REMOVED] => Some(Record::Removed),
+            [PRESENT, json @ ..] => crate::json::parse_stored(json).map(Record::Present),
             _ => None,
         }
     }
@@ -52,6 +53,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Record as _;
     use serde_json::json;
 
     #[test]
@@ -60,10 +62,10 @@ mod tests {
         for record in
             [Record::Removed, Record::Present(json!(null)), Record::Present(json!({"a": 1.5})), Record::Present(deep)]
         {
-            assert_eq!(Record::decode(&record.encode()), Some(record));
+            assert_eq!(Record::decode(&record.encode()), Ok(record));
         }
         for bytes in [&[][..], &[1], &[1, 0, 0], &[1, 1], &[2, 0], &[1, 1, b'{']] {
-            assert_eq!(Record::decode(bytes), None, "{bytes:?}");
+            assert!(Record::decode(bytes).is_err(), "{bytes:?}");
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::backoff::{doubled, jittered};
+use crate::record::Record as _;
 use crate::state::batch::{Batch, CameTo, Done, Known};
 use crate::state::once::{Answer, Answers};
 use crate::state::queue::{Body, Changed, Identity, Job, Ran, Retry, Running, Settled, drive};

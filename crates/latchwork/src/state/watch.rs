@@ -4,9 +4,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use crate::record::Record as _;
+use crate::state::Result;
 use crate::state::op::Event;
 use crate::state::record::Record;
-use crate::state::{Result, StateError};
 use crate::store::{Generation, Rev, Timestamp, Watch};
 
 /// A committed change of a container.
@@ -49,9 +50,8 @@ impl StateWatch {
         loop {
             let commit = watch.next().await?;
             let Some(change) = commit.changes.into_iter().next() else { continue };
-            let damaged = || StateError::Corrupt { key: self.key.clone() };
             let state = match change.value {
-                Some(value) => Record::decode(&value).ok_or_else(damaged)?.into_state(),
+                Some(value) => Record::decode(&value).map_err(|why| why.at(&*self.key))?.into_state(),
                 None => None,
             };
             let events = Told::decode(&commit.meta, &self.key);

@@ -8,6 +8,7 @@ use super::trace::What;
 use crate::lock::name::{FORCED, HEADS, REQUESTS, SESSIONS, read_ticket};
 use crate::lock::stored::{Forced, Head, Lease, Request};
 use crate::lock::{LockName, Owner};
+use crate::record::Record;
 use crate::store::{Check, Key, Uuid, Write};
 
 /// What is stored of locks, and what was wrong on the way there.
@@ -38,7 +39,7 @@ impl Audit {
         for (space, write) in writes {
             match (&**space, write) {
                 (HEADS, Write::Put(key, value)) => {
-                    let Some((lock, head)) = LockName::read_head(key).zip(Head::decode(value)) else {
+                    let Some((lock, head)) = LockName::read_head(key).zip(Head::decode(value).ok()) else {
                         self.wrong.push(format!("the head of a lock cannot be read: {key}"));
                         continue;
                     };
@@ -49,7 +50,7 @@ impl Audit {
                     *known = head;
                     touched.insert(lock);
                 }
-                (REQUESTS, Write::Put(key, value)) => granted.extend(self.request(key, Request::decode(value))),
+                (REQUESTS, Write::Put(key, value)) => granted.extend(self.request(key, Request::decode(value).ok())),
                 (REQUESTS, Write::Delete(key)) => {
                     let Some((lock, token)) = read_ticket(key) else { continue };
                     let request = self.locks.entry(lock.clone()).or_default().requests.remove(&token);
@@ -58,7 +59,9 @@ impl Audit {
                     }
                 }
                 (FORCED, Write::Put(key, value)) => {
-                    let Some(((lock, token), forced)) = read_ticket(key).zip(Forced::decode(value)) else { continue };
+                    let Some(((lock, token), forced)) = read_ticket(key).zip(Forced::decode(value).ok()) else {
+                        continue;
+                    };
                     let Request { owner, granted_us, .. } = forced.request;
                     events.push(What::Forced { lock, token, owner, was_held: granted_us.is_some() });
                 }
@@ -102,7 +105,7 @@ impl Audit {
     fn session(&mut self, write: &Write, checks: &[Check], now: Duration) -> Option<What> {
         let id = Uuid::from_slice(write.key().bytes()).ok()?;
         if let Write::Put(_, value) = write {
-            let lease = Duration::from_micros(Lease::decode(value)?.lease_us);
+            let lease = Duration::from_micros(Lease::decode(value).ok()?.lease_us);
             self.sessions.insert(id, (now, lease));
             return None;
         }

@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use super::audit::Audit;
 use super::fault::{Gate, Side};
 use super::trace::{Event, Trace, What};
+use crate::record::Record;
 use crate::store::backend::{Answer, Backend, MemoryBackend};
 use crate::store::{Commit, Env, Outcome, Result, SpaceId, StoreError, Timestamp, VirtualClock, Write};
 use crate::workflow::engine::REMOVALS;
@@ -163,7 +164,7 @@ impl World {
                 let space = write.key().space();
                 let name = spaces.get(&space).cloned().unwrap_or_else(|| space.to_string());
                 if let (REMOVALS, Write::Put(key, value)) = (&*name, write)
-                    && let Some(Removal::Execution) = Removal::decode(value)
+                    && let Ok(Removal::Execution) = Removal::decode(value)
                 {
                     ended = read_alarm_key(key.bytes()).map(|(_, id)| id);
                 }

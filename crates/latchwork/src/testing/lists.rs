@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::record::Record;
 use crate::store::{Key, Order, Range, Store, Timestamp, View};
 use crate::testing::locks;
 use crate::workflow::engine::{EXECUTIONS, KEPT, TIMERS};
@@ -25,7 +26,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>> {
     let mut differences = Vec::new();
     for (key, item) in view.scan(&executions.all(), Order::Ascending, usize::MAX).await? {
         let id = ExecutionId::from(String::from_utf8_lossy(key.bytes()).as_ref());
-        let Some(execution) = Execution::decode(&item.value) else {
+        let Ok(execution) = Execution::decode(&item.value) else {
             differences.push(format!("{id} cannot be read"));
             continue;
         };

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use crate::lock::LockName;
 use crate::lock::Owner;
 use crate::lock::name::{HEADS, OWNED, REQUESTS, SESSIONS, Spaces, read_ticket};
-use crate::lock::stored::{Head, Request};
+use crate::lock::stored::{Head, Request, Ticket};
+use crate::record::Record;
 use crate::store::{Order, Space, Store, StoreError, View};
 use crate::workflow::engine::EXECUTIONS;
 use crate::workflow::record::Execution;
@@ -25,7 +26,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
     let mut by_lock: BTreeMap<LockName, Vec<(u64, Request)>> = BTreeMap::new();
     for (key, item) in view.scan(&requests.all(), Order::Ascending, usize::MAX).await? {
         match (read_ticket(&key), Request::decode(&item.value)) {
-            (Some((lock, ticket)), Some(request)) => by_lock.entry(lock).or_default().push((ticket, request)),
+            (Some((lock, ticket)), Ok(request)) => by_lock.entry(lock).or_default().push((ticket, request)),
             _ => wrong.push(format!("request {key} cannot be read")),
         }
     }
@@ -35,8 +36,8 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
             for name in request.names() {
                 count += 1;
                 let key = Spaces::owned_key(&owned, &request.owner, lock, name);
-                let found = view.get(&key).await?.map(|item| item.value.to_vec());
-                if found.as_deref() != Some(&ticket.to_be_bytes()) {
+                let found = view.get(&key).await?.map(|item| Ticket::decode(&item.value));
+                if found != Some(Ok(Ticket(*ticket))) {
                     wrong.push(format!("{} does not know of its request {ticket} for {lock}", request.owner));
                 }
             }
@@ -49,7 +50,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
     }
     for (key, item) in view.scan(&heads.all(), Order::Ascending, usize::MAX).await? {
         match (LockName::read_head(&key), Head::decode(&item.value)) {
-            (Some(lock), Some(head)) => wrong.extend(contradictions(&lock, &head, by_lock.remove(&lock))),
+            (Some(lock), Ok(head)) => wrong.extend(contradictions(&lock, &head, by_lock.remove(&lock))),
             _ => wrong.push(format!("lock {key} cannot be read")),
         }
     }
@@ -74,7 +75,7 @@ async fn dead(
         }
         Owner::Execution(id) => {
             let item = view.get(&executions.key(id.as_bytes())).await?;
-            let execution = item.and_then(|item| Execution::decode(&item.value));
+            let execution = item.and_then(|item| Execution::decode(&item.value).ok());
             execution.is_some_and(|execution| !execution.status.is_terminal() && execution.has_locks)
         }
     };

@@ -100,7 +100,7 @@ impl TestEngineBuilder {
         step: &str,
         mock: impl Fn(u32) -> std::result::Result<T, Failure> + Send + Sync + 'static,
     ) -> TestEngineBuilder {
-        let text = |error: crate::json::JsonError| Failure::new(format!("the mock's result: {error}"));
+        let text = |error: crate::json::JsonError| Failure::no_json("the mock's result", &error);
         let mock = Arc::new(move |attempt| crate::json::to_value(&mock(attempt)?).map_err(text));
         let step = step.to_string();
         self.set_up.push(Box::new(move |builder| builder.mock(&step, mock.clone())));

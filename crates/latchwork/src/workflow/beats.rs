@@ -22,7 +22,7 @@ impl Drop for BeatsEnd<'_> {
 }
 
 fn over() -> Failure {
-    Failure::new("the attempt is over")
+    Failure::new("the attempt is over").with_code("latchwork.attempt.over")
 }
 
 /// Where an attempt tells of itself. From any task.

@@ -16,7 +16,8 @@ use crate::lane::{Part, Turn};
 use crate::lock::Owner;
 use crate::lock::free::Freed;
 use crate::lock::lane::Ask;
-use crate::store::{Commit, ErrorKind, Item, Key, Order, Outcome, StoreError, Timestamp, Write};
+use crate::record::Record;
+use crate::store::{Commit, ErrorKind, Order, Outcome, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Inner, check_name};
@@ -112,7 +113,8 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
     pub async fn start(self) -> std::result::Result<Child<O>, Failure> {
         let StartChild { ctx, workflow, input, id, close, labels } = self;
         let name = workflow.name();
-        let json = json::to_value(&input).map_err(|error| Failure::new(format!("the input of {name:?}: {error}")))?;
+        let json =
+            json::to_value(&input).map_err(|error| Failure::no_json(format!("the input of {name:?}"), &error))?;
         let input = json.to_string();
         ctx.run.fits("the input", input.len())?;
         labels.check()?;
@@ -284,7 +286,7 @@ impl<O: DeserializeOwned> Child<O> {
         let id = &self.id;
         if self.close == Close::Abandon {
             let message = format!("child {id:?} was started to be abandoned, and its end cannot be waited for here");
-            return Err(Failure::new(message).not_retryable());
+            return Err(Failure::new(message).with_code("latchwork.child.abandoned").not_retryable());
         }
         let call = Call { kind: Kind::ChildEnd, name: id, argument: 0 };
         let wrong = |error| Failure::new(format!("the output of child {id:?} does not fit: {error}"));
@@ -363,7 +365,7 @@ impl Run {
         doing.arrived().await;
         let children = match self.engine.children(&self.id).await {
             Ok(children) => children,
-            Err(error) => return self.stop_for(self.failed(error)).await,
+            Err(error) => return self.stop_for(self.stops(error)).await,
         };
         for (child, kept::Child { birth, .. }) in children.into_iter().filter(|(_, it)| it.close == Close::Await) {
             let now = self.env().now();
@@ -397,9 +399,7 @@ impl Run {
             });
             let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), how).await {
                 Ok(closing) => closing,
-                Err(WorkflowError::Store(error)) => return Err(self.failed(error)),
-                Err(WorkflowError::Stopped) => return Err(Stop::Fenced),
-                Err(error) => return Err(Stop::Parked(error.to_string())),
+                Err(error) => return Err(self.stops(error)),
             };
             self.forget_effects_on(&closing.parts);
             let (mut commit, boarded) = self.board(Commit::new(), next.clone());
@@ -465,14 +465,19 @@ pub(crate) struct Closing {
 
 impl Inner {
     /// The children of an execution that have not ended, and what its end means for them.
-    async fn children(&self, id: &ExecutionId) -> std::result::Result<Vec<(ExecutionId, kept::Child)>, StoreError> {
+    async fn children(&self, id: &ExecutionId) -> Result<Vec<(ExecutionId, kept::Child)>> {
         let kept = self.kept(id);
         let found = self.store.view().await?.scan(&kept.children(), Order::Ascending, usize::MAX).await?;
-        let unknown = || kept::Child { close: Close::Cancel, birth: 0 };
-        let child = |(key, item): (Key, Item)| {
-            Some((kept.read_child(&key)?, kept::Child::decode(&item.value).unwrap_or_else(unknown)))
-        };
-        Ok(found.into_iter().filter_map(child).collect())
+        let mut children = Vec::with_capacity(found.len());
+        for (key, item) in found {
+            let Some(child) = kept.read_child(&key) else { continue };
+            let how = match kept::Child::decode(&item.value) {
+                Err(why) if why.is_version() => return Err(why.at(format!("child {child:?} of {id:?}")).into()),
+                how => how.unwrap_or(kept::Child { close: Close::Cancel, birth: 0 }),
+            };
+            children.push((child, how));
+        }
+        Ok(children)
     }
 
     /// What goes with the end of an execution: its parent is told, its children are cancelled that are to be, and the

@@ -85,7 +85,7 @@ impl Ctx {
     /// without end does not grow without end. Messages that were not received are there for the new run, too. Await it
     /// and return what it gives; it never does.
     pub async fn continue_as_new<T>(&self, input: impl Serialize) -> std::result::Result<T, Failure> {
-        let input = json::to_value(&input).map_err(|error| Failure::new(format!("the next input: {error}")))?;
+        let input = json::to_value(&input).map_err(|error| Failure::no_json("the next input", &error))?;
         let input = input.to_string();
         self.run.fits("the next input", input.len())?;
         match self.here().peek(&self.run).await {

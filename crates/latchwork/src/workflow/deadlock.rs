@@ -13,6 +13,7 @@ use crate::lock::lane::Ask;
 use crate::lock::service::AGAIN;
 use crate::lock::stored::{Head, Request};
 use crate::lock::{DeadlockLink, LockError, LockName, LockRefused, Owner, Result};
+use crate::record::{Record, Unreadable};
 use crate::store::{ErrorKind, Item, Key, Order, View};
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{Execution, Status, Wait, WaitsFor, read_text};
@@ -313,15 +314,14 @@ impl Inner {
     /// How a request waits, if it does.
     async fn wait_for(&self, view: &View, lock: &LockName, ticket: u64) -> Result<WaitsForLock> {
         let spaces = &self.locks.spaces;
-        let place = |what: &str| LockError::Corrupt { place: format!("{what} lock {:?}", lock.to_string()) };
-        let damaged = || place("a request for");
-        let read = |item: &Item| Request::decode(&item.value).ok_or_else(damaged);
+        let at = |why: Unreadable, what: &str| LockError::from(why.at(format!("{what} lock {:?}", lock.to_string())));
+        let read = |item: &Item| Request::decode(&item.value).map_err(|why| at(why, "a request for"));
         let request = view.get(&spaces.request(lock, ticket)).await?.as_ref().map(read).transpose()?;
         let Some(Request { permits, .. }) = request.filter(|request| request.granted_us.is_none()) else {
             return Ok(WaitsForLock::No);
         };
         let Some(head) = view.get(&spaces.head(lock)).await? else { return Ok(WaitsForLock::No) };
-        let head = Head::decode(&head.value).ok_or_else(|| place("the head of"))?;
+        let head = Head::decode(&head.value).map_err(|why| at(why, "the head of"))?;
         let capacity = head.kind.map_or(0, |kind| kind.capacity());
         let owner = |(_, item): &(Key, Item)| read(item).map(|request| (request.owner, request.permits));
         // All that hold it were granted it before all that wait.

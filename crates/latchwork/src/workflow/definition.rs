@@ -54,7 +54,7 @@ impl WorkflowBuilder {
         validator: impl Fn(&PublishedValues<'_>, &R) -> std::result::Result<(), Failure> + Send + Sync + 'static,
     ) -> WorkflowBuilder {
         let validator = move |published: &PublishedValues<'_>, request: &str| {
-            let wrong = |error| Failure::new(format!("the request does not fit: {error}"));
+            let wrong = |error| Failure::misfit("the request", &error);
             validator(published, &serde_json::from_str(request).map_err(wrong)?)
         };
         self.validators.insert(update.into(), Arc::new(validator));
@@ -71,13 +71,13 @@ impl WorkflowBuilder {
         O: Serialize + DeserializeOwned,
     {
         let begin = move |ctx: Ctx, input: &str| -> std::result::Result<Running, Failure> {
-            let input = serde_json::from_str(input).map_err(|error| Failure::new(format!("the input: {error}")))?;
+            let input = serde_json::from_str(input).map_err(|error| Failure::misfit("the input", &error))?;
             let run = ctx.run.clone();
             let running = function(ctx, input);
             Ok(Box::pin(async move {
                 let output = running.await.and_then(|output| {
                     let output = json::to_value(&output);
-                    Ok(output.map_err(|error| Failure::new(format!("the output: {error}")))?.to_string())
+                    Ok(output.map_err(|error| Failure::no_json("the output", &error))?.to_string())
                 });
                 run.until_children_ended().await;
                 output

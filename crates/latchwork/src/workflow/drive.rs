@@ -111,6 +111,7 @@ async fn drive(run: Arc<Run>) {
         stop => {
             inner.forced.lock().remove(&run.id);
             match stop {
+                Some(Stop::SetAside(reason)) => inner.put_aside(&run.id, reason),
                 Some(Stop::Failed(error)) if error.kind() == ErrorKind::Corrupt => {
                     inner.put_aside(&run.id, format!("its records are damaged: {error}"));
                 }
@@ -350,8 +351,8 @@ impl Driver<'_> {
             Todo::Read => {
                 let run = self.run.clone();
                 self.fly(async move {
-                    if let Err(error) = run.read_inbox().await {
-                        run.set_stop(run.failed(error));
+                    if let Err(stop) = run.read_inbox().await {
+                        run.set_stop(stop);
                     }
                 });
                 true

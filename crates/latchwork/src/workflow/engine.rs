@@ -16,6 +16,7 @@ use crate::lane::Lanes;
 use crate::lock::service::Service;
 use crate::lock::{self, Lock, LockName, Locks, ReadWriteLock, session};
 use crate::node::Node;
+use crate::record::Record;
 use crate::state::States;
 use crate::store::{Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
 use crate::workflow::alarm::{self, Alarms};
@@ -485,8 +486,8 @@ impl Inner {
     pub(crate) async fn read(&self, id: &ExecutionId) -> Result<Option<(Execution, Rev)>> {
         let item = self.store.view().await?.get(&self.spaces.executions.key(id.as_bytes())).await?;
         let Some(item) = item else { return Ok(None) };
-        let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
-        Ok(Some((Execution::decode(&item.value).ok_or_else(damaged)?, item.rev)))
+        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
+        Ok(Some((execution, item.rev)))
     }
 
     /// Tells those who wait for an execution that it has left memory, and what it has come to, if that is known.

@@ -3,6 +3,8 @@
 use crate::entity::EntityError;
 use crate::json::JsonError;
 use crate::lock::LockError;
+use crate::node::NodeError;
+use crate::record::unreadable;
 use crate::state::StateError;
 use crate::store::{ErrorKind, StoreError};
 use crate::workflow::{ExecutionId, Failure};
@@ -93,6 +95,9 @@ pub enum WorkflowError {
     /// A stored record that cannot be read.
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
+    /// A stored record of a version that this program does not know.
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    UnknownVersion { place: String, found: u8, supported: u8 },
     /// The engine was stopped.
     #[error("the engine has stopped, or another one has taken over; ask the one that runs now")]
     Stopped,
@@ -122,6 +127,17 @@ impl From<LockError> for WorkflowError {
             LockError::Store(error) => error.into(),
             LockError::Stopped => WorkflowError::Stopped,
             error => WorkflowError::Lock(error),
+        }
+    }
+}
+
+unreadable!(WorkflowError);
+
+impl From<NodeError> for WorkflowError {
+    fn from(error: NodeError) -> WorkflowError {
+        match error {
+            NodeError::Store(error) => error.into(),
+            NodeError::Record(record) => record.into(),
         }
     }
 }
@@ -156,6 +172,7 @@ impl WorkflowError {
             | Payload { .. }
             | PayloadTooLong { .. }
             | Mismatch { .. }
+            | UnknownVersion { .. }
             | NoRuntime => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,
@@ -164,6 +181,18 @@ impl WorkflowError {
             Entity(error) => error.kind(),
             Store(error) => error.kind(),
         }
+    }
+
+    /// Whether a newer program is needed.
+    pub(crate) fn is_unknown_version(&self) -> bool {
+        use WorkflowError::*;
+        matches!(
+            self,
+            UnknownVersion { .. }
+                | Lock(LockError::UnknownVersion { .. })
+                | State(StateError::UnknownVersion { .. })
+                | Entity(EntityError::UnknownVersion { .. })
+        )
     }
 
     pub(crate) fn corrupt(place: impl Into<String>) -> WorkflowError {

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::record::Record;
 use crate::store::{Order, Space, Store, Timestamp, View};
 use crate::workflow::engine::{EXECUTIONS, Engine, Inner, JOURNAL, KEPT};
 use crate::workflow::history::{ExecutionState, value};
@@ -118,8 +119,9 @@ impl Executions {
         let kept = Kept::new(&spaces.kept, &id);
         let published = match view.get(&kept.published()).await? {
             None => Published::default(),
-            Some(item) => Published::decode(&item.value)
-                .ok_or_else(|| WorkflowError::corrupt(format!("what execution {id:?} has published")))?,
+            Some(item) => {
+                Published::decode(&item.value).map_err(|why| why.at(format!("what execution {id:?} has published")))?
+            }
         };
         let children = match execution.has_children {
             true => view.scan(&kept.children(), Order::Ascending, usize::MAX).await?,
@@ -141,8 +143,8 @@ impl Executions {
         let missing = || WorkflowError::NotFound { id: id.clone() };
         let spaces = self.spaces.as_ref().ok_or_else(missing)?;
         let item = view.get(&spaces.executions.key(id.as_bytes())).await?.ok_or_else(missing)?;
-        let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
-        Ok((spaces, Execution::decode(&item.value).ok_or_else(damaged)?, item.time))
+        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
+        Ok((spaces, execution, item.time))
     }
 }
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::json;
 use crate::lane::Part;
 use crate::node::SHARD;
+use crate::record::Record;
 use crate::store::{Bytes, Commit, Generation, Item, Key, Order, Outcome, Rev, StoreError, Uuid, View, Write};
 use crate::workflow::child::keep_birth;
 use crate::workflow::engine::{Engine, Inner, check_name};
@@ -152,8 +153,7 @@ impl Source {
     async fn read(engine: &Inner, view: &View, id: &ExecutionId) -> Result<Source> {
         let item = view.get(&engine.spaces.executions.key(id.as_bytes())).await?;
         let item = item.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-        let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
-        let execution = Execution::decode(&item.value).ok_or_else(damaged)?;
+        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
         let entries = entries(view, &engine.spaces.journal, id, &execution, &item).await?;
         Ok(Source { execution, entries })
     }
@@ -262,8 +262,8 @@ impl Source {
         let of_kind = |kind: Kind| kept.values().filter(move |entry| entry.kind == kind && is_finished(entry));
         let names: BTreeSet<&str> = of_kind(Kind::Publish).map(|entry| &*entry.name).collect();
         if let Some(item) = view.get(&engine.kept(source).published()).await?.filter(|_| !names.is_empty()) {
-            let damaged = || WorkflowError::corrupt(format!("what execution {source:?} has published"));
-            let mut published = Published::decode(&item.value).ok_or_else(damaged)?;
+            let place = || format!("what execution {source:?} has published");
+            let mut published = Published::decode(&item.value).map_err(|why| why.at(place()))?;
             published.0.retain(|name, _| names.contains(&**name));
             writes.push(Write::Put(engine.kept(id).published(), published.encode()));
         }

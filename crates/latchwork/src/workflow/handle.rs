@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
 use crate::json;
+use crate::record::Record;
 use crate::store::Timestamp;
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Engine, Inner, Waiter, check_name};
@@ -379,8 +380,7 @@ async fn first(
 async fn keyed(inner: &Inner, workflow: &str, key: &str, input: &str) -> Result<Option<ExecutionId>> {
     let place = inner.spaces.keys.key(keyed_key(workflow, key));
     let Some(item) = inner.store.view().await?.get(&place).await? else { return Ok(None) };
-    let damaged = || WorkflowError::corrupt(format!("idempotency key {key:?}"));
-    let found = Keyed::decode(&item.value).ok_or_else(damaged)?;
+    let found = Keyed::decode(&item.value).map_err(|why| why.at(format!("idempotency key {key:?}")))?;
     let id = ExecutionId::from(found.id);
     if found.input == hash_text(input) { Ok(Some(id)) } else { Err(WorkflowError::KeyReused { key: key.into(), id }) }
 }

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::record::{Record, Unreadable};
 use crate::store::{Generation, Item, Key, Order, Space, Store, Timestamp, View};
 use crate::workflow::engine::{EXECUTIONS, Engine, JOURNAL};
 use crate::workflow::place::{Path, Place};
@@ -185,8 +186,7 @@ impl History {
         let Some((executions, journal)) = spaces(store).await? else { return Ok(None) };
         let view = store.view().await?;
         let Some(item) = view.get(&executions.key(id.as_bytes())).await? else { return Ok(None) };
-        let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
-        let execution = Execution::decode(&item.value).ok_or_else(damaged)?;
+        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
         let operations = operations(&view, &journal, &id, &execution, &item).await?;
         Ok(Some(History::new(&id, execution, item.time, operations)))
     }
@@ -202,8 +202,7 @@ impl History {
             rest = rest.after(last);
             for (key, item) in &found {
                 let id: ExecutionId = String::from_utf8_lossy(key.bytes()).as_ref().into();
-                let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
-                let execution = Execution::decode(&item.value).ok_or_else(damaged)?;
+                let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
                 ids.push((id, execution.workflow));
             }
         }
@@ -308,8 +307,8 @@ pub(crate) async fn entries(
 pub(crate) fn read_entry(id: &ExecutionId, key: &Key, value: &[u8]) -> Result<(Place, Entry, Option<Entry>)> {
     let damaged = || WorkflowError::corrupt(format!("an operation of execution {id:?}"));
     let place = read_place(id, key.bytes()).ok_or_else(damaged)?;
-    let damaged = || WorkflowError::corrupt(format!("operation {place} of execution {id:?}"));
-    let (entry, next) = Entry::decode_with(value).ok_or_else(damaged)?;
+    let at = |why: Unreadable| why.at(format!("operation {place} of execution {id:?}"));
+    let (entry, next) = Entry::decode_with(value).map_err(at)?;
     Ok((place, entry, next))
 }
 

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::{LockName, LockRefused};
+use crate::record::stored;
 use crate::store::{Key, Range, Rev, Space, Uuid};
 use crate::workflow::ExecutionId;
-use crate::workflow::record::{Close, Status, WaitsFor, id_key, read_text, stored};
+use crate::workflow::record::{Close, Status, WaitsFor, id_key, read_text};
 use crate::workflow::run::hash_text;
 
 /// A message to an execution, in its inbox until it is received.

@@ -76,7 +76,7 @@ impl Ctx {
 impl Labels {
     /// Refuses what cannot be looked for.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        let refuse = |what: String| Err(Failure::new(what).not_retryable());
+        let refuse = |what: String| Err(Failure::new(what).with_code("latchwork.labels").not_retryable());
         if self.tags.len() > MOST || self.attributes.len() > MOST {
             return refuse(format!("an execution has at most {MOST} tags and {MOST} attributes"));
         }

@@ -10,6 +10,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::json;
+use crate::record::{Record, Unreadable};
 use crate::store::{ErrorKind, Order, Timestamp, View};
 use crate::workflow::engine::Engine;
 use crate::workflow::executions::Executions;
@@ -225,14 +226,14 @@ impl List {
         let found = match view.get(&spaces.executions.key(id.as_bytes())).await {
             Ok(None) => return Ok(None),
             Ok(Some(item)) => Execution::decode(&item.value),
-            Err(error) if error.kind() == ErrorKind::Corrupt => None,
+            Err(error) if error.kind() == ErrorKind::Corrupt => Err(Unreadable::Damaged),
             Err(error) => return Err(error.into()),
         };
-        if found.is_none() {
+        if let Err(why) = &found {
             // The others can still be listed.
-            tracing::error!(%id, "an execution is damaged and is not listed");
+            tracing::error!(%id, ?why, "an execution cannot be read and is not listed");
         }
-        Ok(found.filter(|found| self.filter.is_met(found)))
+        Ok(found.ok().filter(|found| self.filter.is_met(found)))
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::lock::lane::{Answer, Ask, Want};
 use crate::lock::stored::Forced;
 use crate::lock::{LockError, LockKind, LockName, LockRefused, LockScope, Owner, Token};
+use crate::record::Record;
 use crate::store::{StoreError, Timestamp};
 use crate::workflow::Failure;
 use crate::workflow::ctx::{Call, Ctx, hash};
@@ -210,9 +211,9 @@ impl Run {
         if view.get(&spaces.request(lock, ticket)).await?.is_some() {
             return Ok(Grant::Held);
         }
-        let forced = view.get(&spaces.forced(lock, ticket)).await?.and_then(|item| Forced::decode(&item.value));
-        let lost = |forced: Forced| LockRefused::Forced { lock: lock.to_string(), reason: forced.reason };
-        Ok(forced.map_or(Grant::Past, |forced| Grant::Lost(lost(forced))))
+        let Some(item) = view.get(&spaces.forced(lock, ticket)).await? else { return Ok(Grant::Past) };
+        let reason = Forced::decode(&item.value).map_or_else(|_| "the reason cannot be read".into(), |it| it.reason);
+        Ok(Grant::Lost(LockRefused::Forced { lock: lock.to_string(), reason }))
     }
 }
 
@@ -238,7 +239,7 @@ fn gave(text: &str) -> Outcome<Option<u64>> {
 fn refused(error: LockError) -> Failure {
     match error {
         LockError::Refused(why) => Failure::typed(why).not_retryable(),
-        error => Failure::new(error.to_string()).not_retryable(),
+        error => Failure::new(error.to_string()).with_code("latchwork.lock").not_retryable(),
     }
 }
 

@@ -13,6 +13,7 @@ use crate::lane::{Landing, Lanes, Part, Placed, Plan, Runtime, Tag};
 use crate::lock::owners::{Executions, Notice, Notices, Telling};
 use crate::lock::{LockError, LockName};
 use crate::node::SHARD;
+use crate::record::Record;
 use crate::store::{
     Check, Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, Store, StoreError, Uuid, Write,
 };
@@ -328,6 +329,9 @@ impl Executions for Inner {
                     Ok(false)
                 }
                 Err(WorkflowError::Store(error)) => Err(error.into()),
+                Err(WorkflowError::UnknownVersion { place, found, supported }) => {
+                    Err(LockError::UnknownVersion { place, found, supported })
+                }
                 Err(error) => Err(LockError::Corrupt { place: error.to_string() }),
             }
         })

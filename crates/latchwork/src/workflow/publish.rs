@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json;
+use crate::record::Record;
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::handle::Handle;
@@ -17,7 +18,7 @@ impl Ctx {
     /// Publishes a value under a name, in place of the one that was there. It is seen with the next commit, at the
     /// latest when the workflow waits.
     pub async fn publish(&self, name: &str, value: &impl Serialize) -> std::result::Result<(), Failure> {
-        let json = json::to_value(value).map_err(|error| Failure::new(format!("the value: {error}")))?;
+        let json = json::to_value(value).map_err(|error| Failure::no_json("the value", &error))?;
         let text = json.to_string();
         self.run.fits("the value", text.len())?;
         self.operation(WaitsFor::Store, |_| async move {
@@ -109,8 +110,9 @@ impl Run {
 impl Inner {
     async fn read_published(&self, id: &ExecutionId) -> Result<Published> {
         let item = self.store.view().await?.get(&self.kept(id).published()).await?;
-        let damaged = || WorkflowError::corrupt(format!("what execution {id:?} has published"));
-        item.map_or(Ok(Published::default()), |item| Published::decode(&item.value).ok_or_else(damaged))
+        let place = || format!("what execution {id:?} has published");
+        let Some(item) = item else { return Ok(Published::default()) };
+        Ok(Published::decode(&item.value).map_err(|why| why.at(place()))?)
     }
 
     async fn query<T: DeserializeOwned>(&self, id: &ExecutionId, name: &str) -> Result<Option<T>> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::record::{self, Record, Unreadable, stored};
 use crate::store::{Bytes, Timestamp};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::{ExecutionId, Failure};
@@ -284,16 +285,13 @@ impl Entry {
 
     /// The record of an operation, and of the intent to do the next.
     pub(crate) fn encode_with(&self, next: Option<&Entry>) -> Bytes {
-        encode(&(
-            self,
-            next.map(|next| Intent { name: next.name.clone(), argument: next.argument, since_us: next.since_us }),
-        ))
+        record::write::<Told>(&(self, next.map(Intent::of)))
     }
 
     /// The operation that a record tells of, and the one that was to be next, if it tells of that.
-    pub(crate) fn decode_with(bytes: &[u8]) -> Option<(Entry, Option<Entry>)> {
-        let (entry, next): (Entry, Option<Intent>) = decode(bytes)?;
-        Some((entry, next.map(Intent::into_entry)))
+    pub(crate) fn decode_with(bytes: &[u8]) -> Result<(Entry, Option<Entry>), Unreadable> {
+        let Told(entry, next) = Told::decode(bytes)?;
+        Ok((entry, next.map(Intent::into_entry)))
     }
 
     pub(crate) fn failed(&mut self, failure: &Failure, at: Timestamp) {
@@ -449,37 +447,11 @@ pub(crate) struct Keyed {
     pub(crate) input: u64,
 }
 
-const VERSION: u8 = 1;
+/// What a record of the journal tells: an operation, and the intent to do the next.
+#[derive(Serialize, Deserialize)]
+struct Told(Entry, Option<Intent>);
 
-pub(crate) fn encode<T: Serialize>(record: &T) -> Bytes {
-    // Most records are shorter than this. What is kept is copied out of it, exactly as long as it is.
-    let mut bytes = Vec::with_capacity(256);
-    bytes.push(VERSION);
-    let bytes = postcard::to_extend(record, bytes).expect("a record can be written to memory");
-    Bytes::copy_from_slice(&bytes)
-}
-
-pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
-    let (&VERSION, rest) = bytes.split_first()? else { return None };
-    postcard::from_bytes(rest).ok()
-}
-
-macro_rules! stored {
-    ($($record:ty),*) => {$(
-        impl $record {
-            pub(crate) fn encode(&self) -> $crate::store::Bytes {
-                $crate::workflow::record::encode(self)
-            }
-
-            pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-                $crate::workflow::record::decode(bytes)
-            }
-        }
-    )*};
-}
-pub(crate) use stored;
-
-stored!(Execution, Removal, Keyed);
+stored!(Execution, Removal, Keyed, Told);
 
 /// The longest text that is kept of a failure, in bytes.
 const FAILURE_BYTES: usize = 64 << 10;

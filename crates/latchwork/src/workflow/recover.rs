@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::damage::{Scanned, scan_around};
 use crate::lane::Part;
+use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, Timestamp, View};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::definition::Definition;
@@ -342,7 +343,7 @@ impl Inner {
     /// An execution that is to run and can. One that cannot run here is set aside.
     async fn ready(&self, id: &ExecutionId) -> Result<Option<Ready>> {
         let found = match self.read(id).await {
-            Err(error @ WorkflowError::Corrupt { .. }) => {
+            Err(error @ (WorkflowError::Corrupt { .. } | WorkflowError::UnknownVersion { .. })) => {
                 self.put_aside(id, error.to_string());
                 return Ok(None);
             }

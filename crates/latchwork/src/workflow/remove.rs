@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::lane::Part;
+use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Key, Order, Range, Rev, Space, Timestamp};
 use crate::workflow::alarm::{Alarms, Due, Keeper};
 use crate::workflow::engine::Inner;
@@ -113,13 +114,15 @@ impl<'a> Broom<'a> {
 
     async fn remove(&mut self, due: &Due) -> Result<()> {
         match Removal::decode(&due.item.value) {
-            Some(Removal::Before(run)) => self.runs_before(&due.id, run).await?,
-            Some(Removal::Execution) => {
+            Ok(Removal::Before(run)) => self.runs_before(&due.id, run).await?,
+            Ok(Removal::Execution) => {
                 let at = read_alarm_key(due.key.bytes()).map(|(at, _)| at);
                 self.execution(&due.id, at).await?;
             }
+            // A newer program knows what it means.
+            Err(why) if why.is_version() => return Ok(()),
             // It tells nothing; the rest is for `verify` to find.
-            None => tracing::error!(id = %due.id, key = %due.key, "the alarm of a removal is damaged"),
+            Err(_) => tracing::error!(id = %due.id, key = %due.key, "the alarm of a removal is damaged"),
         }
         self.record = None;
         self.add(&due.key).await
@@ -160,7 +163,7 @@ impl<'a> Broom<'a> {
         if let Some(key) = &execution.key {
             let key = self.engine.spaces.keys.key(keyed_key(&execution.workflow, key));
             let found = self.engine.store.view().await?.get(&key).await?;
-            let is_its = |value: &[u8]| Keyed::decode(value).is_some_and(|keyed| keyed.id == **id);
+            let is_its = |value: &[u8]| Keyed::decode(value).is_ok_and(|keyed| keyed.id == **id);
             last.extend(found.filter(|item| is_its(&item.value)).map(|_| key));
         }
         last.push(self.engine.spaces.executions.key(id.as_bytes()));

@@ -15,7 +15,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
+use crate::entity::EntityError;
 use crate::lock::LockName;
+use crate::record::BadRecord;
+use crate::state::StateError;
 use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Refusal, Rev, StoreError, Timestamp};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
@@ -159,6 +162,8 @@ pub(crate) enum Stop {
     Continued,
     /// It needs an operator.
     Parked(String),
+    /// A newer program has stored something of it that this one cannot read. Nothing is stored of that.
+    SetAside(String),
     /// An operator has ended it, as this.
     Terminated(Status),
     /// This engine is no longer its owner.
@@ -171,6 +176,13 @@ pub(crate) enum Stop {
     Taken,
     /// It has come to the end of a journal that is only to be replayed.
     Replayed,
+}
+
+impl Stop {
+    /// What cannot be read needs a newer program.
+    pub(crate) fn unknown_version(bad: BadRecord) -> Stop {
+        Stop::SetAside(WorkflowError::from(bad).to_string())
+    }
 }
 
 /// What an execution is from a commit on.
@@ -444,6 +456,18 @@ impl Run {
         }
     }
 
+    /// What an error of another layer means: one of the store's, or one that stays until something is done about it.
+    pub(crate) fn stops(&self, error: WorkflowError) -> Stop {
+        match error {
+            WorkflowError::Store(error)
+            | WorkflowError::State(StateError::Store(error))
+            | WorkflowError::Entity(EntityError::Store(error)) => self.failed(error),
+            WorkflowError::Stopped => Stop::Fenced,
+            error if error.is_unknown_version() => Stop::SetAside(error.to_string()),
+            error => Stop::Parked(error.to_string()),
+        }
+    }
+
     /// Why it stops after all.
     pub(crate) fn replace_stop(&self, stop: Stop) {
         self.state.lock().stop = None;
@@ -511,7 +535,7 @@ impl Run {
             return Ok(());
         }
         let message = format!("{what} takes {length} bytes as JSON; the limit is {limit}");
-        Err(Failure::new(message).not_retryable())
+        Err(Failure::new(message).with_code("latchwork.too_large").not_retryable())
     }
 }
 

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::json;
 use crate::lane::Part;
+use crate::record::Record;
 use crate::store::{Check, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
@@ -93,8 +94,9 @@ impl Signal {
             }
         }
         // It was sent before, if it is the same.
-        match item.and_then(|item| Delivered::decode(&item.value)) {
-            Some(sent) if sent == delivered => Ok(()),
+        match item.map(|item| Delivered::decode(&item.value)) {
+            Some(Ok(sent)) if sent == delivered => Ok(()),
+            Some(Err(why)) if why.is_version() => Err(why.at(format!("signal {signal_id:?}")).into()),
             _ => Err(WorkflowError::MessageReused { id: self.id, message: signal_id }),
         }
     }
@@ -302,7 +304,7 @@ impl<'a, T: DeserializeOwned> Receive<'a, T> {
         let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
         let (.., received) = self.ctx.await_message(call, what, until, is_it, read).await;
         let Some(text) = received? else { return Ok(None) };
-        let wrong = |error| Failure::new(format!("the payload of signal {:?} does not fit: {error}", self.name));
+        let wrong = |error| Failure::misfit(format!("the payload of signal {:?}", self.name), &error);
         serde_json::from_str(&text).map(Some).map_err(wrong)
     }
 }

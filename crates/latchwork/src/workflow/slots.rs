@@ -83,7 +83,9 @@ impl Steward for Journal {
             let doing = Doing::begin(run, WaitsFor::Store, None);
             let _listed = Listed(&doing);
             let known = match place.shelf.read(&place.key, &place.name).await {
-                Err(StateError::Store(error)) => return Err(self.failed(error).await),
+                Err(error @ (StateError::Store(_) | StateError::UnknownVersion { .. })) => {
+                    return Err(self.failed(error).await);
+                }
                 known => known?,
             };
             run.put(&spot, call.entry(run.env().now(), saw(&known)));
@@ -140,9 +142,9 @@ impl Steward for Journal {
         })
     }
 
-    fn failed(&self, error: StoreError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>> {
+    fn failed(&self, error: StateError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>> {
         let run = &self.ctx.run;
-        Box::pin(async move { run.stop_for(run.failed(error)).await })
+        Box::pin(async move { run.stop_for(run.stops(error.into())).await })
     }
 }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lane::Part;
 use crate::lock::Owner;
+use crate::record::Record;
 use crate::store::{Check, ErrorKind, Timestamp};
 use crate::workflow::child::How;
 use crate::workflow::engine::{Engine, Inner};
@@ -145,7 +146,7 @@ impl Inner {
     }
 
     async fn terminate_now(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
-        let failure = Failure::new(format!("it was terminated: {reason}"));
+        let failure = Failure::new(format!("it was terminated: {reason}")).with_code("latchwork.terminated");
         let status = Status::Failed(failure_text(&failure));
         let (mut is_tried, mut is_large) = (false, false);
         loop {

@@ -133,7 +133,7 @@ impl Attempt {
     /// Gives a sign of life, and keeps how far the attempt is: when this returns, that is durable, and the next attempt
     /// can go on from there.
     pub async fn heartbeat(&self, progress: &impl Serialize) -> std::result::Result<(), Failure> {
-        let json = json::to_value(progress).map_err(|error| Failure::new(format!("the progress: {error}")))?;
+        let json = json::to_value(progress).map_err(|error| Failure::no_json("the progress", &error))?;
         self.beats.beat(json.to_string()).await
     }
 
@@ -189,7 +189,7 @@ where
                 return Err(self.ctx.cancelled(&place, entry));
             }
             if entry.attempts > 0 && self.ends(&entry).is_some_and(|end| run.env().now() >= end) {
-                let failure = Failure::new("the deadline of all attempts has passed");
+                let failure = Failure::new("the deadline of all attempts has passed").with_code("latchwork.deadline");
                 entry.state = EntryState::Gave(failure_text(&failure));
                 run.put(&place, entry);
                 return Err(failure);
@@ -276,7 +276,7 @@ where
     /// The result with its JSON text.
     fn text(&self, value: B::Output) -> std::result::Result<(B::Output, String), Failure> {
         let json = json::to_value(&value);
-        let json = json.map_err(|error| Failure::new(format!("the result: {error}")).not_retryable())?;
+        let json = json.map_err(|error| Failure::no_json("the result", &error).not_retryable())?;
         let text = json.to_string();
         self.ctx.run.fits("the result", text.len())?;
         Ok((value, text))
@@ -290,7 +290,7 @@ where
         }
         run.engine.metrics.attempted();
         if let Some(mock) = run.engine.mocks.get(&*self.name) {
-            let wrong = |error| Failure::new(format!("the mock's result: {error}"));
+            let wrong = |error| Failure::misfit("the mock's result", &error);
             return Ended::By(mock(entry.attempts).and_then(|value| serde_json::from_value(value).map_err(wrong)));
         }
         run.with(|state| state.beats.insert(place.clone(), (entry.attempts, None)));
@@ -321,12 +321,15 @@ where
                 return Poll::Ready(Ended::Cancelled);
             }
             if let Some(Poll::Ready(())) = limit.as_mut().map(|limit| limit.as_mut().poll(context)) {
-                return Poll::Ready(Ended::By(Err(Failure::new("the attempt took too long"))));
+                return Poll::Ready(Ended::By(Err(
+                    Failure::new("the attempt took too long").with_code("latchwork.attempt.timeout")
+                )));
             }
             while let Some(Poll::Ready(())) = silence.as_mut().map(|silence| silence.as_mut().poll(context)) {
                 let left = self.silence.unwrap_or_default().saturating_sub(beats.silence());
                 if left.is_zero() {
-                    return Poll::Ready(Ended::By(Err(Failure::new("the attempt gave no sign of life for too long"))));
+                    return Poll::Ready(Ended::By(Err(Failure::new("the attempt gave no sign of life for too long")
+                        .with_code("latchwork.attempt.silent"))));
                 }
                 silence = Some(run.env().sleep(left));
             }
@@ -353,7 +356,7 @@ fn idempotency_key(run: &Run, place: &Place) -> Uuid {
 }
 
 pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
-    Failure::new(format!("it panicked: {}", message_of(panic)))
+    Failure::new(format!("it panicked: {}", message_of(panic))).with_code("latchwork.panicked")
 }
 
 pub(crate) fn read_failure(text: &str) -> Failure {

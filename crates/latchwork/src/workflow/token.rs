@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::lane::Part;
+use crate::record::Record;
 use crate::store::{Check, Timestamp, Uuid, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner};
@@ -80,7 +81,7 @@ impl<T: DeserializeOwned> Completion<T> {
         let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
         let (.., received) = self.ctx.await_message(call, what, until, is_it, read).await;
         let Some(text) = received? else { return Ok(None) };
-        let wrong = |error| Failure::new(format!("what completed {:?} does not fit: {error}", self.name));
+        let wrong = |error| Failure::misfit(format!("what completed {:?}", self.name), &error);
         serde_json::from_str(&text).map(Some).map_err(wrong)
     }
 }
@@ -105,7 +106,7 @@ async fn complete(engine: &Arc<Inner>, text: &str, result: std::result::Result<S
     let key = engine.kept(&id).token(token);
     loop {
         let item = engine.store.view().await?.get(&key).await?.ok_or_else(unknown)?;
-        let record = Token::decode(&item.value).ok_or_else(unknown)?;
+        let record = Token::decode(&item.value).map_err(|why| why.at(format!("token {text:?}")))?;
         if record.is_used {
             return Err(WorkflowError::TokenUsed { token: text.into() });
         }

@@ -14,8 +14,9 @@ use serde::de::DeserializeOwned;
 use crate::backoff::{doubled, jittered};
 use crate::entity::{Add, Entity, EntityError, EntityId, EntityView, Page, Query, Remove, Transaction, Update};
 use crate::json;
+use crate::record::Record as _;
 use crate::state::{Batch, Held, Job, Known, Place, Slot, StateError, Steward, Told};
-use crate::store::{Commit, Key, Outcome, StoreError};
+use crate::store::{Commit, Key, Outcome};
 use crate::workflow::Failure;
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::place::Place as Spot;
@@ -139,8 +140,8 @@ impl Steward for Staged {
         })
     }
 
-    fn failed(&self, error: StoreError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>> {
-        Box::pin(std::future::ready(error.into()))
+    fn failed(&self, error: StateError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>> {
+        Box::pin(std::future::ready(error))
     }
 }
 
@@ -258,7 +259,8 @@ impl<F> Transacting<'_, F> {
                 }
             }
         }
-        let failure = Failure::new(format!("others were faster each of the {TRIES} times this was tried"));
+        let failure = Failure::new(format!("others were faster each of the {TRIES} times this was tried"))
+            .with_code("latchwork.contended");
         self.gave(&place, entry, failure)
     }
 
@@ -287,7 +289,7 @@ impl<F> Transacting<'_, F> {
         };
         let text = match json::to_value(&value) {
             Ok(json) => json.to_string(),
-            Err(error) => return Ok(Tried::Failed(Failure::new(format!("the result: {error}")))),
+            Err(error) => return Ok(Tried::Failed(Failure::no_json("the result", &error))),
         };
         if let Err(failure) = run.fits("the result", text.len()) {
             return Ok(Tried::Failed(failure));
@@ -328,10 +330,11 @@ impl<F> Transacting<'_, F> {
     }
 }
 
-/// What an error of the entities' means: the store's stops the execution, the others are the transaction's.
+/// What an error of the entities' means: the store's stops the execution, and so does one for which a newer program is
+/// needed; the others are the transaction's.
 fn failed<T>(run: &Run, error: EntityError) -> Result<Tried<T>, Stop> {
     match error {
-        EntityError::Store(error) => Err(run.failed(error)),
+        error @ (EntityError::Store(_) | EntityError::UnknownVersion { .. }) => Err(run.stops(error.into())),
         error => Ok(Tried::Failed(error.into())),
     }
 }

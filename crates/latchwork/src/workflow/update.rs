@@ -13,13 +13,14 @@ use serde_json::Value;
 
 use crate::json;
 use crate::lane::Part;
+use crate::record::Record;
 use crate::store::{Check, Key, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::handle::Handle;
 use crate::workflow::kept::{Delivered, Letter, Message, Published};
-use crate::workflow::record::{EntryState, Kind, WaitsFor, failure_text};
-use crate::workflow::run::hash_text;
+use crate::workflow::record::{EntryState, Execution, Kind, WaitsFor, failure_text};
+use crate::workflow::run::{Stop, hash_text};
 use crate::workflow::signal::written;
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -100,7 +101,8 @@ impl<A: DeserializeOwned> Update<A> {
         loop {
             match engine.store.view().await?.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
                 None => {}
-                Some(Some(Delivered::Update(sent, _))) if sent == fingerprint => break,
+                Some(Ok(Delivered::Update(sent, _))) if sent == fingerprint => break,
+                Some(Err(why)) if why.is_version() => return Err(why.at(format!("update {update_id:?}")).into()),
                 Some(_) => return Err(WorkflowError::MessageReused { id, message: update_id }),
             }
             let mut checks = vec![Check::Absent(key.clone())];
@@ -125,14 +127,16 @@ async fn validated(engine: &Inner, id: &ExecutionId, name: &str, request: &str) 
     let view = engine.store.view().await?;
     let item = view.get(&engine.spaces.executions.key(id.as_bytes())).await?;
     let item = item.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-    let damaged = || WorkflowError::corrupt(format!("execution {id:?}"));
-    let workflow = crate::workflow::record::Execution::decode(&item.value).ok_or_else(damaged)?.workflow;
+    let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
+    let workflow = execution.workflow;
     let definition = engine.definition(&workflow);
     let definition = definition.ok_or(WorkflowError::NotRegistered { name: workflow })?;
     let Some(validator) = definition.validators.get(name) else { return Ok(None) };
     let key: Key = engine.kept(id).published();
     let item = view.get(&key).await?;
-    let published = item.as_ref().and_then(|item| Published::decode(&item.value)).unwrap_or_default();
+    let published = item.as_ref().map(|item| Published::decode(&item.value)).transpose();
+    let published =
+        published.map_err(|why| why.at(format!("what execution {id:?} has published")))?.unwrap_or_default();
     if let Err(failure) = validator(&PublishedValues(&published), request) {
         return Err(WorkflowError::UpdateRefused { id: id.clone(), failure });
     }
@@ -161,8 +165,9 @@ impl<A: DeserializeOwned> SentUpdate<A> {
             }
             // What was answered last was so before the end was seen.
             let item = engine.store.view().await?.get(&key).await?;
-            match item.and_then(|item| Delivered::decode(&item.value)) {
-                Some(Delivered::Update(_, Some(answer))) => Ok(Some(answer)),
+            match item.map(|item| Delivered::decode(&item.value)) {
+                Some(Ok(Delivered::Update(_, Some(answer)))) => Ok(Some(answer)),
+                Some(Err(why)) if why.is_version() => Err(why.at(format!("update {:?}", self.update_id)).into()),
                 _ => ended.map_or(Ok(None), Err),
             }
         };
@@ -256,7 +261,7 @@ impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
                 Ok(value) => return Ok(Some(Request { ctx, id: receipt.id, name, value, answer: PhantomData })),
                 Err(error) => {
                     let refused: Request<(), A> = Request { ctx, id: receipt.id, name, value: (), answer: PhantomData };
-                    refused.refuse(Failure::new(format!("the request does not fit: {error}"))).await;
+                    refused.refuse(Failure::misfit("the request", &error)).await;
                 }
             }
         }
@@ -271,7 +276,7 @@ impl<R, A: Serialize> Request<R, A> {
 
     /// Answers. The answer is stored with the next commit, at the latest when the workflow waits.
     pub async fn answer(self, answer: &A) -> std::result::Result<(), Failure> {
-        let json = json::to_value(answer).map_err(|error| Failure::new(format!("the answer: {error}")))?;
+        let json = json::to_value(answer).map_err(|error| Failure::no_json("the answer", &error))?;
         let text = json.to_string();
         self.ctx.run.fits("the answer", text.len())?;
         self.record(Ok(text)).await;
@@ -300,10 +305,16 @@ impl<R, A: Serialize> Request<R, A> {
                 Err(error) => Err(error),
             };
             let sent = match item {
-                Ok(item) => item.and_then(|item| Delivered::decode(&item.value)),
+                Ok(item) => item.map(|item| Delivered::decode(&item.value)),
                 Err(error) => return run.stop_for(run.failed(error)).await,
             };
-            let fingerprint = if let Some(Delivered::Update(sent, _)) = sent { sent } else { 0 };
+            let fingerprint = match sent {
+                Some(Ok(Delivered::Update(sent, _))) => sent,
+                Some(Err(why)) if why.is_version() => {
+                    return run.stop_for(Stop::unknown_version(why.at(format!("update {id:?}")))).await;
+                }
+                _ => 0,
+            };
             let part = Part::default().put(&key, Delivered::Update(fingerprint, Some(answer)).encode());
             let (engine, execution, update) = (run.engine.clone(), run.id.clone(), id.clone());
             let part = part.then(move |_| engine.tell(&execution, Some(&update)));

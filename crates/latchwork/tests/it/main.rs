@@ -5,6 +5,7 @@
 
 mod backends;
 mod entity;
+mod golden;
 mod lock;
 mod state;
 mod workflow;

@@ -10,7 +10,7 @@ use crate::workflow::ExecutionId;
 use crate::workflow::locks::{Unlocked, refused};
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, WaitsFor, failure_text};
-use crate::workflow::run::{Address, Doing, Effect, Listed, Run, Seat, Stop};
+use crate::workflow::run::{Address, Doing, Effect, Listed, Run, Seat};
 
 /// The execution's own name for a request: the run and the place of the operation.
 pub(super) fn request_id(run: &Run, place: &Place) -> Vec<u8> {
@@ -74,7 +74,7 @@ impl Run {
             let run = self.clone();
             self.engine.node.runtime.spawn(async move {
                 if let Err(error) = passenger.send(&lock, ask).await {
-                    run.set_stop(stops(&run, error));
+                    run.set_stop(run.stops(error.into()));
                 }
                 run.with(|state| {
                     if let Some(place) = state.leaving.iter().position(|leaving| *leaving == lock) {
@@ -162,7 +162,7 @@ impl Passenger {
         match self.send(lock, ask).await {
             Ok(answer) => Ok(answer),
             Err(LockError::Refused(why)) => Err(why),
-            Err(error) => run.stop_for(stops(&run, error)).await,
+            Err(error) => run.stop_for(run.stops(error.into())).await,
         }
     }
 
@@ -195,15 +195,6 @@ impl Passenger {
             Answer::Withdrawn => self.record_as_it_is(),
             Answer::Gone => {}
         }
-    }
-}
-
-/// What an error of a lock's means for the execution.
-fn stops(run: &Run, error: LockError) -> Stop {
-    match error {
-        LockError::Store(error) => run.failed(error),
-        LockError::Stopped => Stop::Fenced,
-        error => Stop::Parked(error.to_string()),
     }
 }
 

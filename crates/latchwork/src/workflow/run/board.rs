@@ -4,6 +4,7 @@ use parking_lot::MutexGuard;
 
 use crate::lane::{Part, Placed, Tag};
 use crate::node::SHARD;
+use crate::record::Record;
 use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::definition::DEFAULT_KEEP;

@@ -143,8 +143,12 @@ impl Branch {
         for (key, item) in found {
             let place = read_place(&run.id, key.bytes());
             let decoded = Entry::decode_with(&item.value);
-            let (Some(Place { number, .. }), Some((entry, next))) = (place, decoded) else {
-                return Err(Stop::Parked(format!("the journal is damaged behind operation {}{from}", self.path)));
+            let (number, entry, next) = match (place, decoded) {
+                (Some(place), Ok((entry, next))) => (place.number, entry, next),
+                (Some(place), Err(why)) if why.is_version() => {
+                    return Err(Stop::unknown_version(why.at(format!("operation {place} of its journal"))));
+                }
+                _ => return Err(Stop::Parked(format!("the journal is damaged behind operation {}{from}", self.path))),
             };
             // A step that was begun and never ended, because the code has dropped it.
             if expected < number

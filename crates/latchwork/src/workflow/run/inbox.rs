@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::store::{Generation, Key, Order, StoreError};
+use crate::record::Record;
+use crate::store::{Generation, Key, Order};
 use crate::workflow::kept::{Message, counted};
 use crate::workflow::record::WaitsFor;
-use crate::workflow::run::{Run, State};
+use crate::workflow::run::{Run, State, Stop};
 
 #[derive(Default)]
 pub(crate) struct Inbox {
@@ -119,32 +120,34 @@ impl Run {
             }
             (None, Some(_)) => false,
         });
-        if !is_known && let Err(error) = self.read_inbox().await {
-            self.stop_for(self.failed(error)).await
+        if !is_known && let Err(stop) = self.read_inbox().await {
+            self.stop_for(stop).await
         }
     }
 
     /// Reads what was sent to it.
-    pub(crate) async fn read_inbox(&self) -> Result<(), StoreError> {
+    pub(crate) async fn read_inbox(&self) -> Result<(), Stop> {
         while !self.read_inbox_once().await? {}
         Ok(())
     }
 
     /// The same, unless something was received while it was read: then it may be among what was found.
-    async fn read_inbox_once(&self) -> Result<bool, StoreError> {
+    async fn read_inbox_once(&self) -> Result<bool, Stop> {
         let receipts = self.with(|state| state.receipts);
         let kept = self.kept();
-        let view = self.engine.store.view().await?;
-        let count = counted(view.get(&kept.count()).await?.map(|item| item.rev));
-        let found = view.scan(&kept.messages(), Order::Ascending, usize::MAX).await?;
+        let view = self.engine.store.view().await.map_err(|error| self.failed(error))?;
+        let count = counted(view.get(&kept.count()).await.map_err(|error| self.failed(error))?.map(|item| item.rev));
+        let found =
+            view.scan(&kept.messages(), Order::Ascending, usize::MAX).await.map_err(|error| self.failed(error))?;
         let mut messages = BTreeMap::new();
         for (key, item) in found {
             match Message::decode(&item.value) {
-                Some(message) => {
+                Ok(message) => {
                     messages.insert((item.generation, key), message);
                 }
+                Err(why) if why.is_version() => return Err(Stop::unknown_version(why.at("a message to it"))),
                 // It goes on without that.
-                None => self.engine.put_aside(&self.id, format!("message {key} is damaged: it cannot be received")),
+                Err(_) => self.engine.put_aside(&self.id, format!("message {key} is damaged: it cannot be received")),
             }
         }
         Ok(self.with(|state| {

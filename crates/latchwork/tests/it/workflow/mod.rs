@@ -15,6 +15,7 @@ mod listing;
 mod measured;
 mod meddling;
 mod namesakes;
+mod newer;
 mod once_wrong;
 mod reading;
 mod recovery;
