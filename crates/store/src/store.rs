@@ -5,13 +5,14 @@
 //! happens): a loop of them lets other tasks run in between.
 
 use std::collections::BTreeMap;
-use std::future::{Future, ready};
+use std::future::{Future, poll_fn, ready};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 
 use parking_lot::RwLock;
-use tokio::task::coop::consume_budget;
+use tokio::task::coop;
 
 use crate::backend::{Answer, Backend, Contents, MemoryBackend, Order, Rules, Scan, generation_at};
 use crate::disk::{Disk, RealDisk};
@@ -156,7 +157,7 @@ impl Store {
         };
         async move {
             let outcome = answer.await;
-            consume_budget().await;
+            let_others_run().await;
             outcome
         }
     }
@@ -189,7 +190,7 @@ impl Store {
 
     /// Pins the present.
     pub async fn view(&self) -> Result<View> {
-        consume_budget().await;
+        let_others_run().await;
         let pin = self.inner.backend.pin(None).await?;
         let is_current = pin.declared().0 <= self.inner.declared.load(Ordering::Relaxed);
         let view = View::new(self.clone(), pin);
@@ -201,7 +202,7 @@ impl Store {
 
     /// Pins a generation of the past. Spaces that no longer remember it fail when they are read.
     pub async fn view_at(&self, generation: Generation) -> Result<View> {
-        consume_budget().await;
+        let_others_run().await;
         let pin = self.inner.backend.pin(Some(generation)).await?;
         let latest = self.inner.backend.latest().await?;
         if generation > latest {
@@ -235,7 +236,7 @@ impl Store {
 
     /// The newest generation.
     pub async fn generation(&self) -> Result<Generation> {
-        consume_budget().await;
+        let_others_run().await;
         self.inner.backend.latest().await
     }
 
@@ -406,4 +407,22 @@ impl std::fmt::Debug for Store {
 
 fn next_id(id: SpaceId) -> SpaceId {
     SpaceId(id.0 + 1)
+}
+
+/// Uses up some of the task's budget, and yields once if there is none. Only once: code that polls by hand in a loop
+/// gives the runtime no chance to renew the budget, and goes on all the same.
+pub(crate) async fn let_others_run() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if !yielded && !coop::has_budget_remaining() {
+            yielded = true;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if let Poll::Ready(used) = coop::poll_proceed(context) {
+            used.made_progress();
+        }
+        Poll::Ready(())
+    })
+    .await;
 }

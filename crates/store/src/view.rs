@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use tokio::task::coop::consume_budget;
 
 use crate::backend::{Order, Pin, Scan};
+use crate::store::let_others_run;
 use crate::{Changes, Generation, Key, Range, Result, Rev, Store, Timestamp, Version, snapshot};
 
 /// The store at one generation, for as long as this is held. Writers go on; nothing seen through a view changes.
@@ -47,7 +47,7 @@ impl View {
 
     /// The value of a key.
     pub async fn get(&self, key: &Key) -> Result<Option<Item>> {
-        consume_budget().await;
+        let_others_run().await;
         self.store.check_key(key).await?;
         let version = self.store.backend().get(key, self.generation()).await?;
         Ok(version.and_then(Item::of))
@@ -56,7 +56,7 @@ impl View {
     /// Up to `limit` keys of a range with their values. To go on, scan [`Range::after`] (or [`Range::before`]) the
     /// last key.
     pub async fn scan(&self, range: &Range, order: Order, limit: usize) -> Result<Vec<(Key, Item)>> {
-        consume_budget().await;
+        let_others_run().await;
         self.store.check_space(range.space()).await?;
         let scan = Scan { range: range.clone(), order, limit, bytes: usize::MAX, with_deleted: false };
         let found = self.store.backend().scan(scan, self.generation()).await?;
@@ -65,7 +65,7 @@ impl View {
 
     /// The versions of a key that are still kept, newest first, deletes included, as far as this view sees.
     pub async fn history(&self, key: &Key, limit: usize) -> Result<Vec<Version>> {
-        consume_budget().await;
+        let_others_run().await;
         self.store.check_key(key).await?;
         self.store.backend().versions(key, self.generation(), limit).await
     }
@@ -73,7 +73,7 @@ impl View {
     /// Commits after `older` and up to this view that touched `range`, at most about `limit` of them. Complete up to
     /// the generation `through`, from which the next call goes on.
     pub async fn changes_since(&self, range: &Range, older: Generation, limit: usize) -> Result<Changes> {
-        consume_budget().await;
+        let_others_run().await;
         self.store.check_space(range.space()).await?;
         let mut changes = self.store.backend().changes(range.clone(), older, limit).await?;
         changes.commits.retain(|commit| commit.generation <= self.generation());

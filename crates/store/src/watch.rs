@@ -3,8 +3,7 @@
 
 use std::collections::VecDeque;
 
-use tokio::task::coop::consume_budget;
-
+use crate::store::let_others_run;
 use crate::{Committed, Generation, Range, Result, Store};
 
 /// How many commits are read ahead.
@@ -30,7 +29,7 @@ impl Watch {
     /// [`crate::StoreError::HistoryDropped`] if it fell behind what is kept. May be dropped and called again without
     /// losing a commit.
     pub async fn next(&mut self) -> Result<Committed> {
-        consume_budget().await;
+        let_others_run().await;
         loop {
             if let Some(commit) = self.read.pop_front() {
                 self.position = commit.generation;

@@ -191,3 +191,19 @@ fn a_loop_of_reads_lets_other_tasks_run() {
         });
     }
 }
+
+/// A small executor within a task: it never gives the runtime a chance to renew the task's budget.
+#[tokio::test]
+async fn a_loop_that_polls_by_hand_comes_to_its_end() {
+    let store = Store::memory().await.unwrap();
+    let key = store.space(SpaceSpec::new("a")).await.unwrap().key("k");
+    let mut work = std::pin::pin!(async {
+        for _ in 0..500 {
+            store.commit(Commit::new().put(&key, "1")).await.unwrap().applied().unwrap();
+            store.view().await.unwrap().get(&key).await.unwrap().unwrap();
+        }
+    });
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let polls = (0..10_000).take_while(|_| work.as_mut().poll(&mut context).is_pending()).count();
+    assert!((1..10_000).contains(&polls), "{polls}");
+}
