@@ -70,7 +70,7 @@ enum Task {
         #[arg(long)]
         grants: Option<u64>,
     },
-    /// Checks the rules of style that no other tool knows.
+    /// Checks the rules of style that no other tool knows, and the line of layers.
     Tidy,
     /// Checks licences, sources and duplicates of dependencies with cargo-deny, and installs it if it is missing.
     Deny,
@@ -147,6 +147,12 @@ fn test() -> Result<()> {
     } else {
         println!("── lints: skipped, clippy is not installed (rustup component add clippy)");
     }
+    let peers = ["update", "--workspace", "--locked", "--manifest-path", "benches/peers/Cargo.toml"];
+    if !cargo(&peers).stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+        bail!(
+            "benches/peers/Cargo.lock is stale; run: cargo update --workspace --manifest-path benches/peers/Cargo.toml"
+        );
+    }
     run("tests", cargo(&["test", "--workspace", "--all-features"]))?;
     tidy
 }
@@ -219,7 +225,7 @@ fn sim(seeds: Option<u64>, seed: Option<u64>, grants: Option<u64>) -> Result<()>
 
 /// The packages that have campaigns.
 const STORE: &str = "latchwork-store";
-const LIBRARY: &str = "latchwork";
+const LIBRARY: &str = "latchwork-tests";
 
 /// The tests that take a seed, and print what happens.
 const SIMULATIONS: [&str; 3] = [

@@ -1,5 +1,5 @@
-//! Style that is worth a check: lengths of lines, functions and files, what a file says of itself, and words that
-//! stand for unfinished work.
+//! Style that is worth a check: lengths of lines, functions and files, what a file says of itself, words that stand for
+//! unfinished work, and the line of layers in the library.
 
 use std::path::{Path, PathBuf};
 
@@ -8,6 +8,10 @@ use anyhow::{Context, Result, bail};
 const LINE: usize = 120;
 const FUNCTION: usize = 72;
 const FILE: usize = 600;
+
+/// The folders of the library, lowest first. Each uses only those before it.
+const LAYERS: [&str; 10] = ["json", "lane", "entity", "state", "node", "lock", "workflow", "claim", "flow", "testing"];
+const LIBRARY: &str = "crates/latchwork/src/";
 
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut files = Vec::new();
@@ -19,7 +23,8 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     for path in &files {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
-        found.extend(complaints(&text).into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
+        let complaints = complaints(&text).into_iter().chain(wrong_ways(&name, &text));
+        found.extend(complaints.map(|(line, what)| format!("{name}:{line}: {what}")));
     }
     if found.is_empty() {
         println!("── tidy: {} files", files.len());
@@ -69,6 +74,29 @@ fn complaints(text: &str) -> Vec<(usize, String)> {
     found
 }
 
+/// Uses of a layer in one below it.
+fn wrong_ways(name: &str, text: &str) -> Vec<(usize, String)> {
+    let rank = |layer: &str| LAYERS.iter().position(|other| *other == layer);
+    let Some(path) = name.strip_prefix(LIBRARY) else { return Vec::new() };
+    // A file beside the folders serves all of them, except for the root.
+    let own = match path.split_once('/') {
+        Some((folder, _)) => rank(folder),
+        None if path == "lib.rs" => return Vec::new(),
+        None => None,
+    };
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
+        for used in line.split("crate::").skip(1) {
+            let layer =
+                used.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().unwrap_or_default();
+            if rank(layer).is_some_and(|used| own.is_none_or(|own| used > own)) {
+                found.push((index + 1, format!("crate::{layer} is a layer above this file")));
+            }
+        }
+    }
+    found
+}
+
 /// The number of lines of the function that starts here, by the indentation that rustfmt gives its last line.
 fn function_length(lines: &[&str]) -> Option<usize> {
     let first = lines.first()?;
@@ -88,6 +116,20 @@ fn function_length(lines: &[&str]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layer_uses_only_those_before_it() {
+        let lines = |name: &str, text: &str| -> Vec<usize> {
+            wrong_ways(&format!("{LIBRARY}{name}"), text).into_iter().map(|(line, _)| line).collect()
+        };
+        let text = "use crate::lane::Part;\n// crate::workflow is told of here\nuse crate::workflow::Ctx;\n";
+        assert_eq!(lines("lock/table.rs", text), [3]);
+        assert_eq!(lines("workflow/ctx.rs", text), []);
+        assert_eq!(lines("json/mod.rs", text), [1, 3]);
+        assert_eq!(lines("record.rs", text), [1, 3], "what serves all layers uses none");
+        assert_eq!(lines("lib.rs", text), []);
+        assert_eq!(wrong_ways("crates/cli/src/main.rs", text), []);
+    }
 
     #[test]
     fn complaints_name_what_is_too_long() {

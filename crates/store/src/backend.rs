@@ -4,7 +4,7 @@
 
 use std::future::Future;
 
-use crate::{Commit, Committed, Generation, Key, Outcome, Range, Result, SpaceId, Timestamp, Version};
+use crate::{Commit, Committed, Generation, Key, Outcome, Range, Result, SpaceId, Timestamp, Uuid, Version};
 
 pub use crate::commit::Head;
 pub use crate::evaluate::{Decision, Present, evaluate};
@@ -72,6 +72,17 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The store's identity, given at its creation. A snapshot carries it.
     fn identity(&self) -> u128;
+
+    /// Names this opening of a store that only one process can have open at a time: whatever another opening has begun
+    /// is over. None of a store that processes share.
+    fn opening(&self) -> Option<Uuid> {
+        None
+    }
+
+    /// Returns when the store was closed or has stopped. A backend without openings need not tell.
+    fn ended(&self) -> Answer<'_, ()> {
+        Box::pin(std::future::pending())
+    }
 
     /// Makes everything safe and lets go of the storage. Every later call fails with [`crate::StoreError::Closed`].
     fn close(&self) -> Answer<'_, ()>;

@@ -19,7 +19,7 @@ use crate::disk::{Disk, RealDisk};
 use crate::space::{FIRST_DECLARED, SPACES, SpaceRecord};
 use crate::{
     Check, Commit, CommitId, Damage, Env, FileOptions, Generation, History, Key, Limits, Outcome, Range, Result, Space,
-    SpaceId, SpaceSpec, Stats, StoreError, Timestamp, View, Watch, snapshot,
+    SpaceId, SpaceSpec, Stats, StoreError, Timestamp, Uuid, View, Watch, snapshot,
 };
 
 /// A handle to a store. Clones share it; the last one to go closes it.
@@ -280,6 +280,17 @@ impl Store {
     /// Makes everything safe and lets go of the storage; every later call on any handle fails.
     pub async fn close(&self) -> Result<()> {
         self.inner.backend.close().await
+    }
+
+    /// Names this opening of a store that only one process can have open at a time: what another opening has begun is
+    /// over. None of a store that processes share, and of one in memory.
+    pub fn opening(&self) -> Option<Uuid> {
+        self.inner.backend.opening()
+    }
+
+    /// Returns when the store was closed or has stopped, if it has an [opening](Store::opening); never otherwise.
+    pub async fn ended(&self) {
+        let _ = self.inner.backend.ended().await;
     }
 
     /// Whether both are handles of one open store.

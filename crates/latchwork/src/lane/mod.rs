@@ -1,8 +1,8 @@
 //! Many callers, one key, few commits. A lane is the queue of one key: jobs that come while a commit is on its way
 //! share the next one. This file owns the queue, the turn and the commit; what a job does to the key is the plan's.
 //!
-//! Jobs are done in the order in which they came, by a task of the lane's: a caller that is dropped or not polled delays
-//! no other caller. A lane that has nothing to do is gone.
+//! Jobs are done in the order in which they came, by a task of the lane's: a caller that is dropped or not polled
+//! delays no other caller. A lane that has nothing to do is gone.
 
 mod part;
 mod runtime;

@@ -166,3 +166,16 @@ impl fmt::Display for LockKind {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Unreadable;
+
+    #[test]
+    fn a_record_of_a_newer_version_is_refused_and_is_no_damage() {
+        let error = LockError::from(Unreadable::Version { found: 2, supported: 1 }.at("lock \"m\""));
+        assert_eq!(error.to_string(), "lock \"m\" has version 2; this program reads versions 1 to 1: use a newer one");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+}

@@ -78,7 +78,9 @@ impl Locks {
         tokio::runtime::Handle::try_current().map_err(|_| LockError::NoRuntime)?;
         let node = Node::idle(store);
         let service = Service::on(&node).await?;
+        service.end_previous().await?;
         node.chore(session::sweep(Arc::downgrade(&service)));
+        node.chore(session::end_with_store(Arc::downgrade(&service)));
         Ok(Locks { _stop: Some(Arc::new(StopOnDrop(service.clone()))), service })
     }
 

@@ -1,5 +1,5 @@
-//! The service of locks: what a process knows of them in memory. Lanes, sessions, and which callers in this process wait
-//! for what.
+//! The service of locks: what a process knows of them in memory. Lanes, sessions, and which callers in this process
+//! wait for what.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
@@ -98,6 +98,11 @@ impl Service {
     pub(crate) fn stop(&self) {
         let own = self.own.lock().take();
         drop(own);
+        self.lose_all();
+    }
+
+    /// Everything that is held here is lost.
+    pub(crate) fn lose_all(&self) {
         let ears = std::mem::take(&mut *self.ears.lock());
         ears.into_values().for_each(|(_, ears)| tell(&ears, &Heard::Gone(Gone::SessionLost)));
     }

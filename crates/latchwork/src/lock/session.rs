@@ -119,7 +119,8 @@ impl SessionBuilder {
         }
         let env = service.node.store.env();
         let (id, now, began) = (env.uuid(), env.now().0, env.monotonic());
-        let record = Lease { label, lease_us: lease.as_micros() as u64, since_us: now, renewed_us: now };
+        let (lease_us, opening) = (lease.as_micros() as u64, service.node.store.opening());
+        let record = Lease { label, lease_us, since_us: now, renewed_us: now, opening };
         let key = service.spaces.session(id);
         let part = service.node.for_any(id.as_bytes()).put(&key, record.encode());
         let receipt = service.session_commit(part).await?.map_err(|_| LockError::Stopped)?;
@@ -367,7 +368,23 @@ impl Service {
         self.at_last("a session could not be ended", || self.end_session(id, None)).await;
     }
 
-    /// Sessions that an earlier process has left are given a full lease again.
+    /// Ends the sessions of earlier openings of a store that only one process can have open: their process is gone.
+    pub(crate) async fn end_previous(self: &Arc<Service>) -> Result<()> {
+        let Some(opening) = self.node.store.opening() else { return Ok(()) };
+        let (space, view) = (&self.spaces.sessions, self.node.store.view().await?);
+        let found = scan_around(&view, space, &space.all(), usize::MAX).await?.found;
+        drop(view);
+        for (key, item) in found {
+            let record = Lease::decode(&item.value).ok();
+            let is_over = record.and_then(|record| record.opening).is_some_and(|its| its != opening);
+            if let Some(id) = Uuid::from_slice(key.bytes()).ok().filter(|_| is_over) {
+                self.unless_damaged(self.end_session(id, Some(item.rev)).await)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sessions that another process has begun, or an earlier one, are given a full lease from now on.
     async fn watch_sessions(self: &Arc<Service>) -> Result<()> {
         let spaces = &self.spaces;
         let view = self.node.store.view().await?;
@@ -416,6 +433,13 @@ impl Service {
         }
         Ok(())
     }
+}
+
+/// Tells guards that they are lost when the store was closed or has stopped.
+pub(crate) async fn end_with_store(service: Weak<Service>) {
+    let Some(store) = service.upgrade().map(|service| service.node.store.clone()) else { return };
+    store.ended().await;
+    service.upgrade().iter().for_each(|service| service.lose_all());
 }
 
 /// Ends sessions that are not renewed.

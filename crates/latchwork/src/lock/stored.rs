@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::lock::{LockKind, LockName, Owner};
 use crate::record::{Record, stored};
 use crate::store::Bytes;
+use crate::store::Uuid;
 
 /// A lock as a whole. It is written with every change of anything of the lock, so its rev tells whether what is known
 /// of the lock is up to date, and new tickets are made of it.
@@ -52,6 +53,8 @@ pub(crate) struct Lease {
     pub(crate) lease_us: u64,
     pub(crate) since_us: u64,
     pub(crate) renewed_us: u64,
+    /// The opening of the store in which it began, if only one process can have the store open.
+    pub(crate) opening: Option<Uuid>,
 }
 
 /// Somebody who was made to let go of a lock.

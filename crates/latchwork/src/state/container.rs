@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::json::{self, Path};
 use crate::state::batch::Known;
 use crate::state::definition::{Definition, Fits};
-use crate::state::memory::Memory;
+use crate::state::memory::{Memories, Memory};
 use crate::state::op::{self, Op, kind_of};
 use crate::state::queue::{
     Body, Changed, Held, Identity, Job, Mutator, Progress, Quiet, Refusal, Retry, Running, Settled, Waiting,
@@ -22,7 +22,7 @@ use crate::state::queue::{
 use crate::state::stored::Shelf;
 use crate::state::watch::{Change, Source, StateWatch};
 use crate::state::{MutationError, Result, StateError};
-use crate::store::{Env, Generation, Key, Rev};
+use crate::store::{Check, Env, Generation, Key, Rev, Right, Store};
 
 /// A state that is changed by one mutation at a time, in the order they came.
 ///
@@ -72,15 +72,20 @@ pub(crate) struct Setup {
     pub(crate) retry: Retry,
     pub(crate) timeout: Option<Duration>,
     pub(crate) once: Option<Arc<str>>,
+    /// What must hold when a change lands.
+    pub(crate) guard: Option<Check>,
+    /// Where those in memory stand in line.
+    pub(crate) memories: Arc<Memories>,
     /// What cannot be, told by every operation.
     pub(crate) wrong: Option<StateError>,
 }
 
 impl Setup {
-    pub(crate) fn new(env: Env) -> Setup {
+    pub(crate) fn new(store: &Store) -> Setup {
         let retry = Retry { attempts: 4, pause: Duration::from_millis(10) };
         let timeout = Some(Duration::from_secs(30));
-        Setup { env, definition: Arc::default(), retry, timeout, once: None, wrong: None }
+        let (env, memories) = (store.env().clone(), Arc::new(Memories::new(store)));
+        Setup { env, definition: Arc::default(), retry, timeout, once: None, guard: None, memories, wrong: None }
     }
 }
 
@@ -136,6 +141,17 @@ impl Container {
     /// names.
     pub fn once(self, key: impl Into<Arc<str>>) -> Container {
         self.set_up(|setup| setup.once = Some(key.into()))
+    }
+
+    /// Guards each change through the handle that this gives back: it lands only while the lock of this token is held,
+    /// and fails with [`StateError::Fenced`] otherwise. Containers in memory cannot be guarded.
+    pub fn guard(self, right: &impl Right) -> Container {
+        let (check, name) = (right.check(), self.name().to_string());
+        let is_memory = matches!(self.home, Home::Memory(_));
+        self.set_up(|setup| match is_memory {
+            true => setup.wrong = Some(StateError::Unguardable { key: name }),
+            false => setup.guard = Some(check),
+        })
     }
 
     /// What reads while nothing was ever written.
@@ -330,15 +346,16 @@ impl Container {
     }
 
     fn job(&self, operation: &'static str, body: Body, held: Held, progress: Arc<Progress>) -> Job {
-        let Setup { once, retry, definition, .. } = &*self.setup;
-        let (once, retry, definition) = (once.clone(), *retry, definition.clone());
-        Job { body, operation, once, definition, retry, tried: 0, held, progress, rider: None }
+        let Setup { once, retry, definition, guard, .. } = &*self.setup;
+        let (once, retry, definition, guard) = (once.clone(), *retry, definition.clone(), guard.clone());
+        let name = self.shared_name().clone();
+        Job { body, operation, name, once, definition, guard, retry, tried: 0, held, progress, rider: None }
     }
 
     async fn submit(&self, job: Job) -> Result<()> {
         match &self.home {
-            Home::Stored(place) => place.shelf.submit(&place.key, &place.name, job),
-            Home::Memory(memory) => memory.submit(job, &self.setup.env),
+            Home::Stored(place) => place.shelf.submit(&place.key, job),
+            Home::Memory(memory) => self.setup.memories.submit(memory, job),
             Home::By(place, steward) => steward.change(place, job).await,
         }
     }

@@ -62,6 +62,9 @@ pub enum StateError {
     /// A change under a lock that its owner no longer holds. Nothing was written.
     #[error("{key} was not changed: {reason}")]
     Fenced { key: String, reason: String },
+    /// A guard for a container that is in memory alone.
+    #[error("{key} is in memory alone: no lock can guard it")]
+    Unguardable { key: String },
     /// A value that is too large to store.
     #[error("{key} takes {length} bytes; the limit is {limit}")]
     TooLarge { key: String, length: usize, limit: usize },
@@ -147,6 +150,7 @@ impl StateError {
             | TooLarge { .. }
             | OnceReused { .. }
             | Unwatchable { .. }
+            | Unguardable { .. }
             | UnknownVersion { .. }
             | NoRuntime => ErrorKind::Invalid,
         }

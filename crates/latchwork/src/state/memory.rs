@@ -1,19 +1,21 @@
-//! Containers in memory: the queue alone. Nobody else can move them, so nothing is checked and nothing is tried again.
-//! An idle one is little more than its state.
+//! Containers in memory: the lane alone. No other process can move them, so nothing is checked and nothing is tried
+//! again. An idle one is little more than its state.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::lane::{Lanes, Plan, Runtime};
 use crate::state::batch::Known;
 use crate::state::op::{Event, Op, difference};
 use crate::state::queue::{Body, Changed, Identity, Job, Ran, Settled, drive, start};
 use crate::state::watch::Change;
 use crate::state::{Result, StateError};
-use crate::store::{Env, Generation, Rev};
+use crate::store::{Commit, Env, Generation, Receipt, Refusal, Rev, Store, StoreError};
 
 /// A container without a store.
 pub(crate) struct Memory {
@@ -25,15 +27,113 @@ struct Inner {
     /// `None` within: it was removed. `None` without: it was never written.
     state: Option<Option<Value>>,
     rev: Rev,
-    /// Nothing while nobody waits or watches.
+    /// Nothing while there are no jobs and no watchers.
     busy: Option<Box<Busy>>,
 }
 
 #[derive(Default)]
 struct Busy {
-    /// What waits, while a worker is at it.
-    queue: Option<VecDeque<Job>>,
+    /// How many jobs are in the lane.
+    jobs: usize,
     watchers: Vec<UnboundedSender<Change>>,
+}
+
+/// The lanes of containers in memory.
+pub(crate) struct Memories {
+    store: Store,
+    runtime: Runtime,
+    lanes: Lanes<Memories>,
+}
+
+impl Memories {
+    pub(crate) fn new(store: &Store) -> Memories {
+        Memories { store: store.clone(), runtime: Runtime::here(), lanes: Lanes::default() }
+    }
+
+    /// Puts a job into a container's lane.
+    pub(crate) fn submit(self: &Arc<Memories>, memory: &Arc<Memory>, job: Job) -> Result<()> {
+        memory.inner.lock().busy.get_or_insert_default().jobs += 1;
+        let queued = Queued { memory: memory.clone(), job: Some(job) };
+        Lanes::submit(self, &memory.address(), queued).map_err(|_| StateError::NoRuntime)
+    }
+}
+
+/// A job in the lane of a container.
+pub(crate) struct Queued {
+    memory: Arc<Memory>,
+    job: Option<Job>,
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        // A job holds what is the caller's own; it is not to be dropped under the lock.
+        drop(self.job.take());
+        let mut inner = self.memory.inner.lock();
+        inner.busy.iter_mut().for_each(|busy| busy.jobs -= 1);
+        inner.rest();
+    }
+}
+
+impl Plan for Memories {
+    /// By its address, for as long as it lives.
+    type Key = usize;
+    type Job = Queued;
+    type Known = ();
+    type Batch = Infallible;
+
+    const MOST: usize = 1;
+
+    fn lanes(&self) -> &Lanes<Memories> {
+        &self.lanes
+    }
+
+    fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    fn store(&self) -> &Store {
+        &self.store
+    }
+
+    async fn plan(
+        self: &Arc<Memories>,
+        _: &usize,
+        _: &mut (),
+        jobs: &mut VecDeque<Queued>,
+        _: usize,
+    ) -> Option<(Commit, Infallible)> {
+        let mut queued = jobs.pop_front()?;
+        let job = queued.job.take().filter(|job| job.progress.start(self.store.env()))?;
+        queued.memory.work(job, self.store.env()).await;
+        None
+    }
+
+    fn size(never: &Infallible) -> usize {
+        match *never {}
+    }
+
+    fn landed(self: &Arc<Memories>, _: &usize, _: &mut (), never: Infallible, _: &Receipt) {
+        match never {}
+    }
+
+    async fn refused(
+        self: &Arc<Memories>,
+        _: &usize,
+        _: &mut (),
+        never: Infallible,
+        _: Refusal,
+        _: &mut VecDeque<Queued>,
+    ) {
+        match never {}
+    }
+
+    fn split(self: &Arc<Memories>, _: &mut (), never: Infallible, _: &mut VecDeque<Queued>) {
+        match never {}
+    }
+
+    fn failed(self: &Arc<Memories>, _: &usize, _: &mut (), never: Infallible, _: StoreError) {
+        match never {}
+    }
 }
 
 impl Memory {
@@ -46,7 +146,7 @@ impl Memory {
     }
 
     pub(crate) fn identity(self: &Arc<Memory>) -> Identity {
-        Identity::Memory(Arc::as_ptr(self) as usize)
+        Identity::Memory(self.address())
     }
 
     /// The state and its rev; `None` if it was never written.
@@ -63,37 +163,22 @@ impl Memory {
     /// Does an operation on the spot if nobody is before it.
     pub(crate) fn apply_now(&self, job: &Job, op: &Op, env: &Env) -> Option<Result<Changed>> {
         let mut inner = self.inner.lock();
-        inner.queue().is_none().then(|| inner.apply(&self.name, job, op, env))
+        inner.is_idle().then(|| inner.apply(&self.name, job, op, env))
     }
 
-    /// Puts a job into the queue.
-    pub(crate) fn submit(self: &Arc<Memory>, job: Job, env: &Env) -> Result<()> {
-        let runtime = tokio::runtime::Handle::try_current().map_err(|_| StateError::NoRuntime)?;
-        let mut inner = self.inner.lock();
-        if let Some(queue) = inner.queue() {
-            queue.push_back(job);
-            return Ok(());
-        }
-        inner.busy.get_or_insert_default().queue = Some(VecDeque::from([job]));
-        drop(inner);
-        runtime.spawn(Worker { memory: self.clone(), env: env.clone(), ended: false }.run());
-        Ok(())
+    fn address(self: &Arc<Memory>) -> usize {
+        Arc::as_ptr(self) as usize
     }
 }
 
 impl Inner {
-    fn queue(&mut self) -> Option<&mut VecDeque<Job>> {
-        self.busy.as_mut()?.queue.as_mut()
+    fn is_idle(&self) -> bool {
+        self.busy.as_ref().is_none_or(|busy| busy.jobs == 0)
     }
 
-    /// Lets go of the queue, and of all that is needed only while somebody waits or watches. Gives what was in it.
-    fn end_queue(&mut self) -> Option<VecDeque<Job>> {
-        let busy = self.busy.as_mut()?;
-        let left = busy.queue.take();
-        if busy.watchers.is_empty() {
-            self.busy = None;
-        }
-        left
+    /// Lets go of all that is needed only while there are jobs or watchers.
+    fn rest(&mut self) {
+        self.busy.take_if(|busy| busy.jobs == 0 && busy.watchers.is_empty());
     }
 }
 
@@ -157,72 +242,30 @@ impl Inner {
             state: self.state.clone().flatten(),
         };
         busy.watchers.retain(|watcher| watcher.send(change.clone()).is_ok());
-        if busy.watchers.is_empty() && busy.queue.is_none() {
-            self.busy = None;
-        }
+        self.rest();
     }
 }
 
-struct Worker {
-    memory: Arc<Memory>,
-    env: Env,
-    /// Whether the queue was let go of. One that is there from then on is another worker's.
-    ended: bool,
-}
-
-impl Drop for Worker {
-    /// A worker ends by itself when nothing is left. If it ends because the runtime does, those who wait are told by
-    /// the end of their jobs.
-    fn drop(&mut self) {
-        if !self.ended {
-            // Jobs hold what is the callers' own; it is not to be dropped under the lock.
-            let left = self.memory.inner.lock().end_queue();
-            drop(left);
-        }
-    }
-}
-
-impl Worker {
-    async fn run(mut self) {
-        while let Some(job) = self.next() {
-            if job.progress.start(&self.env) {
-                self.work(job).await;
-            }
-        }
-    }
-
-    /// The next job. When there is none, the queue is gone.
-    fn next(&mut self) -> Option<Job> {
-        let mut inner = self.memory.inner.lock();
-        let job = inner.queue().and_then(VecDeque::pop_front);
-        if job.is_none() {
-            inner.end_queue();
-            self.ended = true;
-        }
-        job
-    }
-
-    async fn work(&self, mut job: Job) {
+impl Memory {
+    async fn work(self: &Arc<Memory>, mut job: Job, env: &Env) {
         let settled = match &mut job.body {
             Body::Op(op, _) => {
                 let op = op.clone();
-                self.memory.inner.lock().apply(&self.memory.name, &job, &op, &self.env)
+                self.inner.lock().apply(&self.name, &job, &op, env)
             }
             Body::Mutator(mutator) => {
-                let held = job.held.and(self.memory.identity());
+                let held = job.held.and(self.identity());
                 let state = {
-                    let inner = self.memory.inner.lock();
+                    let inner = self.inner.lock();
                     inner.state.clone().unwrap_or_else(|| job.definition.initial.clone())
                 };
                 let ran = match start(&mut **mutator, state, &held) {
                     Ok(mut running) => drive(&mut running, held, false).await,
                     Err(message) => Ran::Panicked(message),
                 };
-                let key = self.memory.name.to_string();
+                let key = self.name.to_string();
                 match ran {
-                    Ran::Ended(Ok(after)) => {
-                        self.memory.inner.lock().take_over(&self.memory.name, &job, after, &self.env)
-                    }
+                    Ran::Ended(Ok(after)) => self.inner.lock().take_over(&self.name, &job, after, env),
                     Ran::Ended(Err(refusal)) => {
                         job.settle(Settled::Refused(refusal));
                         return;

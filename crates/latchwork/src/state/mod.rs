@@ -107,7 +107,7 @@ impl States {
         let spec = history.into_iter().fold(spec, SpaceSpec::history);
         let space = store.space(spec).await?;
         let shelf = Arc::new(Shelf::new(store.clone(), space, answers));
-        let bare = Setup::new(store.env().clone());
+        let bare = Setup::new(store);
         let definition = Arc::new(Definition { initial: Some(empty()), ..Definition::default() });
         let object = Setup { definition, ..bare.clone() };
         Ok(States { shelf, setups: [Arc::new(bare), Arc::new(object)] })

@@ -18,7 +18,7 @@ use crate::state::batch::Known;
 use crate::state::definition::Definition;
 use crate::state::op::Op;
 use crate::state::{MutationError, Result, StateError, TimeoutOutcome};
-use crate::store::{self, Commit, Env, Key, Receipt, Rev, Store, StoreError};
+use crate::store::{self, Check, Commit, Env, Key, Receipt, Rev, Store, StoreError};
 
 /// What a mutation answers.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,8 +46,12 @@ pub(crate) struct Job {
     pub(crate) body: Body,
     /// The method's name.
     pub(crate) operation: &'static str,
+    /// The container's name.
+    pub(crate) name: Arc<str>,
     pub(crate) once: Option<Arc<str>>,
     pub(crate) definition: Arc<Definition>,
+    /// What must hold when the change lands.
+    pub(crate) guard: Option<Check>,
     pub(crate) retry: Retry,
     /// How often it was run on a state that turned out not to be the last.
     pub(crate) tried: u32,
@@ -176,10 +180,6 @@ impl Progress {
     /// Takes the job back if it has not started.
     fn withdraw(&self) -> bool {
         self.stage.compare_exchange(QUEUED, WITHDRAWN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-    }
-
-    pub(crate) fn is_withdrawn(&self) -> bool {
-        self.stage.load(Ordering::SeqCst) == WITHDRAWN
     }
 }
 

@@ -14,7 +14,7 @@ use crate::state::container::{Container, Steward};
 use crate::state::op::Op;
 use crate::state::queue::Changed;
 use crate::state::{MutationError, Result, StateError, StateWatch};
-use crate::store::Generation;
+use crate::store::{Generation, Right};
 
 /// A named value in the store.
 ///
@@ -64,6 +64,11 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
     /// As [`Container::once`].
     pub fn once(self, key: impl Into<Arc<str>>) -> Slot<T> {
         Slot::new(self.container.once(key))
+    }
+
+    /// As [`Container::guard`].
+    pub fn guard(self, right: &impl Right) -> Slot<T> {
+        Slot::new(self.container.guard(right))
     }
 
     /// The slot as a container of JSON.

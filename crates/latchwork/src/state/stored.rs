@@ -1,62 +1,58 @@
-//! Stored containers: the queue in front, a commit checked on the rev behind. One worker a busy container takes what
-//! is in its queue, runs it on the state and commits the result of all of it at once.
+//! Stored containers: the lane in front, a commit checked on the rev behind. The jobs in a lane are run on the state
+//! one after the other, and one commit holds the result of all of them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::backoff::{doubled, jittered};
-use crate::record::Record as _;
+use crate::lane::{Lanes, Part, Placed, Plan, Runtime, Tag};
+use crate::record::Record;
 use crate::state::batch::{Batch, CameTo, Done, Known};
 use crate::state::once::{Answer, Answers};
 use crate::state::queue::{Body, Changed, Identity, Job, Ran, Retry, Running, Settled, drive};
 use crate::state::watch::Told;
 use crate::state::{Result, StateError};
-use crate::store::{Actual, Commit, Env, ErrorKind, Key, Outcome, Rev, Space, Store};
+use crate::store::{Actual, Commit, Env, ErrorKind, Key, Receipt, Refusal, Rev, Space, Store, StoreError};
 
-/// How many mutations share a commit at the most.
-const BATCH: usize = 1024;
-
-/// The longest pause between attempts, unless the first is longer. Whoever was outrun often has the same prospects at
-/// the next attempt as those who were not; with pauses that go on growing it would hardly come to try.
+/// The longest pause between attempts, unless the first is longer. A caller that was outrun often has the same
+/// prospects at the next attempt as those that were not; with pauses that go on growing it would hardly come to try.
 const LONGEST: Duration = Duration::from_millis(40);
+
+/// The container is at the rev that the jobs were run on.
+const CONTAINER: Tag = Tag("container");
+/// The right under which a job is done still holds.
+const GUARD: Tag = Tag("guard");
 
 /// The stored containers of a store.
 pub(crate) struct Shelf {
     pub(crate) store: Store,
     pub(crate) space: Space,
     pub(crate) answers: Answers,
-    /// Containers that a worker is at, with what waits there.
-    busy: Mutex<HashMap<Key, VecDeque<Job>>>,
+    runtime: Runtime,
+    lanes: Lanes<Shelf>,
+}
+
+/// A job that is to run, or has been run up to where it waits.
+pub(crate) struct Item {
+    job: Job,
+    started: Option<Running>,
+}
+
+impl From<Job> for Item {
+    fn from(job: Job) -> Item {
+        Item { job, started: None }
+    }
 }
 
 impl Shelf {
     pub(crate) fn new(store: Store, space: Space, answers: Answers) -> Shelf {
-        Shelf { store, space, answers, busy: Mutex::default() }
+        Shelf { store, space, answers, runtime: Runtime::here(), lanes: Lanes::default() }
     }
 
-    /// Puts a job into a container's queue.
-    pub(crate) fn submit(self: &Arc<Shelf>, key: &Key, name: &Arc<str>, job: Job) -> Result<()> {
-        let runtime = tokio::runtime::Handle::try_current().map_err(|_| StateError::NoRuntime)?;
-        let mut busy = self.busy.lock();
-        if let Some(queue) = busy.get_mut(key) {
-            queue.push_back(job);
-            return Ok(());
-        }
-        busy.insert(key.clone(), VecDeque::from([job]));
-        drop(busy);
-        let worker = Worker {
-            shelf: self.clone(),
-            key: key.clone(),
-            name: name.clone(),
-            known: None,
-            most: BATCH,
-            ended: false,
-        };
-        runtime.spawn(worker.run());
-        Ok(())
+    /// Puts a job into a container's lane.
+    pub(crate) fn submit(self: &Arc<Shelf>, key: &Key, job: Job) -> Result<()> {
+        Lanes::submit(self, key, job.into()).map_err(|_| StateError::NoRuntime)
     }
 
     /// What a container holds.
@@ -66,128 +62,31 @@ impl Shelf {
 
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.busy.lock().is_empty()
-    }
-}
-
-struct Worker {
-    shelf: Arc<Shelf>,
-    key: Key,
-    name: Arc<str>,
-    /// The state that the last commit left, if that was ours.
-    known: Option<Known>,
-    /// How many jobs the next batch may have.
-    most: usize,
-    /// Whether the queue was let go of. One that is there from then on is another worker's.
-    ended: bool,
-}
-
-/// A job that is to run, or has been run up to where it waits.
-enum Item {
-    Fresh(Job),
-    Started(Job, Running),
-}
-
-impl Drop for Worker {
-    /// A worker ends by itself when nothing is left. If it ends because the runtime does, those who wait are told by
-    /// the end of their jobs.
-    fn drop(&mut self) {
-        if !self.ended {
-            // Jobs hold what is the callers' own; it is not to be dropped under the lock.
-            let left = self.shelf.busy.lock().remove(&self.key);
-            drop(left);
-        }
-    }
-}
-
-impl Worker {
-    async fn run(mut self) {
-        let mut next = VecDeque::new();
-        loop {
-            if !self.fill(&mut next) {
-                return;
-            }
-            self.round(&mut next).await;
-        }
-    }
-
-    /// Takes what waits. When there is nothing, the container is idle and the queue is gone.
-    fn fill(&mut self, next: &mut VecDeque<Item>) -> bool {
-        let mut withdrawn = Vec::new();
-        let mut busy = self.shelf.busy.lock();
-        let queue = busy.get_mut(&self.key).expect("a worker has a queue until it lets go of it");
-        while next.len() < self.most
-            && let Some(job) = queue.pop_front()
-        {
-            if job.progress.is_withdrawn() {
-                withdrawn.push(job);
-            } else {
-                next.push_back(Item::Fresh(job));
-            }
-        }
-        if next.is_empty() {
-            busy.remove(&self.key);
-            self.ended = true;
-        }
-        drop(busy);
-        !next.is_empty()
+        self.lanes.is_idle()
     }
 
     fn env(&self) -> &Env {
-        self.shelf.store.env()
+        self.store.env()
     }
 
-    async fn known(&mut self) -> Result<Known> {
-        if let Some(known) = self.known.take() {
-            return Ok(known);
-        }
-        self.shelf.read(&self.key, &self.name).await
-    }
-
-    /// Runs some jobs and commits what they came to.
-    async fn round(&mut self, next: &mut VecDeque<Item>) {
-        let batch = match self.known().await {
-            Ok(known) => Ok(self.run_batch(known, next).await),
-            Err(error) => Err(error),
-        };
-        let ended = match batch {
-            Ok(batch) if batch.done.is_empty() => {
-                self.known = Some(batch.known);
-                Ok(())
-            }
-            Ok(batch) => self.commit(batch, next).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = ended {
-            // The store does not serve. Whoever waits behind finds out by trying.
-            for item in next.drain(..) {
-                let (Item::Fresh(job) | Item::Started(job, _)) = item;
-                job.settle(Settled::Failed(error.clone()));
-            }
-        }
-    }
-
-    async fn run_batch(&mut self, known: Known, next: &mut VecDeque<Item>) -> Batch {
-        let mut batch = Batch::new(known, self.name.clone());
-        let held_here = Identity::Stored(self.shelf.store.clone(), self.key.clone());
-        while batch.done.len() < self.most
-            && let Some(item) = next.pop_front()
+    /// Runs jobs on a state, until there is something to wait for.
+    async fn run(&self, key: &Key, known: Known, jobs: &mut VecDeque<Item>, most: usize, name: &Arc<str>) -> Batch {
+        let mut batch = Batch::new(known, name.clone());
+        let held_here = Identity::Stored(self.store.clone(), key.clone());
+        while batch.done.len() < most
+            && let Some(Item { mut job, started }) = jobs.pop_front()
         {
-            let (mut job, started) = match item {
-                Item::Fresh(job) => (job, None),
-                Item::Started(job, running) => (job, Some(running)),
-            };
-            let answer_key = job.once.as_ref().map(|once| self.shelf.answers.key(&self.key, once));
+            let answer_key = job.once.as_ref().map(|once| self.answers.key(key, once));
             if let Some(key) = &answer_key {
                 if batch.done.iter().any(|done| done.answer.as_ref().is_some_and(|(known, _)| known == key)) {
                     // Its answer is about to be written.
-                    next.push_front(Item::Fresh(job));
+                    jobs.push_front(job.into());
                     break;
                 }
-                match self.shelf.answers.get(&self.shelf.store, key).await {
+                match self.answers.get(&self.store, key).await {
                     Ok(None) => {}
                     Ok(Some(answer)) => {
-                        settle_again(job, answer, &self.name);
+                        settle_again(job, answer);
                         continue;
                     }
                     Err(error) => {
@@ -218,7 +117,7 @@ impl Worker {
             match drive(&mut running, held.clone(), true).await {
                 // What ran before it is not to wait for it.
                 Ran::Waits if !batch.done.is_empty() => {
-                    next.push_front(Item::Started(job, running));
+                    jobs.push_front(Item { job, started: Some(running) });
                     break;
                 }
                 Ran::Waits => {
@@ -231,10 +130,53 @@ impl Worker {
         }
         batch
     }
+
+    /// Makes a commit of a batch.
+    async fn prepared(&self, key: &Key, batch: &mut Batch) -> Result<(Commit, Placed, Vec<Option<Placed>>)> {
+        let part = match batch.known.rev {
+            Some(rev) => Part::default().at_rev(CONTAINER, key, rev),
+            None => Part::default().absent(CONTAINER, key),
+        };
+        let part = if batch.changed { part.put(key, batch.record().encode()) } else { part };
+        let (mut commit, own, _) = part.place_whole(Commit::new());
+        if batch.changed {
+            commit = commit.meta(Told::encode(vec![batch.told()]));
+        }
+        for (key, answer) in batch.done.iter().filter_map(|done| done.answer.as_ref()) {
+            let answer = Answer { rev: batch.rev().0, ..answer.clone() };
+            commit = self.answers.put(commit, key, self.env().now(), &answer);
+        }
+        if batch.done.iter().any(|done| done.answer.is_some()) {
+            commit = self.answers.sweep(&self.store, commit).await?;
+        }
+        let rev = batch.rev();
+        let mut guards = Vec::with_capacity(batch.done.len());
+        for done in &mut batch.done {
+            guards.push(done.job.guard.clone().map(|guard| {
+                let placed;
+                let part = Part::default().check(GUARD, guard);
+                (commit, placed, _) = part.place_whole(std::mem::take(&mut commit));
+                placed
+            }));
+            let changed = if done.came_to.boards() { done.answers(rev) } else { None };
+            if let (Some(rider), Some(changed)) = (&mut done.job.rider, changed) {
+                commit = rider.board(std::mem::take(&mut commit), &changed);
+            }
+        }
+        Ok((commit, own, guards))
+    }
+}
+
+/// Jobs that share a commit.
+pub(crate) struct Sent {
+    batch: Batch,
+    own: Placed,
+    /// Of each job.
+    guards: Vec<Option<Placed>>,
 }
 
 /// What was answered before is answered again.
-fn settle_again(mut job: Job, answer: Answer, name: &str) {
+fn settle_again(mut job: Job, answer: Answer) {
     let Answer { operation, fingerprint, value, rev, changed } = answer;
     if fingerprint == job.fingerprint() {
         if let Some(rider) = &mut job.rider {
@@ -245,155 +187,173 @@ fn settle_again(mut job: Job, answer: Answer, name: &str) {
         return;
     }
     let once = job.once.as_deref().unwrap_or_default().to_string();
-    job.settle(Settled::Failed(StateError::OnceReused { key: name.into(), once, operation }));
+    let key = job.name.to_string();
+    job.settle(Settled::Failed(StateError::OnceReused { key, once, operation }));
 }
 
-impl Worker {
-    /// Commits a batch and settles its jobs, or gives back those that are to be tried again.
-    async fn commit(&mut self, mut batch: Batch, next: &mut VecDeque<Item>) -> Result<()> {
-        let value = batch.record().encode();
-        let limit = self.shelf.store.limits().value_bytes;
-        if batch.changed && value.len() > limit {
-            let error = StateError::TooLarge { key: self.name.to_string(), length: value.len(), limit };
-            self.too_much(batch, error, next);
-            return Ok(());
-        }
-        let mut commit = self.prepared(&mut batch, value);
-        if batch.done.iter().any(|done| done.answer.is_some()) {
-            commit = match self.shelf.answers.sweep(&self.shelf.store, commit).await {
-                Ok(commit) => commit,
-                Err(error) => return Err(fail(batch, error)),
-            };
-        }
-        match self.shelf.store.commit(commit).await {
-            Ok(Outcome::Applied(receipt)) => {
-                let rev = batch.rev();
-                let written = batch.changed || batch.known.rev.is_some();
-                self.known = Some(Known { rev: written.then_some(rev), state: batch.state });
-                self.most = BATCH.min(self.most * 2);
-                for mut done in batch.done {
-                    match &mut done.job.rider {
-                        Some(rider) if done.came_to.boards() => rider.landed(&receipt),
-                        _ => done.rests(rev),
-                    }
-                    done.settle(rev);
-                }
-                Ok(())
-            }
-            Ok(Outcome::Refused(refusal)) => {
-                // Whoever rides may have lost the right to; the others go without it.
-                batch.done.retain_mut(|done| match &mut done.job.rider {
-                    Some(rider) if done.came_to.boards() => !rider.refused(&refusal),
-                    _ => true,
-                });
-                let moved = refusal.failed.iter().find(|failed| failed.index == 0);
-                let actual = moved.map(|moved| match &moved.actual {
-                    Actual::AtRev(rev) => Some(*rev),
-                    _ => None,
-                });
-                self.again(batch, actual, next).await;
-                Ok(())
-            }
-            // More than a commit can hold, of which nothing was written.
-            Err(error) if error.kind() == ErrorKind::Invalid => {
-                self.too_much(batch, error.into(), next);
-                Ok(())
-            }
-            Err(error) => Err(fail(batch, error.into())),
-        }
+impl Plan for Shelf {
+    type Key = Key;
+    type Job = Item;
+    /// The state that the last commit has left.
+    type Known = Option<Known>;
+    type Batch = Sent;
+
+    const MOST: usize = 1024;
+
+    fn lanes(&self) -> &Lanes<Shelf> {
+        &self.lanes
     }
 
-    /// The first check is that on the container itself.
-    fn prepared(&self, batch: &mut Batch, value: crate::store::Bytes) -> Commit {
-        let mut commit = match batch.known.rev {
-            Some(rev) => Commit::new().at_rev(&self.key, rev),
-            None => Commit::new().absent(&self.key),
+    fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    fn store(&self) -> &Store {
+        &self.store
+    }
+
+    async fn plan(
+        self: &Arc<Shelf>,
+        key: &Key,
+        known: &mut Option<Known>,
+        jobs: &mut VecDeque<Item>,
+        most: usize,
+    ) -> Option<(Commit, Sent)> {
+        let name = jobs.front()?.job.name.clone();
+        let state = match known.take() {
+            Some(known) => Ok(known),
+            None => self.read(key, &name).await,
         };
-        if batch.changed {
-            commit = commit.put(&self.key, value).meta(Told::encode(vec![batch.told()]));
+        let state = match state {
+            Ok(state) => state,
+            Err(error) => {
+                // The store does not serve. Callers that come behind find out by trying.
+                jobs.drain(..).for_each(|item| item.job.settle(Settled::Failed(error.clone())));
+                return None;
+            }
+        };
+        let mut batch = self.run(key, state, jobs, most, &name).await;
+        if batch.done.is_empty() {
+            *known = Some(batch.known);
+            return None;
         }
-        for (key, answer) in batch.done.iter().filter_map(|done| done.answer.as_ref()) {
-            let answer = Answer { rev: batch.rev().0, ..answer.clone() };
-            commit = self.shelf.answers.put(commit, key, self.env().now(), &answer);
-        }
-        let rev = batch.rev();
-        for done in batch.done.iter_mut().filter(|done| done.came_to.boards()) {
-            let changed = done.answers(rev);
-            if let (Some(rider), Some(changed)) = (&mut done.job.rider, changed) {
-                commit = rider.board(commit, &changed);
+        match self.prepared(key, &mut batch).await {
+            Ok((commit, own, guards)) => Some((commit, Sent { batch, own, guards })),
+            Err(error) => {
+                fail(batch, error);
+                None
             }
         }
-        commit
     }
 
-    /// Somebody else has moved the container, or given the answer. `moved` tells where it is now, if it moved.
-    async fn again(&mut self, batch: Batch, moved: Option<Option<Rev>>, next: &mut VecDeque<Item>) {
+    fn size(sent: &Sent) -> usize {
+        sent.batch.done.len()
+    }
+
+    fn landed(self: &Arc<Shelf>, _: &Key, known: &mut Option<Known>, sent: Sent, receipt: &Receipt) {
+        let batch = sent.batch;
+        let rev = batch.rev();
+        let written = batch.changed || batch.known.rev.is_some();
+        *known = Some(Known { rev: written.then_some(rev), state: batch.state });
+        for mut done in batch.done {
+            match &mut done.job.rider {
+                Some(rider) if done.came_to.boards() => rider.landed(receipt),
+                _ => done.rests(rev),
+            }
+            done.settle(rev);
+        }
+    }
+
+    async fn refused(
+        self: &Arc<Shelf>,
+        _: &Key,
+        _: &mut Option<Known>,
+        sent: Sent,
+        refusal: Refusal,
+        jobs: &mut VecDeque<Item>,
+    ) {
+        let Sent { batch, own, guards } = sent;
+        let moved =
+            own.failed(&refusal).find(|(_, tag, _)| *tag == CONTAINER).map(|(_, _, failed)| match &failed.actual {
+                Actual::AtRev(rev) => Some(*rev),
+                _ => None,
+            });
         let expected = batch.known.rev;
-        let mut rest = VecDeque::new();
-        let mut pause = Duration::ZERO;
-        for Done { mut job, answer, .. } in batch.done {
+        let (mut again, mut pause) = (Vec::new(), Duration::ZERO);
+        for (Done { mut job, came_to, answer, .. }, guard) in batch.done.into_iter().zip(guards) {
+            if guard.is_some_and(|guard| guard.has_failed(&refusal, GUARD)) {
+                let (key, reason) = (job.name.to_string(), "the lock that guards it is no longer held".into());
+                job.settle(Settled::Failed(StateError::Fenced { key, reason }));
+                continue;
+            }
+            // A rider may have lost the right to ride; the others go without it.
+            if came_to.boards() && job.rider.as_mut().is_some_and(|rider| rider.refused(&refusal)) {
+                continue;
+            }
             if let Some(actual) = moved {
                 job.tried += 1;
                 if job.tried >= job.retry.attempts {
-                    // Whoever was faster may have sent the very same.
+                    // Another process may have sent the very same.
                     if let Some((key, _)) = &answer
-                        && let Ok(Some(answer)) = self.shelf.answers.get(&self.shelf.store, key).await
+                        && let Ok(Some(answer)) = self.answers.get(&self.store, key).await
                     {
-                        settle_again(job, answer, &self.name);
+                        settle_again(job, answer);
                         continue;
                     }
-                    let (key, attempts) = (self.name.to_string(), job.tried);
+                    let (key, attempts) = (job.name.to_string(), job.tried);
                     let error = StateError::ConcurrentModification { key, attempts, expected, actual };
                     job.settle(Settled::Failed(error));
                     continue;
                 }
                 pause = pause.max(job.retry.pause_after(job.tried, self.env()));
             }
-            rest.push_back(Item::Fresh(job));
+            again.push(job);
         }
-        // One that had begun has seen a state that was not the last.
-        for item in next.drain(..) {
-            let (Item::Fresh(job) | Item::Started(job, _)) = item;
-            rest.push_back(Item::Fresh(job));
-        }
-        *next = rest;
+        put_back(again.into_iter(), jobs);
         if !pause.is_zero() {
             self.env().sleep(pause).await;
         }
     }
 
-    /// Of several, half are tried, and so on, so that only those fail that are too much by themselves.
-    fn too_much(&mut self, mut batch: Batch, error: StateError, next: &mut VecDeque<Item>) {
-        self.known = Some(batch.known);
-        self.most = (batch.done.len() / 2).max(1);
-        if batch.done.len() == 1
-            && let Some(mut done) = batch.done.pop()
-        {
-            if let StateError::TooLarge { .. } = error {
-                done.came_to = CameTo::Failure(error.clone());
-                done.rests(Rev(0));
-            }
-            done.failed(&error);
+    fn split(self: &Arc<Shelf>, known: &mut Option<Known>, sent: Sent, jobs: &mut VecDeque<Item>) {
+        *known = Some(sent.batch.known);
+        put_back(sent.batch.done.into_iter().map(|done| done.job), jobs);
+    }
+
+    fn failed(self: &Arc<Shelf>, _: &Key, known: &mut Option<Known>, sent: Sent, error: StoreError) {
+        let (mut batch, limit) = (sent.batch, self.store.limits().value_bytes);
+        let length = batch.record().encode().len();
+        if error.kind() != ErrorKind::Invalid || !batch.changed || length <= limit {
+            return fail(batch, error.into());
+        }
+        // It is too large by itself, and so it comes to that: nothing was written.
+        *known = Some(batch.known.clone());
+        for mut done in std::mem::take(&mut batch.done) {
+            let error = StateError::TooLarge { key: done.job.name.to_string(), length, limit };
+            done.came_to = CameTo::Failure(error.clone());
+            done.rests(Rev(0));
             done.job.settle(Settled::Failed(error));
         }
-        // One that had begun has seen a state that will not be.
-        let behind = next.drain(..).map(|(Item::Fresh(job) | Item::Started(job, _))| Item::Fresh(job));
-        *next = batch.done.into_iter().map(|Done { job, .. }| Item::Fresh(job)).chain(behind).collect();
     }
 }
 
-/// Tells the jobs of a batch that the store failed, and gives the error back for those behind them.
-fn fail(batch: Batch, error: StateError) -> StateError {
+/// Puts jobs back before all others. Those that have begun have seen a state that was not the last.
+fn put_back(again: impl DoubleEndedIterator<Item = Job>, jobs: &mut VecDeque<Item>) {
+    jobs.iter_mut().for_each(|item| item.started = None);
+    again.rev().for_each(|job| jobs.push_front(job.into()));
+}
+
+/// Tells the jobs of a batch that the store failed.
+fn fail(batch: Batch, error: StateError) {
     for mut done in batch.done {
         done.failed(&error);
         done.job.settle(Settled::Failed(error.clone()));
     }
-    error
 }
 
 impl Retry {
     /// The pauses double up to a limit; a part of each, up to a half, is left to chance. After that every other attempt
-    /// follows at once: one that has paused is slower than those who never do, and would lose to them again.
+    /// follows at once: a caller that has paused is slower than those that never do, and would lose to them again.
     fn pause_after(self, tried: u32, env: &Env) -> Duration {
         let (pause, longest) = (doubled(self.pause, tried), LONGEST.max(self.pause));
         if pause > longest && tried % 2 == 1 {

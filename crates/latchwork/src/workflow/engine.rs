@@ -301,6 +301,7 @@ impl EngineBuilder {
         let executions: Weak<dyn lock::owners::Executions> = Arc::<Inner>::downgrade(&inner);
         inner.locks.serve(executions);
         if !inner.replays && !inner.idle {
+            inner.locks.end_previous().await?;
             let running = inner.store.view().await?;
             let (node, weak) = (&inner.node, || Arc::downgrade(&inner));
             node.chore(recover::recover(weak(), running));
@@ -310,6 +311,7 @@ impl EngineBuilder {
             node.chore(StopWithRuntime(weak()).wait());
             node.chore(let_go(weak()));
             node.chore(session::sweep(Arc::downgrade(&inner.locks)));
+            node.chore(session::end_with_store(Arc::downgrade(&inner.locks)));
             node.chore(deadlock::watch(weak(), suspected));
         }
         Ok(Engine { _stop: Arc::new(StopOnDrop(inner.clone())), inner })

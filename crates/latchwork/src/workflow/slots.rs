@@ -115,7 +115,7 @@ impl Steward for Journal {
                     let passenger = Passenger { seat: Seat::new(doing), spot, entry };
                     passenger.seat.doing.carry().await;
                     job.rider = Some(Box::new(passenger));
-                    place.shelf.submit(&place.key, &place.name, job)
+                    place.shelf.submit(&place.key, job)
                 }
                 Some(EntryState::Done(text)) => match serde_json::from_str::<Recorded>(&text) {
                     Ok((value, rev, changed)) => {

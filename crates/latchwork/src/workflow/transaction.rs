@@ -16,7 +16,7 @@ use crate::entity::{Add, Entity, EntityError, EntityId, EntityView, Page, Query,
 use crate::json;
 use crate::record::Record as _;
 use crate::state::{Batch, Held, Job, Known, Place, Slot, StateError, Steward, Told};
-use crate::store::{Commit, Key, Outcome};
+use crate::store::{Check, Commit, Key, Outcome};
 use crate::workflow::Failure;
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::place::Place as Spot;
@@ -115,6 +115,8 @@ struct Staged {
     limit: usize,
     view: Arc<crate::store::View>,
     slots: tokio::sync::Mutex<BTreeMap<Key, Batch>>,
+    /// What must hold when the changes land.
+    guards: Mutex<Vec<Check>>,
 }
 
 impl Steward for Staged {
@@ -132,6 +134,7 @@ impl Steward for Staged {
     ) -> Pin<Box<dyn Future<Output = Result<(), StateError>> + Send + 'a>> {
         Box::pin(async move {
             let mut slots = self.slots.lock().await;
+            self.guards.lock().extend(job.guard.clone());
             let batch = self.batch(&mut slots, place).await?;
             if let Some(done) = batch.run_alone(job, Held::default()).await {
                 done.within(self.limit, batch).settle(batch.rev());
@@ -157,6 +160,7 @@ impl Staged {
     /// Adds the slots to a commit: what was read is to be as it was, and what was changed is written.
     async fn board(&self, mut commit: Commit) -> Commit {
         let mut told = Vec::new();
+        commit = self.guards.lock().iter().cloned().fold(commit, Commit::check);
         for (key, batch) in self.slots.lock().await.iter() {
             commit = match batch.known.rev {
                 Some(rev) => commit.at_rev(key, rev),
@@ -345,6 +349,7 @@ async fn begin(run: &Arc<Run>) -> Result<Tx, EntityError> {
         limit: run.engine.store.limits().value_bytes,
         view: view.pinned()?,
         slots: Default::default(),
+        guards: Mutex::default(),
     });
     let slots = CtxState::with(run.clone(), staged.clone());
     Ok(Tx { inner: Arc::new(Inner { view, writes: Mutex::default(), staged }), slots })

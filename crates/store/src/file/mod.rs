@@ -33,7 +33,7 @@ use self::writer::{Parts, Writer};
 use crate::backend::{Answer, Backend, Before, Changes, Contents, Damage, Pin, Retention, Rules, Scan, Stats};
 use crate::disk::{DirectoryLock, Disk, Open, RealDisk, ShadowDisk};
 use crate::{
-    Commit, Env, Generation, Key, Limits, Outcome, Range, Result, SpaceId, Store, StoreError, Timestamp, Version,
+    Commit, Env, Generation, Key, Limits, Outcome, Range, Result, SpaceId, Store, StoreError, Timestamp, Uuid, Version,
 };
 
 /// A group that has grown to this size is written before more is added.
@@ -287,11 +287,14 @@ pub(crate) use self::directory::write_snapshot;
 pub(crate) struct FileBackend {
     folder: Arc<Folder>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Names this opening: the lock of the directory tells that all others are over.
+    opening: Uuid,
 }
 
 impl FileBackend {
     fn start(folder: Folder) -> Result<FileBackend> {
-        let backend = FileBackend { folder: Arc::new(folder), threads: Mutex::default() };
+        let opening = folder.writer.env.uuid();
+        let backend = FileBackend { folder: Arc::new(folder), threads: Mutex::default(), opening };
         if backend.writer().background {
             let (writer, folder) = (backend.folder.writer.clone(), backend.folder.clone());
             backend.spawn("latchwork-sync", move || writer.sync_groups())?;
@@ -449,6 +452,17 @@ impl Backend for FileBackend {
 
     fn identity(&self) -> u128 {
         self.folder.identity
+    }
+
+    fn opening(&self) -> Option<Uuid> {
+        Some(self.opening)
+    }
+
+    fn ended(&self) -> Answer<'_, ()> {
+        Box::pin(async {
+            self.writer().ended().await;
+            Ok(())
+        })
     }
 
     fn close(&self) -> Answer<'_, ()> {

@@ -56,6 +56,8 @@ pub(super) struct Writer {
     latest: watch::Sender<Generation>,
     stopped: OnceLock<StoreError>,
     closed: AtomicBool,
+    /// Told when the store was closed or has stopped.
+    ended: Notify,
     #[cfg(feature = "testing")]
     pub(super) sabotage: Option<super::Sabotage>,
 }
@@ -138,6 +140,7 @@ impl Writer {
             latest: watch::Sender::new(generation),
             stopped: OnceLock::new(),
             closed: AtomicBool::new(false),
+            ended: Notify::new(),
             #[cfg(feature = "testing")]
             sabotage: None,
         }
@@ -396,6 +399,7 @@ impl Writer {
         for (_, waiting) in waiting {
             let _ = waiting.send(Err(self.stop_cause()));
         }
+        self.ended.notify_waiters();
         self.latest.send_modify(|_| {});
         self.synced.notify_all();
         self.fold_waits.notify_all();
@@ -423,6 +427,7 @@ impl Writer {
     /// Refuses everything from now on and wakes those who wait.
     pub(super) fn set_closed(&self) {
         self.closed.store(true, Ordering::SeqCst);
+        self.ended.notify_waiters();
         self.latest.send_modify(|_| {});
     }
 
@@ -460,6 +465,15 @@ impl Writer {
         let newer = receiver.wait_for(|latest| *latest > than || self.check().is_err()).await.map(|latest| *latest);
         self.check()?;
         newer.map_err(|_| StoreError::Closed)
+    }
+
+    /// Returns when the store was closed or has stopped.
+    pub(super) async fn ended(&self) {
+        let mut ended = std::pin::pin!(self.ended.notified());
+        ended.as_mut().enable();
+        if self.check().is_ok() {
+            ended.await;
+        }
     }
 
     /// Lets commits wait until what this gives is dropped.

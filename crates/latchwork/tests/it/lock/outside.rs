@@ -3,10 +3,10 @@
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use latchwork::lock::{LockError, LockKind, LockName, LockRefused, Owner};
+use latchwork::lock::{LockError, LockKind, LockName, LockRefused, Locks, Owner};
 use latchwork::store::{Commit, ErrorKind, Order, Outcome, SpaceSpec, Store};
 use latchwork::testing::TestEngine;
-use latchwork::workflow::Engine;
+use latchwork::workflow::{Ctx, Engine, workflow};
 
 async fn engine() -> Engine {
     Engine::on(&Store::memory().await.unwrap()).start().await.unwrap()
@@ -285,25 +285,105 @@ async fn locks_are_listed_in_pages() {
     assert_eq!(names, ["aaa", "b", "c", "d", "e", "a of workflow w"]);
 }
 
+/// The lock of the directory tells that the process that held the lock is gone: the next one waits for no lease.
 #[tokio::test]
-async fn a_restart_gives_everybody_a_full_lease_again() {
+async fn sessions_end_when_the_next_process_opens_the_directory() {
     let directory = tempfile::tempdir().unwrap();
-    let lease = Duration::from_millis(500);
     let engine = Engine::open(directory.path()).start().await.unwrap();
-    let session = engine.locks().session().lease(lease).begin().await.unwrap();
+    let session = engine.locks().session().lease(Duration::from_secs(3600)).begin().await.unwrap();
     let held = engine.mutex("m").by(&session).acquire().await.unwrap();
     let number = held.token().number();
-    // The process ends without releasing anything.
+    let dead = tokio::spawn({
+        let mutex = engine.mutex("m");
+        async move { mutex.acquire().await.map(drop) }
+    });
+    while engine.locks().inspect("m").await.unwrap().waiters.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    // The process ends without releasing anything, and so does a caller that waits.
     engine.stop();
     assert!(held.is_lost());
+    assert!(dead.await.unwrap().is_err());
     drop((held, session));
     let store = engine.store().clone();
     drop(engine);
     store.close().await.unwrap();
     let engine = Engine::open(directory.path()).start().await.unwrap();
+    let next = engine.mutex("m").try_acquire().await.unwrap().expect("nobody holds it");
+    assert!(next.token().number() > number);
+}
+
+/// On a store that processes may share, a restart gives sessions a full lease again: another process may have them.
+#[tokio::test]
+async fn a_restart_on_a_shared_store_gives_sessions_a_full_lease_again() {
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).start().await.unwrap();
+    let session = engine.locks().session().lease(Duration::from_millis(500)).begin().await.unwrap();
+    let held = engine.mutex("m").by(&session).acquire().await.unwrap();
+    let number = held.token().number();
+    engine.stop();
+    assert!(held.is_lost());
+    drop((held, session));
+    drop(engine);
+    let engine = Engine::on(&store).start().await.unwrap();
     assert_eq!(engine.locks().inspect("m").await.unwrap().holders[0].token, number);
     let next = engine.mutex("m").acquire().await.unwrap();
     assert!(next.token().number() > number);
+}
+
+/// The store is closed under a guard: it is told at once, not when its lease should have been renewed.
+#[tokio::test]
+async fn a_guard_is_lost_when_its_store_is_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).await.unwrap();
+    let locks = Locks::on(&store).await.unwrap();
+    let guard = locks.mutex("m").acquire().await.unwrap();
+    store.close().await.unwrap();
+    tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("it was not told");
+}
+
+/// Locks without an engine: exclusion, the line, operators; and what an execution waits for is left to an engine.
+#[tokio::test]
+async fn locks_stand_alone() {
+    let store = Store::memory().await.unwrap();
+    let locks = Locks::on(&store).await.unwrap();
+    let first = locks.mutex("m").acquire().await.unwrap();
+    assert!(locks.mutex("m").try_acquire().await.unwrap().is_none());
+    let next = tokio::spawn({
+        let mutex = locks.mutex("m");
+        async move { mutex.acquire().await.unwrap() }
+    });
+    while locks.inspect("m").await.unwrap().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(first);
+    let next = next.await.unwrap();
+    locks.force_release("m", next.token().number(), "enough").await.unwrap();
+    next.lost().await;
+    locks.shutdown().await.unwrap();
+
+    let waits = workflow("waits").run(async |ctx: Ctx, ()| {
+        let guard = ctx.mutex("m").acquire().await?;
+        let number = guard.token().number();
+        guard.release().await?;
+        Ok(number)
+    });
+    let held = locks.mutex("m").acquire().await.unwrap();
+    let engine = Engine::on(&store).register(&waits).start().await.unwrap();
+    engine.start(&waits, ()).id("w").await.unwrap();
+    while engine.locks().inspect("m").await.unwrap().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    engine.stop();
+    let ticket = locks.inspect("m").await.unwrap().waiters[0].token;
+    let error = locks.force_release("m", ticket, "enough").await.unwrap_err();
+    assert!(matches!(error, LockError::NeedsEngine { .. }), "{error}");
+    assert!(held.release().await.unwrap());
+    assert!(locks.mutex("m").try_acquire().await.unwrap().is_none(), "an execution is before it in line");
+    let engine = Engine::on(&store).register(&waits).start().await.unwrap();
+    let handle = engine.handle(&waits, "w");
+    let number = tokio::time::timeout(Duration::from_secs(20), handle.result()).await.expect("it hangs").unwrap();
+    assert_eq!(number, ticket);
 }
 
 #[tokio::test]

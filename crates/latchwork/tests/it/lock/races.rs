@@ -1,6 +1,7 @@
 //! Two things at the very same moment: one who gives up and is granted the lock, another process that was faster, and
 //! a grant to somebody who is no more.
 
+use std::task::Poll;
 use std::time::Duration;
 
 use latchwork::lock::{LockError, LockGuard, LockRefused, Owner, Result};
@@ -370,4 +371,31 @@ async fn l8_a_store_that_does_not_answer_hides_no_circle() {
     stage.pass(Duration::from_secs(1)).await;
     let told = stage.done(result).await.unwrap_err();
     assert!(told.to_string().contains("never end"), "{told}");
+}
+
+/// A caller has asked for a lock and is not polled any more, as in the losing arm of a `select!`. The execution that
+/// holds the lock ends all the same, and others are granted it.
+#[tokio::test]
+async fn a_caller_that_is_not_polled_delays_no_end_and_no_other_caller() {
+    for side in SIDES {
+        let patient = patient();
+        let stage = Stage::new(|builder| builder.register(&patient)).await;
+        stage.engine.start(&patient, ()).id("p").await.unwrap();
+        stage.pass(Duration::from_secs(1)).await;
+        stage.hold(side);
+        let mutex = stage.engine.mutex("m");
+        let mut still = Box::pin(mutex.acquire());
+        for _ in 0..20 {
+            let is_pending = std::future::poll_fn(|context| Poll::Ready(still.as_mut().poll(context).is_pending()));
+            assert!(is_pending.await);
+            tokio::task::yield_now().await;
+        }
+        stage.open();
+        let engine = stage.engine.clone();
+        let ended = stage.begins(async move { engine.terminate("p", "enough").await }).await;
+        stage.done(ended).await.unwrap();
+        let other = acquired(&stage, stage.engine.mutex("other")).await;
+        stage.done(other).await.unwrap().release().await.unwrap();
+        assert!(still.await.unwrap().release().await.unwrap());
+    }
 }

@@ -4,6 +4,7 @@ mod conflicts;
 mod crash;
 mod once_wrong;
 mod queue;
+mod runtimes;
 mod schema;
 mod simulation;
 mod slots;
