@@ -8,11 +8,15 @@ use crate::entity::declare::{Declaration, TypeSpec};
 use crate::entity::document::Record;
 use crate::entity::index::{self, Index, IndexState};
 use crate::entity::{Entities, EntityError, EntityId, Result};
+use crate::lane::{Part, Tag};
 use crate::record::Record as _;
 use crate::store::{Check, Commit, Order, Outcome, Rev, StoreError, View};
 
 /// How many entities one commit puts into an index, or takes out of it.
 const BATCH: usize = 200;
+
+/// The declaration of the type is as it was read.
+const DECLARED: Tag = Tag("declared");
 
 impl Entities {
     /// Declares indexes and unique values of a type. What is declared already stays; what is new is built over the
@@ -114,17 +118,16 @@ impl Entities {
             let view = self.store().view().await?;
             let found = view.scan(&rest, Order::Ascending, batch).await?;
             let Some((last, _)) = found.last() else { return Ok(true) };
-            let mut entering = Entering::new(Commit::new().check(self.declaration_check(entity_type, rev)));
+            let declared = Part::default().check(DECLARED, self.declaration_check(entity_type, rev));
+            let (commit, declared) = declared.place(Commit::new());
+            let mut entering = Entering::new(commit);
             for (_, item) in &found {
                 let id = EntityId::from_stored(&item.value)?;
                 self.enter(&view, &mut entering, index, &id).await?;
             }
             match self.store().commit(entering.commit).await {
                 Ok(Outcome::Applied(_)) => (rest, batch) = (rest.after(last), BATCH),
-                // The first check is that on the declaration.
-                Ok(Outcome::Refused(refusal)) if refusal.failed.iter().any(|failed| failed.index == 0) => {
-                    return Ok(false);
-                }
+                Ok(Outcome::Refused(refusal)) if declared.has_failed(&refusal, DECLARED) => return Ok(false),
                 // An entity was written meanwhile. Those that are written all the time get in by their writers.
                 Ok(Outcome::Refused(_)) => batch = (batch / 2).max(1),
                 Err(error) => batch = smaller(batch, error)?,
