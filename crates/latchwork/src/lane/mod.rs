@@ -71,8 +71,14 @@ pub(crate) trait Plan: Send + Sync + Sized + 'static {
         false
     }
 
-    /// The store did not take the commit, or did not say whether it has.
-    fn failed(self: &Arc<Self>, key: &Self::Key, known: &mut Self::Known, batch: Self::Batch, error: StoreError);
+    /// The store did not take the commit, or did not say whether it has. `jobs` are those behind it.
+    fn failed(
+        self: &Arc<Self>,
+        known: &mut Self::Known,
+        batch: Self::Batch,
+        error: StoreError,
+        jobs: &mut VecDeque<Self::Job>,
+    );
 }
 
 /// The lanes of a kind that have something to do.
@@ -190,7 +196,7 @@ impl<P: Plan> Worker<P> {
                 Err(error) if error.kind() == ErrorKind::Invalid && self.plan.shrink(&mut known) => {
                     self.plan.split(&mut known, batch, &mut jobs);
                 }
-                Err(error) => self.plan.failed(&self.key, &mut known, batch, error),
+                Err(error) => self.plan.failed(&mut known, batch, error, &mut jobs),
             }
         }
     }

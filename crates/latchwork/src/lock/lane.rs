@@ -401,7 +401,7 @@ impl Plan for Service {
         can_be
     }
 
-    fn failed(self: &Arc<Service>, _: &LockName, _: &mut Known, batch: Batch, error: StoreError) {
+    fn failed(self: &Arc<Service>, _: &mut Known, batch: Batch, error: StoreError, _: &mut VecDeque<Job>) {
         self.node.doubt();
         batch.jobs.into_iter().for_each(|done| done.job.fail(error.clone().into()));
     }

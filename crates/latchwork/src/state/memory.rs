@@ -131,7 +131,7 @@ impl Plan for Memories {
         match never {}
     }
 
-    fn failed(self: &Arc<Memories>, _: &usize, _: &mut (), never: Infallible, _: StoreError) {
+    fn failed(self: &Arc<Memories>, _: &mut (), never: Infallible, _: StoreError, _: &mut VecDeque<Queued>) {
         match never {}
     }
 }

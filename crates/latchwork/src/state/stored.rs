@@ -320,7 +320,8 @@ impl Plan for Shelf {
         put_back(sent.batch.done.into_iter().map(|done| done.job), jobs);
     }
 
-    fn failed(self: &Arc<Shelf>, _: &Key, known: &mut Option<Known>, sent: Sent, error: StoreError) {
+    fn failed(self: &Arc<Shelf>, known: &mut Option<Known>, sent: Sent, error: StoreError, jobs: &mut VecDeque<Item>) {
+        put_back(std::iter::empty(), jobs);
         let (mut batch, limit) = (sent.batch, self.store.limits().value_bytes);
         let length = batch.record().encode().len();
         if error.kind() != ErrorKind::Invalid || !batch.changed || length <= limit {

@@ -13,10 +13,11 @@ use crate::lock::lane::Ask;
 use crate::lock::service::AGAIN;
 use crate::lock::stored::{Head, Request};
 use crate::lock::{DeadlockLink, LockError, LockName, LockRefused, Owner, Result};
+use crate::node::read_text;
 use crate::record::{Record, Unreadable};
 use crate::store::{ErrorKind, Item, Key, Order, View};
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Execution, Status, Wait, WaitsFor, read_text};
+use crate::workflow::record::{Execution, Status, Wait, WaitsFor};
 use crate::workflow::{ExecutionId, WorkflowError};
 
 /// How many holders of a lock, waiters before a request and waits of an execution are followed. Where there are more,

@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::{LockName, LockRefused};
+use crate::node::read_text;
 use crate::record::stored;
 use crate::store::{Key, Range, Rev, Space, Uuid};
 use crate::workflow::ExecutionId;
-use crate::workflow::record::{Close, Status, WaitsFor, id_key, read_text};
+use crate::workflow::record::{Close, Status, WaitsFor, id_key};
 use crate::workflow::run::hash_text;
 
 /// A message to an execution, in its inbox until it is received.

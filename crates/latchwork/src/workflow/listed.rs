@@ -3,9 +3,10 @@
 
 use crate::json;
 use crate::lane::Part;
+use crate::node::{read_text, write_text};
 use crate::store::Space;
 use crate::workflow::ExecutionId;
-use crate::workflow::record::{Attribute, Execution, Status, Wait, WaitsFor, read_text, write_text};
+use crate::workflow::record::{Attribute, Execution, Status, Wait, WaitsFor};
 
 /// The name of the space.
 pub(crate) const LISTED: &str = "workflow.listed";

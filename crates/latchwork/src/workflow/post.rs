@@ -312,7 +312,7 @@ impl Plan for Inner {
         batch.jobs.into_iter().rev().for_each(|(job, _)| jobs.push_front(job));
     }
 
-    fn failed(self: &Arc<Inner>, _: &ExecutionId, _: &mut bool, batch: Deliveries, error: StoreError) {
+    fn failed(self: &Arc<Inner>, _: &mut bool, batch: Deliveries, error: StoreError, _: &mut VecDeque<Delivery>) {
         self.node.doubt();
         batch.jobs.into_iter().for_each(|(job, _)| job.settle(Err(error.clone().into())));
     }

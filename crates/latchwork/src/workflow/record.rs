@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::node::{read_text, write_text};
 use crate::record::{self, Record, Unreadable, stored};
 use crate::store::{Bytes, Timestamp};
 use crate::workflow::place::{Path, Place};
@@ -498,19 +499,6 @@ pub(crate) fn id_key(id: &ExecutionId) -> Vec<u8> {
     let mut key = Vec::with_capacity(id.len() + 32);
     write_text(&mut key, id);
     key
-}
-
-/// A text as a part of a key, that no other one starts with.
-pub(crate) fn write_text(key: &mut Vec<u8>, text: &str) {
-    key.extend_from_slice(&(text.len() as u16).to_be_bytes());
-    key.extend_from_slice(text.as_bytes());
-}
-
-/// What [`write_text`] has written, and what follows it.
-pub(crate) fn read_text(key: &[u8]) -> Option<(&str, &[u8])> {
-    let (length, rest) = key.split_first_chunk::<2>()?;
-    let (text, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
-    Some((std::str::from_utf8(text).ok()?, rest))
 }
 
 /// The key of an alarm: when it is due, and whose it is.
