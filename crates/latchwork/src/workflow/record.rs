@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::node::{read_text, write_text};
+use crate::node::write_text;
 use crate::record::{self, Record, Unreadable, stored};
 use crate::store::{Bytes, Timestamp};
 use crate::workflow::place::{Path, Place};

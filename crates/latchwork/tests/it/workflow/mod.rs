@@ -16,6 +16,7 @@ mod measured;
 mod meddling;
 mod namesakes;
 mod newer;
+mod nodes;
 mod once_wrong;
 mod reading;
 mod recovery;
