@@ -9,7 +9,7 @@ use crate::lock::{LockName, LockRefused};
 use crate::record::stored;
 use crate::store::{Key, Range, Rev, Space, Uuid};
 use crate::workflow::ExecutionId;
-use crate::workflow::record::{Close, Status, WaitsFor, id_key, read_text};
+use crate::workflow::record::{Close, Status, WaitsFor, id_key};
 use crate::workflow::run::hash_text;
 
 /// A message to an execution, in its inbox until it is received.
@@ -190,8 +190,9 @@ impl<'a> Kept<'a> {
     }
 
     /// Whether a key, of whatever execution, is of a child.
+    #[cfg(feature = "testing")]
     pub(crate) fn is_child(key: &Key) -> bool {
-        read_text(key.bytes()).is_some_and(|(_, rest)| rest.first() == Some(&(What::Child as u8)))
+        crate::node::read_text(key.bytes()).is_some_and(|(_, rest)| rest.first() == Some(&(What::Child as u8)))
     }
 
     /// The child that a key is of.
