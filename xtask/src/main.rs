@@ -223,7 +223,7 @@ fn sim(seeds: Option<u64>, seed: Option<u64>, grants: Option<u64>) -> Result<()>
     campaign(&seeds.chain(grants).collect::<Vec<_>>(), seed)
 }
 
-/// The packages that have campaigns.
+/// The packages that have campaigns. The integration tests of the library are a package of their own.
 const STORE: &str = "latchwork-store";
 const LIBRARY: &str = "latchwork-tests";
 

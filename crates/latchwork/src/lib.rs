@@ -29,6 +29,7 @@ mod node;
 mod panic;
 mod record;
 pub mod state;
+#[cfg(feature = "testing")]
 pub mod testing;
 pub mod workflow;
 

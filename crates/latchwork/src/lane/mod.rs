@@ -83,8 +83,10 @@ pub(crate) trait Plan: Send + Sync + Sized + 'static {
 
 /// The lanes of a kind that have something to do.
 pub(crate) struct Lanes<P: Plan> {
-    busy: Mutex<HashMap<P::Key, VecDeque<Entry<P::Job>>>>,
+    busy: Mutex<HashMap<P::Key, Queue<P::Job>>>,
 }
+
+type Queue<J> = VecDeque<Entry<J>>;
 
 /// What waits in a lane.
 enum Entry<J> {

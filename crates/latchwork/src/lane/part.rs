@@ -190,7 +190,7 @@ mod tests {
         let store = Store::memory().await.unwrap();
         let space = store.space(SpaceSpec::new("s")).await.unwrap();
         let [a, b, c] = ["a", "b", "c"].map(|key| space.key(key));
-        store.commit(Commit::new().put(&b, "0")).await.unwrap();
+        assert!(store.commit(Commit::new().put(&b, "0")).await.unwrap().is_applied());
         let told = Arc::new(Mutex::new(Vec::new()));
         let part = |key: &Key, tag: Tag| {
             let (told, name) = (told.clone(), tag.0);

@@ -1,4 +1,5 @@
-//! For tests of one's own workflows: time that passes by itself, and crashes at every commit.
+//! For tests of one's own workflows: time that passes by itself, and crashes at every commit. Needs the feature
+//! `testing`.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -43,6 +44,7 @@ use serde::de::DeserializeOwned;
 use crate::store::backend::MemoryBackend;
 use crate::store::disk::RealDisk;
 use crate::store::{Env, Limits, Store, Timestamp, VirtualClock};
+use crate::workflow::rehearsal::Mock;
 use crate::workflow::{Engine, EngineBuilder, ExecutionId, Failure, Handle, History, Result, Workflow, WorkflowError};
 
 pub use fault::{Crash, Side};
@@ -101,9 +103,11 @@ impl TestEngineBuilder {
         mock: impl Fn(u32) -> std::result::Result<T, Failure> + Send + Sync + 'static,
     ) -> TestEngineBuilder {
         let text = |error: crate::json::JsonError| Failure::no_json("the mock's result", &error);
-        let mock = Arc::new(move |attempt| crate::json::to_value(&mock(attempt)?).map_err(text));
+        let mock: Mock = Arc::new(move |attempt| crate::json::to_value(&mock(attempt)?).map_err(text));
         let step = step.to_string();
-        self.set_up.push(Box::new(move |builder| builder.mock(&step, mock.clone())));
+        self.set_up.push(Box::new(move |builder| {
+            builder.rehearse(|test| drop(test.mocks.insert(step.clone(), mock.clone())))
+        }));
         self
     }
 
@@ -183,7 +187,9 @@ async fn engine(
 ) -> Result<Engine> {
     let store = Store::with_backend(life.clone(), env.clone(), Limits::default(), Arc::new(RealDisk)).await?;
     let bodies = bodies.clone();
-    let builder = Engine::on(&store).strict().on_step(move |_, name| bodies.lock().push(name.into()));
+    let builder = Engine::on(&store)
+        .rehearse(|test| test.is_strict = true)
+        .on_step(move |_, name| bodies.lock().push(name.into()));
     set_up.iter().fold(builder, |builder, set_up| set_up(builder)).start().await
 }
 

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::store::{Commit, Env, Limits, Store};
+use crate::store::{Commit, Env, Limits, Rev, Store, Timestamp};
 use crate::workflow::drive::{Ended, live};
-use crate::workflow::record::journal_key;
+use crate::workflow::place::Path;
+use crate::workflow::record::{Entry, EntryState, Execution, FailedAttempt, failure_text, journal_key};
 use crate::workflow::run::{Run, Stop};
-use crate::workflow::{Ctx, Engine, ExecutionState, History, Result, Workflow, WorkflowError};
+use crate::workflow::{
+    Ctx, Engine, ExecutionState, History, Operation, OperationState, Result, Workflow, WorkflowError,
+};
 
 /// Why code does not fit what an execution has recorded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -38,18 +41,26 @@ pub async fn replay<I, O>(history: &History, workflow: &Workflow<I, O>) -> std::
 async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Option<String>> {
     let (env, _) = Env::seeded(0);
     let store = Store::memory_with(env, Limits::default()).await?;
-    let engine = Engine::on(&store).register(workflow).replays().start().await?;
+    let engine = Engine::on(&store).register(workflow).rehearse(|test| test.is_replay = true).start().await?;
     let inner = &engine.inner;
     for operation in &history.operations {
-        let Some(place) = operation.spot() else {
+        let Ok(branch) = operation.branch.parse::<Path>() else {
             return Ok(Some(format!("there is no branch {:?}", operation.branch)));
         };
-        let key = inner.spaces.journal.key(journal_key(&history.id.as_str().into(), history.run, &place));
-        let stored = store.commit(Commit::new().put(&key, operation.entry().encode_with(None))).await?;
+        let key = inner.spaces.journal.key(journal_key(
+            &history.id.as_str().into(),
+            history.run,
+            &branch.at(operation.place),
+        ));
+        let stored = store.commit(Commit::new().put(&key, entry(operation).encode_with(None))).await?;
         stored.applied().map_err(|_| WorkflowError::Stopped)?;
     }
     let (definition, id) = (workflow.definition.clone(), history.id.as_str().into());
-    let run = Arc::new(Run::stored(inner.clone(), definition, id, history.execution(), crate::store::Rev(1)));
+    let execution = Execution {
+        run: history.run,
+        ..Execution::new(&history.workflow, history.input.to_string(), Timestamp(history.started_us))
+    };
+    let run = Arc::new(Run::stored(inner.clone(), definition, id, execution, Rev(1)));
     let ctx = Ctx::root(&run);
     let came_to = match live(&run, ctx.clone()).await {
         Ended::Panicked(failure) => return Ok(Some(failure.message().to_string())),
@@ -71,6 +82,34 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
             Err(_) => Some("its journal cannot be read".into()),
         },
     })
+}
+
+/// The journal's entry that an operation of a history tells of.
+fn entry(operation: &Operation) -> Entry {
+    let state = match &operation.state {
+        OperationState::Begun => EntryState::Begun,
+        OperationState::Retrying { failure, next_us } => {
+            EntryState::Failed { failure: failure_text(failure), next_us: *next_us }
+        }
+        OperationState::Until(until) => EntryState::Until(*until),
+        OperationState::Done(value) => EntryState::Done(value.to_string()),
+        OperationState::Failed(failure) => EntryState::Gave(failure_text(failure)),
+        OperationState::Saw { rev, state } => {
+            EntryState::Saw { rev: *rev, state: state.as_ref().map(Value::to_string) }
+        }
+        OperationState::Queued { token, until_us } => EntryState::Queued { ticket: *token, until_us: *until_us },
+    };
+    let failures = operation.failures.iter().map(|failed| FailedAttempt {
+        attempt: failed.attempt,
+        at_us: failed.at_us,
+        message: failed.message.clone(),
+    });
+    Entry {
+        attempts: operation.attempts,
+        failures: failures.collect(),
+        progress: operation.progress.as_ref().map(Value::to_string),
+        ..Entry::new(operation.kind, &*operation.name, operation.argument, Timestamp(operation.since_us), state)
+    }
 }
 
 fn other_end(history: &History, result: &std::result::Result<String, String>) -> Option<String> {

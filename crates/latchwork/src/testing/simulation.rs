@@ -458,7 +458,7 @@ async fn engine(life: &Arc<Life<Seeded>>, number: u32, world: &Arc<World>, regis
     let store = Store::with_backend(life.clone(), world.env.clone(), Limits::default(), Arc::new(RealDisk)).await?;
     let told = world.clone();
     // Crashes are nobody's fault here.
-    let builder = Engine::on(&store).strict().most_crashes(u32::MAX);
+    let builder = Engine::on(&store).rehearse(|test| test.is_strict = true).most_crashes(u32::MAX);
     let builder = register.iter().fold(builder, |builder, register| register(builder));
     let builder = builder.on_step(move |id, step| {
         let run = told.trace.count_body(id, step);

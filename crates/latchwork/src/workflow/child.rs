@@ -355,7 +355,7 @@ impl Ctx {
 impl Run {
     /// Waits for the children that are to have ended before it does.
     pub(crate) async fn until_children_ended(self: &Arc<Run>) {
-        if self.engine.replays || !self.with(|state| state.has_children) {
+        if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_children) {
             return;
         }
         let doing = Doing::begin(self, WaitsFor::Store, None);

@@ -140,7 +140,7 @@ impl Ctx {
         let here = self.begins().await;
         let doing = Doing::begin(&self.run, what, Some(here.path.clone())).shielded(self.is_shielded);
         let listed = Listed(&doing);
-        if self.run.engine.strict {
+        if self.run.engine.rehearsal.is_strict() {
             tokio::task::yield_now().await;
         }
         if self.run.is_full() {

@@ -196,7 +196,7 @@ struct Driver<'a> {
 pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
     let now = run.env().now();
     let left = run.deadline().map(|deadline| Duration::from_micros(deadline.0.saturating_sub(now.0)));
-    if left.is_some_and(|left| left.is_zero()) && !run.engine.replays {
+    if left.is_some_and(|left| left.is_zero()) && !run.engine.rehearsal.is_replay() {
         return Ended::TimedOut;
     }
     let root = ctx.branch.clone();
@@ -218,7 +218,7 @@ pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
         flights: Vec::new(),
         is_own: Arc::default(),
         is_leaving: false,
-        deadline: left.filter(|_| !run.engine.replays).map(|left| run.env().sleep(left)),
+        deadline: left.filter(|_| !run.engine.rehearsal.is_replay()).map(|left| run.env().sleep(left)),
         is_late: false,
         idle_since: None,
         later: None,

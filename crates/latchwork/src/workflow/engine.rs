@@ -26,8 +26,9 @@ use crate::workflow::kept::Kept;
 use crate::workflow::listed::{LISTED, Shelf, by_status, read_by_status, read_end};
 use crate::workflow::metrics::Metrics;
 use crate::workflow::record::{Execution, Status};
+use crate::workflow::rehearsal::Rehearsal;
 use crate::workflow::run::{Run, Stop};
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError, recover, remove};
+use crate::workflow::{ExecutionId, Result, WorkflowError, recover, remove};
 
 /// Runs workflows.
 ///
@@ -71,15 +72,10 @@ pub struct EngineBuilder {
     source: Source,
     definitions: Vec<Arc<Definition>>,
     on_step: Option<OnStep>,
-    mocks: HashMap<String, Mock>,
     most_crashes: u32,
-    replays: bool,
-    strict: bool,
+    rehearsal: Rehearsal,
     idle: bool,
 }
-
-/// Stands in for the body of a step. Is given the number of the attempt, and gives JSON.
-pub(crate) type Mock = Arc<dyn Fn(u32) -> std::result::Result<serde_json::Value, Failure> + Send + Sync>;
 
 /// Told of every attempt at a step, before its body runs.
 pub(crate) type OnStep = Arc<dyn Fn(&ExecutionId, &str) + Send + Sync>;
@@ -98,13 +94,9 @@ pub(crate) struct Inner {
     pub(crate) entities: Entities,
     definitions: HashMap<String, Arc<Definition>>,
     pub(crate) on_step: Option<OnStep>,
-    pub(crate) mocks: HashMap<String, Mock>,
     /// How often in a row something may take the process with it.
     pub(crate) most_crashes: u32,
-    /// Whether nothing is to happen that is not in a journal.
-    pub(crate) replays: bool,
-    /// Whether every operation takes a moment.
-    pub(crate) strict: bool,
+    pub(crate) rehearsal: Rehearsal,
     /// Whether no execution is taken up.
     pub(crate) idle: bool,
     /// When it started.
@@ -197,9 +189,8 @@ impl Spaces {
 
 impl EngineBuilder {
     fn new(source: Source) -> EngineBuilder {
-        let (definitions, mocks) = (Vec::new(), HashMap::new());
-        let (on_step, most_crashes, replays, strict, idle) = (None, 10, false, false, false);
-        EngineBuilder { source, definitions, on_step, mocks, most_crashes, replays, strict, idle }
+        let (definitions, rehearsal) = (Vec::new(), Rehearsal::default());
+        EngineBuilder { source, definitions, on_step: None, most_crashes: 10, rehearsal, idle: false }
     }
 
     /// Makes a workflow known, so that its executions can run here.
@@ -214,9 +205,10 @@ impl EngineBuilder {
         self
     }
 
-    /// Has a step's body replaced wherever it is called by this name.
-    pub(crate) fn mock(mut self, name: &str, mock: Mock) -> EngineBuilder {
-        self.mocks.insert(name.into(), mock);
+    /// Has the engine run as a test asks for.
+    #[cfg(feature = "testing")]
+    pub(crate) fn rehearse(mut self, ask: impl FnOnce(&mut Rehearsal)) -> EngineBuilder {
+        ask(&mut self.rehearsal);
         self
     }
 
@@ -225,18 +217,6 @@ impl EngineBuilder {
     /// So that others are not counted with the one it is, they are then taken up a few at a time, and in the end alone.
     pub fn most_crashes(mut self, crashes: u32) -> EngineBuilder {
         self.most_crashes = crashes.max(1);
-        self
-    }
-
-    /// Has every operation take a moment, so that those that overlap are found however fast the store is.
-    pub(crate) fn strict(mut self) -> EngineBuilder {
-        self.strict = true;
-        self
-    }
-
-    /// Has nothing happen that is not in a journal.
-    pub(crate) fn replays(mut self) -> EngineBuilder {
-        self.replays = true;
         self
     }
 
@@ -279,10 +259,8 @@ impl EngineBuilder {
             entities,
             definitions,
             on_step: self.on_step,
-            mocks: self.mocks,
             most_crashes: self.most_crashes,
-            replays: self.replays,
-            strict: self.strict,
+            rehearsal: self.rehearsal,
             idle: self.idle,
             residents: Mutex::default(),
             waiting: Mutex::default(),
@@ -300,7 +278,7 @@ impl EngineBuilder {
         });
         let executions: Weak<dyn lock::owners::Executions> = Arc::<Inner>::downgrade(&inner);
         inner.locks.serve(executions);
-        if !inner.replays && !inner.idle {
+        if !inner.rehearsal.is_replay() && !inner.idle {
             inner.locks.end_previous().await?;
             let running = inner.store.view().await?;
             let (node, weak) = (&inner.node, || Arc::downgrade(&inner));

@@ -11,7 +11,7 @@ use crate::record::{Record, Unreadable};
 use crate::store::{Generation, Item, Key, Order, Space, Store, Timestamp, View};
 use crate::workflow::engine::{EXECUTIONS, Engine, JOURNAL};
 use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{Entry, EntryState, Execution, FailedAttempt, Kind, Status, read_place, run_key};
+use crate::workflow::record::{Entry, EntryState, Execution, Kind, Status, read_place, run_key};
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -231,12 +231,6 @@ impl History {
     pub fn find(&self, kind: Kind, name: &str) -> Option<&Operation> {
         self.operations.iter().find(|operation| (operation.kind, operation.name.as_str()) == (kind, name))
     }
-
-    /// The execution that this is the history of, as if it were running.
-    pub(crate) fn execution(&self) -> Execution {
-        let started = Timestamp(self.started_us);
-        Execution { run: self.run, ..Execution::new(&self.workflow, self.input.to_string(), started) }
-    }
 }
 
 async fn spaces(store: &Store) -> Result<Option<(Space, Space)>> {
@@ -350,40 +344,6 @@ impl Operation {
         match &self.state {
             OperationState::Done(value) => T::deserialize(value).ok(),
             _ => None,
-        }
-    }
-
-    /// Where it stands, if its branch can be read.
-    pub(crate) fn spot(&self) -> Option<Place> {
-        Some(self.branch.parse::<Path>().ok()?.at(self.place))
-    }
-
-    /// The journal's entry that this tells of.
-    pub(crate) fn entry(&self) -> Entry {
-        let text = |failure: &Failure| crate::workflow::record::failure_text(failure);
-        let state = match &self.state {
-            OperationState::Begun => EntryState::Begun,
-            OperationState::Retrying { failure, next_us } => {
-                EntryState::Failed { failure: text(failure), next_us: *next_us }
-            }
-            OperationState::Until(until) => EntryState::Until(*until),
-            OperationState::Done(value) => EntryState::Done(value.to_string()),
-            OperationState::Failed(failure) => EntryState::Gave(text(failure)),
-            OperationState::Saw { rev, state } => {
-                EntryState::Saw { rev: *rev, state: state.as_ref().map(Value::to_string) }
-            }
-            OperationState::Queued { token, until_us } => EntryState::Queued { ticket: *token, until_us: *until_us },
-        };
-        let failures = self.failures.iter().map(|failed| FailedAttempt {
-            attempt: failed.attempt,
-            at_us: failed.at_us,
-            message: failed.message.clone(),
-        });
-        Entry {
-            attempts: self.attempts,
-            failures: failures.collect(),
-            progress: self.progress.as_ref().map(Value::to_string),
-            ..Entry::new(self.kind, &*self.name, self.argument, Timestamp(self.since_us), state)
         }
     }
 }

@@ -191,8 +191,9 @@ impl<'a> Kept<'a> {
     }
 
     /// Whether a key, of whatever execution, is of a child.
+    #[cfg(feature = "testing")]
     pub(crate) fn is_child(key: &Key) -> bool {
-        read_text(key.bytes()).is_some_and(|(_, rest)| rest.first() == Some(&(What::Child as u8)))
+        crate::node::read_text(key.bytes()).is_some_and(|(_, rest)| rest.first() == Some(&(What::Child as u8)))
     }
 
     /// The child that a key is of.

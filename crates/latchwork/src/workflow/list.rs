@@ -368,6 +368,7 @@ impl Listed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lane::Part;
     use crate::store::{Commit, Store};
     use crate::workflow::Is;
     use crate::workflow::listed::list;
@@ -377,7 +378,7 @@ mod tests {
     async fn engine(count: u64) -> Engine {
         let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
         let spaces = &engine.inner.spaces;
-        let mut commit = Commit::new();
+        let mut part = Part::default();
         for number in 0..count {
             let id = ExecutionId::from(format!("e{number}"));
             let workflow = if number.is_multiple_of(2) { "order" } else { "invoice" };
@@ -391,10 +392,12 @@ mod tests {
                 execution.labels.tags.insert("rare".into());
             }
             execution.labels.attributes.insert("price".into(), Attribute::Integer((number * 7919 % count) as i64));
-            commit = list(commit, &spaces.listed, &id, None, Some(&execution), None);
-            commit = commit.put(&spaces.executions.key(id.as_bytes()), execution.encode());
+            part = list(part, &spaces.listed, &id, None, Some(&execution), None);
+            part = part.put(&spaces.executions.key(id.as_bytes()), execution.encode());
             if number % 500 == 499 || number + 1 == count {
-                assert!(engine.store().commit(std::mem::take(&mut commit)).await.unwrap().is_applied());
+                assert!(
+                    engine.store().commit(std::mem::take(&mut part).place(Commit::new()).0).await.unwrap().is_applied()
+                );
             }
         }
         engine

@@ -150,6 +150,7 @@ fn other_keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
 }
 
 /// All keys of an execution.
+#[cfg(feature = "testing")]
 pub(crate) fn keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
     let mut keys = other_keys(id, execution);
     keys.push(status_key(id, execution));

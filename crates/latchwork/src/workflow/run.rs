@@ -382,7 +382,7 @@ impl Run {
 
     /// Where something happens that did not before: a journal that is only to be replayed has come to its end.
     pub(crate) async fn effect(&self) {
-        if self.engine.replays {
+        if self.engine.rehearsal.is_replay() {
             self.stop_for(Stop::Replayed).await
         }
     }

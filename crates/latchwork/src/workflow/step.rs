@@ -289,9 +289,9 @@ where
             told(&run.id, &self.name);
         }
         run.engine.metrics.attempted();
-        if let Some(mock) = run.engine.mocks.get(&*self.name) {
+        if let Some(given) = run.engine.rehearsal.mocked(&self.name, entry.attempts) {
             let wrong = |error| Failure::misfit("the mock's result", &error);
-            return Ended::By(mock(entry.attempts).and_then(|value| serde_json::from_value(value).map_err(wrong)));
+            return Ended::By(given.and_then(|value| serde_json::from_value(value).map_err(wrong)));
         }
         run.with(|state| state.beats.insert(place.clone(), (entry.attempts, None)));
         let beats = Beats::new(run, place, entry);

@@ -103,7 +103,7 @@ impl Run {
 
     /// Takes back what branches have asked for that were given up. They may have been so just before a crash.
     pub(crate) async fn release_lost(self: &Arc<Run>, fork: &Place, first: usize) {
-        if self.engine.replays || !self.with(|state| state.has_locks) {
+        if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_locks) {
             return;
         }
         let owned = match self.engine.locks.requests_of(&Owner::Execution(self.id.clone())).await {
