@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::{LockName, LockRefused};
-use crate::node::read_text;
 use crate::record::stored;
 use crate::store::{Key, Range, Rev, Space, Uuid};
 use crate::workflow::ExecutionId;

@@ -31,4 +31,5 @@ mod steps;
 mod talk;
 mod talking;
 mod transactions;
+mod untyped;
 mod waiting;
