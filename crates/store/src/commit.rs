@@ -91,6 +91,11 @@ pub enum Check {
 pub trait Right {
     /// What holds as long as the right does.
     fn check(&self) -> Check;
+
+    /// What an error calls it.
+    fn name(&self) -> String {
+        "the right to write".into()
+    }
 }
 
 /// One change of one key.

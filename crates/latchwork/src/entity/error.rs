@@ -33,8 +33,11 @@ pub enum EntityError {
     /// Something that was read through a view has changed since.
     #[error("{what} has changed since it was read at generation {read_at}; read again and decide anew")]
     ReadChanged { what: String, read_at: Generation },
-    /// A transaction of which some checks failed: all of them, that on the generation first, then in the order of the
-    /// operations.
+    /// A right that the write was guarded by is lost, such as a lock that was released or taken away.
+    #[error("nothing was written: {right} is no longer held")]
+    Fenced { right: String },
+    /// A transaction of which some checks failed: all of them, those on the whole transaction first, then in the order
+    /// of the operations.
     #[error("the transaction was rejected: {}", failed.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Rejected { failed: Vec<FailedOp> },
     /// A read, change, write that lost every race it was allowed to run.
@@ -114,6 +117,7 @@ impl EntityError {
             | UniqueViolation { .. }
             | GenerationConflict { .. }
             | ReadChanged { .. }
+            | Fenced { .. }
             | RetriesSpent { .. }
             | Contended { .. } => ErrorKind::Conflict,
             // What is not there will not be there on a retry either; anything else may.

@@ -117,7 +117,7 @@ impl Entities {
 
     /// Adds an entity. One that exists is refused, or with `if_absent` left as it is: the receipt tells.
     pub async fn add(&self, add: Add) -> Result<OpReceipt> {
-        if let (Some(true), Some(id)) = (add.if_absent, add.id.clone()) {
+        if let (Some(true), Some(id), true) = (add.if_absent, add.id.clone(), add.fences.is_empty()) {
             id.validate()?;
             if let Some(item) = self.inner.store.view().await?.get(&self.key(&id)).await? {
                 // What is wrong with it is told whether it is needed or not.
@@ -154,7 +154,7 @@ impl Entities {
 
     /// Changes an entity and gives its new rev.
     pub async fn update(&self, update: Update) -> Result<Rev> {
-        if update.if_rev.is_some() {
+        if update.if_rev.is_some() || !update.fences.is_empty() {
             return Ok(self.single(Transaction::new().update(update)).await?.rev);
         }
         let update = update.checked()?;

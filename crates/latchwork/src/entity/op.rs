@@ -11,7 +11,7 @@ use crate::entity::document::{Moment, Record};
 use crate::entity::view::ReadSet;
 use crate::entity::{EntityError, EntityId, EntityView, Result};
 use crate::json::{self, JsonError};
-use crate::store::{Generation, Rev, Timestamp};
+use crate::store::{Check, Generation, Rev, Right, Timestamp};
 
 /// A document that was given, or why it cannot be one.
 type Given = Result<Value, JsonError>;
@@ -30,6 +30,20 @@ pub(crate) fn check_type_name(name: &str) -> Result<()> {
     }
 }
 
+/// A right that must hold for an operation to land.
+#[derive(Debug, Clone)]
+pub(crate) struct Fence {
+    /// What an error calls it.
+    pub(crate) right: String,
+    pub(crate) check: Check,
+}
+
+impl Fence {
+    fn of(right: &impl Right) -> Fence {
+        Fence { right: right.name(), check: right.check() }
+    }
+}
+
 /// Adds an entity.
 #[derive(Debug, Clone)]
 #[must_use = "an operation does nothing until it is sent"]
@@ -39,13 +53,15 @@ pub struct Add {
     data: Given,
     metadata: Given,
     pub(crate) if_absent: Option<bool>,
+    pub(crate) fences: Vec<Fence>,
 }
 
 impl Add {
     /// Adds an entity of this type, under an id that is made for it: a UUIDv7.
     pub fn new(entity_type: impl Into<Arc<str>>) -> Add {
         let empty = || Ok(Value::Object(Map::new()));
-        Add { entity_type: entity_type.into(), id: None, data: Ok(Value::Null), metadata: empty(), if_absent: None }
+        let (entity_type, data, fences) = (entity_type.into(), Ok(Value::Null), Vec::new());
+        Add { entity_type, id: None, data, metadata: empty(), if_absent: None, fences }
     }
 
     /// Under this id.
@@ -70,6 +86,12 @@ impl Add {
     /// before what the batch says. Without an id of one's own it means nothing.
     pub fn if_absent(mut self, if_absent: bool) -> Add {
         self.if_absent = Some(if_absent);
+        self
+    }
+
+    /// Lands only while this right holds, such as that of a lock's token.
+    pub fn guard(mut self, right: &impl Right) -> Add {
+        self.fences.push(Fence::of(right));
         self
     }
 
@@ -110,12 +132,14 @@ pub struct Update {
     metadata: Option<Given>,
     replace_metadata: bool,
     pub(crate) if_rev: Option<Rev>,
+    pub(crate) fences: Vec<Fence>,
 }
 
 impl Update {
     /// Changes the entity of this id. What is not given stays as it is.
     pub fn new(id: impl Into<EntityId>) -> Update {
-        Update { id: id.into(), data: None, metadata: None, replace_metadata: false, if_rev: None }
+        let (id, fences) = (id.into(), Vec::new());
+        Update { id, data: None, metadata: None, replace_metadata: false, if_rev: None, fences }
     }
 
     /// Replaces the data.
@@ -142,6 +166,12 @@ impl Update {
         self
     }
 
+    /// Lands only while this right holds, such as that of a lock's token.
+    pub fn guard(mut self, right: &impl Right) -> Update {
+        self.fences.push(Fence::of(right));
+        self
+    }
+
     pub(crate) fn checked(self) -> Result<CheckedUpdate> {
         self.id.validate()?;
         let shown = format!("{:?}", self.id);
@@ -161,17 +191,24 @@ impl Update {
 pub struct Remove {
     pub(crate) id: EntityId,
     pub(crate) if_rev: Option<Rev>,
+    fences: Vec<Fence>,
 }
 
 impl Remove {
     /// Removes the entity of this id.
     pub fn new(id: impl Into<EntityId>) -> Remove {
-        Remove { id: id.into(), if_rev: None }
+        Remove { id: id.into(), if_rev: None, fences: Vec::new() }
     }
 
     /// Only if the entity is at this rev.
     pub fn if_rev(mut self, rev: Rev) -> Remove {
         self.if_rev = Some(rev);
+        self
+    }
+
+    /// Lands only while this right holds, such as that of a lock's token.
+    pub fn guard(mut self, right: &impl Right) -> Remove {
+        self.fences.push(Fence::of(right));
         self
     }
 }
@@ -225,6 +262,8 @@ pub struct Transaction {
     pub(crate) ops: Vec<Op>,
     pub(crate) at_generation: Option<Generation>,
     pub(crate) reads: Vec<ReadSet>,
+    /// With the operation that each belongs to; `None` for the transaction's own.
+    pub(crate) fences: Vec<(Option<usize>, Fence)>,
     pub(crate) meta: Meta,
 }
 
@@ -239,20 +278,28 @@ impl Transaction {
         self
     }
 
+    /// Takes the fences of the operation that comes next.
+    fn fenced(mut self, fences: &mut Vec<Fence>) -> Transaction {
+        let op = Some(self.ops.len());
+        self.fences.extend(fences.drain(..).map(|fence| (op, fence)));
+        self
+    }
+
     /// Adds an entity.
     #[allow(clippy::should_implement_trait)] // An operation of its own, not a sum.
-    pub fn add(self, add: Add) -> Transaction {
-        self.op(Op::Add(add))
+    pub fn add(self, mut add: Add) -> Transaction {
+        self.fenced(&mut add.fences).op(Op::Add(add))
     }
 
     /// Changes an entity.
-    pub fn update(self, update: Update) -> Transaction {
-        self.op(Op::Update(update))
+    pub fn update(self, mut update: Update) -> Transaction {
+        self.fenced(&mut update.fences).op(Op::Update(update))
     }
 
     /// Removes an entity.
     pub fn remove(self, remove: impl Into<Remove>) -> Transaction {
-        self.op(Op::Remove(remove.into()))
+        let mut remove = remove.into();
+        self.fenced(&mut remove.fences).op(Op::Remove(remove))
     }
 
     /// Lands only if the entity exists.
@@ -280,6 +327,12 @@ impl Transaction {
     /// every find the part of the index or of the type that it went through.
     pub fn if_unchanged(mut self, view: &EntityView) -> Transaction {
         self.reads.push(view.read_set());
+        self
+    }
+
+    /// Lands only while this right holds, such as that of a lock's token.
+    pub fn guard(mut self, right: &impl Right) -> Transaction {
+        self.fences.push((None, Fence::of(right)));
         self
     }
 

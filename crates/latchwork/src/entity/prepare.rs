@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::entity::declare::{Declaration, Declared};
 use crate::entity::document::Record;
 use crate::entity::index::{self, Entry, IndexState, listed};
-use crate::entity::op::{CheckedAdd, Required};
+use crate::entity::op::{CheckedAdd, Fence, Required};
 use crate::entity::transact::{Checked, CheckedOp};
 use crate::entity::{Effect, Entities, EntityError, EntityId, Result};
 use crate::record::Record as _;
@@ -20,6 +20,8 @@ const NO_REV: Rev = Rev(0);
 pub(crate) enum Meaning {
     /// The caller's, on the store's generation.
     Generation,
+    /// The caller's: that it still has a right, to an operation or to the whole.
+    Right { op: Option<usize>, right: String },
     /// The caller's, on something that it read.
     Read { what: String, at: Generation },
     /// An operation's: at this rev.
@@ -130,6 +132,9 @@ impl Entities {
             for (check, what) in reads.checks(self) {
                 preparing.check(check, Meaning::Read { what, at: reads.generation });
             }
+        }
+        for (op, Fence { right, check }) in &transaction.fences {
+            preparing.check(check.clone(), Meaning::Right { op: *op, right: right.clone() });
         }
         let mut ops = Vec::with_capacity(transaction.ops.len());
         let mut added: BTreeMap<&EntityId, usize> = BTreeMap::new();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::entity::op::{CheckedAdd, CheckedUpdate, Meta, Op, Remove, Require};
+use crate::entity::op::{CheckedAdd, CheckedUpdate, Fence, Meta, Op, Remove, Require};
 use crate::entity::prepare::{Meaning, Prepared, PreparedOp, RevOf};
 use crate::entity::view::ReadSet;
 use crate::entity::{Entities, EntityError, EntityId, FailedOp, OpReceipt, Receipt, Result, Transaction};
@@ -17,6 +17,7 @@ pub(crate) struct Checked {
     pub(crate) ops: Vec<CheckedOp>,
     pub(crate) at_generation: Option<Generation>,
     pub(crate) reads: Vec<ReadSet>,
+    pub(crate) fences: Vec<(Option<usize>, Fence)>,
     pub(crate) meta: Meta,
 }
 
@@ -44,7 +45,7 @@ impl CheckedOp {
 
 impl Checked {
     pub(crate) fn new(transaction: Transaction, env: &Env) -> Result<Checked> {
-        let Transaction { ops, at_generation, reads, meta } = transaction;
+        let Transaction { ops, at_generation, reads, fences, meta } = transaction;
         let mut written: BTreeMap<EntityId, usize> = BTreeMap::new();
         let mut checked = Vec::with_capacity(ops.len());
         for (index, op) in ops.into_iter().enumerate() {
@@ -75,7 +76,7 @@ impl Checked {
             }
             checked.push(op);
         }
-        Ok(Checked { ops: checked, at_generation, reads, meta })
+        Ok(Checked { ops: checked, at_generation, reads, fences, meta })
     }
 }
 
@@ -127,6 +128,9 @@ impl Entities {
                 let error = EntityError::ReadChanged { what: what.clone(), read_at: *at };
                 Ok(Some(FailedOp { op: None, error }))
             }
+            (Meaning::Right { op, right }, ..) => {
+                Ok(Some(FailedOp { op: *op, error: EntityError::Fenced { right: right.clone() } }))
+            }
             (Meaning::AtRev { op }, Check::AtRev(_, expected), Actual::AtRev(actual)) => {
                 at(*op, EntityError::RevisionConflict { id: id(*op), expected: *expected, actual: *actual })
             }
@@ -167,7 +171,8 @@ impl Entities {
             return Ok(());
         }
         let failed = self.failures(refusal, &prepared.meanings, &prepared.ops).await?;
-        if failed.iter().all(|failed| failed.op.is_some()) && !failed.is_empty() {
+        let has_read = failed.iter().any(|failed| matches!(failed.error, EntityError::ReadChanged { .. }));
+        if !has_read && !failed.is_empty() {
             return Err(EntityError::Rejected { failed });
         }
         Ok(())

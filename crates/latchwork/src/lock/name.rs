@@ -190,6 +190,11 @@ impl Right for Token {
     fn check(&self) -> Check {
         Check::Present(self.key.clone())
     }
+
+    fn name(&self) -> String {
+        let lock = read_ticket(&self.key).map(|(lock, _)| lock.to_string()).unwrap_or_default();
+        format!("token {self} of lock {lock:?}")
+    }
 }
 
 /// Where everything is kept.

@@ -16,7 +16,7 @@ use crate::entity::{Add, Entity, EntityError, EntityId, EntityView, Page, Query,
 use crate::json;
 use crate::record::Record as _;
 use crate::state::{Batch, Held, Job, Known, Place, Slot, StateError, Steward, Told};
-use crate::store::{Check, Commit, Key, Outcome};
+use crate::store::{Check, Commit, Key, Outcome, Right};
 use crate::workflow::Failure;
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::place::Place as Spot;
@@ -85,6 +85,12 @@ impl Tx {
     /// Has the transaction fail if there is such an entity.
     pub fn require_absent(&self, id: impl Into<EntityId>) {
         self.write(|writes| writes.require_absent(id));
+    }
+
+    /// Has the transaction fail once this right is lost, such as that of a lock's token. Locks that the execution holds
+    /// are checked without it.
+    pub fn guard(&self, right: &impl Right) {
+        self.write(|writes| writes.guard(right));
     }
 
     /// A slot that everybody shares. The transaction sees what it has itself written to slots.

@@ -4,6 +4,7 @@ mod bad_input;
 mod basics;
 mod batches;
 mod declarations;
+mod guards;
 mod races;
 mod read_sets;
 mod restores;

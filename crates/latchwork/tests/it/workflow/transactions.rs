@@ -190,3 +190,36 @@ async fn a_result_that_cannot_be_stored_is_a_failure() {
         }
     }
 }
+
+/// A crash on either side of each commit: a guard that is lost is a failure of the transaction, the same in every life,
+/// and nothing of the transaction is written. It is not tried again, as one is that others outran.
+#[tokio::test]
+async fn a_transaction_can_be_guarded_by_a_token_and_fails_once_that_is_lost() {
+    let guarded = workflow("guarded").run(async |ctx: Ctx, ()| {
+        let guard = ctx.mutex("m").acquire().await?;
+        let token = guard.token().clone();
+        let add = async |name: &str| {
+            let body = async |tx: Tx| {
+                tx.guard(&token);
+                tx.add(Add::new("t").id(name));
+                let count = tx.global::<u64>("count").increment(1).await?;
+                Ok::<_, Failure>(count.value)
+            };
+            ctx.transaction(name, body).await
+        };
+        let held = add("held").await?;
+        guard.release().await?;
+        let lost = add("lost").await.unwrap_err();
+        assert_eq!(lost.code(), "latchwork.entity");
+        let end = ctx.transaction("look", async |tx: Tx| {
+            let there = [tx.get("held").await?.is_some(), tx.get("lost").await?.is_some()];
+            Ok::<_, Failure>((there, tx.global::<u64>("count").get().await?))
+        });
+        Ok((held, end.await?, lost.message().contains("of lock \"m\" is no longer held")))
+    });
+    let crashes = crash_everywhere(&guarded, (), |outcome| {
+        assert_eq!(outcome.result.as_ref().unwrap(), &(1, ([true, false], Some(1)), true), "{:?}", outcome.crash);
+    })
+    .await;
+    assert!(crashes >= 6, "{crashes}");
+}
