@@ -208,7 +208,7 @@ impl List {
         let after = self.after.as_ref().map(|after| after.position(order, values.as_ref())).transpose()?;
         let view = self.stored.store.view().await?;
         let Some(spaces) = &self.stored.spaces else { return Ok((Page { executions: Vec::new(), next: None }, 0)) };
-        let reader = Reader { view: &view, space: &spaces.listed, order, looks: 0 };
+        let reader = Reader { view: &view, lists: &spaces.lists, order, looks: 0 };
         let unions = Join::new(self.filter.unions(&reader).await?);
         let mut looking = Looking { list: &self, reader, values, found: Vec::new() };
         let rest = match looking.values.as_ref().map(|values| values.stream(&looking.reader)) {
@@ -368,9 +368,9 @@ impl Listed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lane::Part;
     use crate::store::{Commit, Store};
     use crate::workflow::Is;
-    use crate::workflow::listed::list;
     use crate::workflow::record::Status;
 
     /// An engine on so many executions of two workflows.
@@ -391,8 +391,8 @@ mod tests {
                 execution.labels.tags.insert("rare".into());
             }
             execution.labels.attributes.insert("price".into(), Attribute::Integer((number * 7919 % count) as i64));
-            commit = list(commit, &spaces.listed, &id, None, Some(&execution), None);
-            commit = commit.put(&spaces.executions.key(id.as_bytes()), execution.encode());
+            let part = spaces.lists.list(Part::default(), &id, None, Some(&execution), None);
+            commit = part.place(commit).0.put(&spaces.executions.key(id.as_bytes()), execution.encode());
             if number % 500 == 499 || number + 1 == count {
                 assert!(engine.store().commit(std::mem::take(&mut commit)).await.unwrap().is_applied());
             }
