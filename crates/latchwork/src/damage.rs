@@ -3,10 +3,18 @@
 use crate::store::{ErrorKind, Item, Key, Order, Range, Result, Space, View};
 
 /// The records of a range, in the order of keys.
+#[derive(Default)]
 pub(crate) struct Scanned {
     pub(crate) found: Vec<(Key, Item)>,
     /// The keys between them whose records the store cannot read.
     pub(crate) damaged: Vec<Key>,
+}
+
+impl Scanned {
+    /// The keys of all records that were come to, in no order.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.found.iter().map(|(key, _)| key).chain(&self.damaged)
+    }
 }
 
 /// Scans a range for so many records. The store fails a scan that comes to a damaged record; here, it goes on behind

@@ -82,7 +82,8 @@ impl Service {
 
     /// The same, for more than a commit can hold: what is to be released is noted in it, and released afterwards.
     pub(crate) async fn freed_later(self: &Arc<Service>, owner: &Owner) -> Result<Freed> {
-        let (key, generation) = (self.spaces.left(self.node.store.env().uuid()), self.node.store.generation().await?);
+        let store = &self.node.store;
+        let (key, generation) = (self.spaces.left(owner, store.env().uuid()), store.generation().await?);
         let owned = self.requests_of(owner).await?.into_iter();
         let requests = owned.flat_map(|(lock, its)| its.into_iter().map(move |(ticket, _)| (lock.clone(), ticket)));
         let left = Left { requests: requests.collect() };

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock::error::{LockError, Result};
 use crate::node::ExecutionId;
-use crate::node::{read_text, write_text};
+use crate::node::{read_text, shard_key, shard_of, write_text};
 use crate::store::{Check, Key, Range, Right, Space, SpaceSpec, Store, StoreError, Uuid};
 
 /// The name of a lock, and for whom it stands for the same lock.
@@ -210,7 +210,7 @@ pub(crate) struct Spaces {
     pub(crate) sessions: Space,
     /// lock, ticket → who was made to let go, and why
     pub(crate) forced: Space,
-    /// lock → nothing: one on which there is more to grant than one commit took
+    /// shard, lock → nothing: one on which there is more to grant than one commit took
     pub(crate) unfinished: Space,
 }
 
@@ -289,10 +289,30 @@ impl Spaces {
         Some((lock, id.to_vec()))
     }
 
-    /// Where it is kept what an execution has left.
-    pub(crate) fn left(&self, id: Uuid) -> Key {
+    /// Where it is noted that there is more to grant on a lock.
+    pub(crate) fn unfinished(&self, lock: &LockName) -> Key {
+        let lock = lock.bytes();
+        self.unfinished.key([&shard_key(shard_of(&lock)), &lock[..]].concat())
+    }
+
+    /// Where it is kept what an owner has left.
+    pub(crate) fn left(&self, owner: &Owner, id: Uuid) -> Key {
+        let shard = match owner {
+            Owner::Execution(id) => shard_of(id.as_bytes()),
+            Owner::Session(id) => shard_of(id.as_bytes()),
+        };
         // No name of a lock starts so.
-        self.unfinished.key([&[255], &id.as_bytes()[..]].concat())
+        self.unfinished.key([&shard_key(shard), &[255][..], id.as_bytes()].concat())
+    }
+
+    /// All notes of either kind in a shard.
+    pub(crate) fn unfinished_in(&self, shard: u16) -> Range {
+        self.unfinished.prefix(shard_key(shard))
+    }
+
+    /// The lock that a note tells of, if it is not of what an owner has left.
+    pub(crate) fn read_unfinished(key: &Key) -> Option<LockName> {
+        LockName::read(key.bytes().get(2..)?).map(|(lock, _)| lock)
     }
 
     pub(crate) fn session(&self, id: Uuid) -> Key {

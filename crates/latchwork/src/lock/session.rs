@@ -14,6 +14,7 @@ use crate::damage::{Scanned, scan_around};
 use crate::lane::{Part, Tag};
 use crate::lock::error::{LockError, Result};
 use crate::lock::lane::Ask;
+use crate::lock::name::Spaces;
 use crate::lock::service::{AGAIN, Service};
 use crate::lock::stored::Lease;
 use crate::lock::{Locks, Owner};
@@ -421,13 +422,22 @@ impl Service {
                 self.unless_damaged(self.free_session(owner).await)?;
             }
         }
-        let (view, all) = (self.node.store.view().await?, spaces.unfinished.all());
-        let Scanned { found, damaged } = scan_around(&view, &spaces.unfinished, &all, usize::MAX).await?;
+        for shard in self.node.served() {
+            self.finish(shard).await?;
+        }
+        Ok(())
+    }
+
+    /// Goes on with the releases of a shard that an earlier process has begun.
+    async fn finish(self: &Arc<Service>, shard: u16) -> Result<()> {
+        let (view, space) = (self.node.store.view().await?, &self.spaces.unfinished);
+        let Scanned { found, damaged } =
+            scan_around(&view, space, &self.spaces.unfinished_in(shard), usize::MAX).await?;
         drop(view);
         damaged.iter().for_each(|key| tracing::error!(%key, "the note of an unfinished release is damaged"));
         for (key, _) in found {
-            match crate::lock::LockName::read(key.bytes()) {
-                Some((lock, _)) => self.unless_damaged(self.ask(&lock, Ask::Grant, None).await)?,
+            match Spaces::read_unfinished(&key) {
+                Some(lock) => self.unless_damaged(self.ask(&lock, Ask::Grant, None).await)?,
                 None => self.free_left(key),
             }
         }

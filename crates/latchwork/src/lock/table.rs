@@ -524,7 +524,7 @@ impl<'a> Planned<'a> {
             part = part.put(&key, self.table.head.encode());
         }
         part = self.writes.into_iter().fold(part, Part::write);
-        let unfinished = spaces.unfinished.key(self.lock.bytes());
+        let unfinished = spaces.unfinished(self.lock);
         part = match (self.is_unfinished || self.is_left, self.is_resumed) {
             (true, _) => part.put(&unfinished, Vec::new()),
             (false, true) => part.delete(&unfinished),

@@ -1,8 +1,9 @@
 //! A node: what one process is to a store that others may share. It owns shards, and with them executions; it has a
-//! runtime that all its work is done on; and it is told when a commit had no answer.
+//! runtime that all its work is done on, and alarms; and it is told when a commit had no answer.
 //!
 //! The layers above reach other owners through here alone. A node knows no lock and no workflow.
 
+pub(crate) mod alarm;
 mod id;
 mod key;
 mod shard;
@@ -20,7 +21,7 @@ use crate::store::Store;
 
 pub use id::ExecutionId;
 pub(crate) use key::{read_text, write_text};
-pub(crate) use shard::NodeError;
+pub(crate) use shard::{COUNT, NodeError, shard_key, shard_of};
 use shard::{NEVER, Shards};
 
 /// This node owns the shard.
@@ -118,6 +119,17 @@ impl Node {
             tracing::warn!(%error, "it cannot be told which shards are another node's");
             true
         })
+    }
+
+    /// The shards that this node owns, as far as it knows.
+    pub(crate) fn owned(&self) -> Vec<u16> {
+        self.shards.owned()
+    }
+
+    /// The shards in which this node goes on with what others have left half done to locks. Any node may do that; where
+    /// it owns nothing, there may be no other that does.
+    pub(crate) fn served(&self) -> Vec<u16> {
+        if self.shards.is_owner() { self.owned() } else { (0..COUNT).collect() }
     }
 
     /// Whether this node owns an execution, as far as it knows.

@@ -8,7 +8,7 @@ use crate::record::{BadRecord, Record, stored};
 use crate::store::{Check, Commit, Generation, Key, Order, Result, Rev, Space, SpaceSpec, Store, StoreError};
 
 /// How many shards there are.
-const COUNT: u64 = 64;
+pub(crate) const COUNT: u16 = 64;
 
 /// Tells which node owns a shard.
 #[derive(Serialize, Deserialize)]
@@ -61,13 +61,13 @@ enum Owned {
 impl Shards {
     /// Owns none.
     pub(super) fn none() -> Shards {
-        Shards { space: None, owned: Mutex::new(vec![Owned::Never; COUNT as usize]) }
+        Shards { space: None, owned: Mutex::new(vec![Owned::Never; usize::from(COUNT)]) }
     }
 
     /// Becomes the owner of all shards: the node that was it before is refused from now on.
     pub(super) async fn all(store: &Store) -> Result<Shards, NodeError> {
         let space = store.space(SpaceSpec::new(SHARDS)).await?;
-        let keys: Vec<Key> = (0..COUNT).map(|shard| space.key(shard.to_be_bytes())).collect();
+        let keys: Vec<Key> = (0..u64::from(COUNT)).map(|shard| space.key(shard.to_be_bytes())).collect();
         for (key, item) in store.view().await?.scan(&space.all(), Order::Ascending, usize::MAX).await? {
             // What a newer program owns is not taken from it: it may mean something else by owning it.
             if let Some(why) = Shard::decode(&item.value).err().filter(|why| why.is_version()) {
@@ -107,6 +107,17 @@ impl Shards {
         matches!(self.owned.lock()[usize::from(shard_of(name))], Owned::At(..))
     }
 
+    /// Whether this node owns shards, or has.
+    pub(super) fn is_owner(&self) -> bool {
+        self.space.is_some()
+    }
+
+    /// The shards that this node owns, as far as it knows.
+    pub(super) fn owned(&self) -> Vec<u16> {
+        let owned = self.owned.lock();
+        (0..COUNT).zip(&*owned).filter(|(_, owned)| matches!(owned, Owned::At(..))).map(|(shard, _)| shard).collect()
+    }
+
     /// Finds out which shards are still this node's. Gives whether any is.
     pub(super) async fn look(&self, store: &Store) -> Result<bool> {
         let Some(space) = &self.space else { return Ok(false) };
@@ -129,5 +140,10 @@ pub(super) const NEVER: Check = Check::AtGeneration(Generation(u64::MAX));
 
 /// The shard of what has a name.
 pub(crate) fn shard_of(name: &[u8]) -> u16 {
-    (xxhash_rust::xxh3::xxh3_64(name) % COUNT) as u16
+    (xxhash_rust::xxh3::xxh3_64(name) % u64::from(COUNT)) as u16
+}
+
+/// What keys start with that the owner of a shard scans.
+pub(crate) fn shard_key(shard: u16) -> [u8; 2] {
+    shard.to_be_bytes()
 }

@@ -11,11 +11,12 @@ use tokio::sync::Notify;
 use super::audit::Audit;
 use super::fault::{Gate, Side};
 use super::trace::{Event, Trace, What};
+use crate::node::alarm::read_alarm_key;
 use crate::record::Record;
 use crate::store::backend::{Answer, Backend, MemoryBackend};
 use crate::store::{Commit, Env, Outcome, Result, SpaceId, StoreError, Timestamp, VirtualClock, Write};
 use crate::workflow::engine::REMOVALS;
-use crate::workflow::record::{Removal, read_alarm_key};
+use crate::workflow::record::Removal;
 
 /// Which faults a simulation may meet. All of them, unless something is taken out.
 #[derive(Debug, Clone, PartialEq, Eq)]

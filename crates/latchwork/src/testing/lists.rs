@@ -3,26 +3,29 @@
 
 use std::collections::BTreeSet;
 
+use crate::node::alarm::alarm_key;
 use crate::record::Record;
 use crate::store::{Key, Order, Range, Store, Timestamp, View};
 use crate::testing::locks;
 use crate::workflow::engine::{EXECUTIONS, KEPT, TIMERS};
 use crate::workflow::kept::Kept;
-use crate::workflow::listed::{LISTED, keys};
-use crate::workflow::record::{Execution, alarm_key};
+use crate::workflow::listed::{LISTED, Lists, RUNNING};
+use crate::workflow::record::Execution;
 use crate::workflow::{ExecutionId, Result};
 
 /// Everything in which lists and records differ.
 pub(crate) async fn differences(store: &Store) -> Result<Vec<String>> {
     let spaces = store.spaces().await?;
     let space = |name: &str| spaces.iter().find(|space| space.name() == name).cloned();
-    let (Some(executions), Some(listed), Some(timers), Some(kept)) =
-        (space(EXECUTIONS), space(LISTED), space(TIMERS), space(KEPT))
+    let (Some(executions), Some(listed), Some(running), Some(timers), Some(kept)) =
+        (space(EXECUTIONS), space(LISTED), space(RUNNING), space(TIMERS), space(KEPT))
     else {
         return Ok(Vec::new());
     };
+    let in_lists = Lists { listed: listed.clone(), running: running.clone() };
     let view = store.view().await?;
-    let (mut lists, mut alarms, mut children) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut lists, mut active) = (BTreeSet::new(), BTreeSet::new());
+    let (mut alarms, mut children) = (BTreeSet::new(), BTreeSet::new());
     let mut differences = Vec::new();
     for (key, item) in view.scan(&executions.all(), Order::Ascending, usize::MAX).await? {
         let id = ExecutionId::from(String::from_utf8_lossy(key.bytes()).as_ref());
@@ -30,13 +33,17 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>> {
             differences.push(format!("{id} cannot be read"));
             continue;
         };
-        lists.extend(keys(&id, &execution).into_iter().map(|key| listed.key(key)));
+        let (its, runs): (Vec<Key>, Vec<Key>) =
+            in_lists.keys(&id, &execution).into_iter().partition(|key| key.space() == listed.id());
+        lists.extend(its);
+        active.extend(runs);
         alarms.extend(execution.timer_us.map(|timer| timers.key(alarm_key(Timestamp(timer), &id))));
         if let Some(parent) = execution.parent.as_ref().filter(|_| !execution.status.is_terminal()) {
             children.insert(Kept::new(&kept, &parent.id).child(&id));
         }
     }
     differences.extend(compared(&view, "lists", listed.all(), &lists, |_| true).await?);
+    differences.extend(compared(&view, "running", running.all(), &active, |_| true).await?);
     differences.extend(compared(&view, "timers", timers.all(), &alarms, |_| true).await?);
     differences.extend(compared(&view, "children", kept.all(), &children, Kept::is_child).await?);
     differences.extend(locks::differences(store).await?);

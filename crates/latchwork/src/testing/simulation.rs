@@ -21,7 +21,7 @@ use super::trace::{Event, What};
 use crate::store::backend::Backend;
 use crate::store::disk::RealDisk;
 use crate::store::{Env, Item, Key, Limits, Order, Store, StoreError};
-use crate::workflow::listed::{LISTED, Shelf, by_status, read_by_status, read_end};
+use crate::workflow::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
 use crate::workflow::{Engine, EngineBuilder, ExecutionId, Result, Workflow, WorkflowError};
 
 /// How often everybody gets a turn before time goes on.
@@ -359,9 +359,11 @@ impl Lives {
     async fn listed(&self, shelf: Shelf) -> Vec<(ExecutionId, String)> {
         let Some(store) = &self.outside else { return Vec::new() };
         let spaces = store.spaces().await.unwrap_or_default();
-        let Some(space) = spaces.into_iter().find(|known| known.name() == LISTED) else { return Vec::new() };
+        let space = |name: &str| spaces.iter().find(|known| known.name() == name).cloned();
+        let (Some(listed), Some(running)) = (space(LISTED), space(RUNNING)) else { return Vec::new() };
         let Ok(view) = store.view().await else { return Vec::new() };
-        let range = space.prefix(by_status(shelf, None));
+        let lists = Lists { listed, running };
+        let (_, range) = lists.shelf(shelf);
         let found = view.scan(&range, Order::Ascending, usize::MAX).await.unwrap_or_default();
         let id = |key: &Key| read_end(read_by_status(key.bytes())?.1).map(|(_, id)| id);
         let note = |item: &Item| String::from_utf8_lossy(&item.value).into_owned();

@@ -97,7 +97,7 @@ async fn drive(run: Arc<Run>) {
     let stop = run.stop();
     tracing::debug!(?stop, "left memory");
     match stop {
-        Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(timer, run.env())),
+        Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(&run.id, timer)),
         Some(Stop::Failed(error)) if is_passing(&error) => {
             tracing::warn!(%error, "could not be committed");
             return take_up(&run, true).await;

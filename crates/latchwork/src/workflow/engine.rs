@@ -16,14 +16,14 @@ use crate::lane::Lanes;
 use crate::lock::service::Service;
 use crate::lock::{self, Lock, LockName, Locks, ReadWriteLock, session};
 use crate::node::Node;
+use crate::node::alarm::{self, Alarms};
 use crate::record::Record;
 use crate::state::States;
 use crate::store::{Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
-use crate::workflow::alarm::{self, Alarms};
 use crate::workflow::deadlock::{self, Suspect};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::kept::Kept;
-use crate::workflow::listed::{LISTED, Shelf, by_status, read_by_status, read_end};
+use crate::workflow::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
 use crate::workflow::metrics::Metrics;
 use crate::workflow::record::{Execution, Status};
 use crate::workflow::rehearsal::Rehearsal;
@@ -158,14 +158,12 @@ pub(crate) struct Spaces {
     pub(crate) executions: Space,
     /// id, run, place → entry
     pub(crate) journal: Space,
-    /// what it is found by, start time, id → for one that runs how often it was taken up since, for one that is parked
-    /// the reason
-    pub(crate) listed: Space,
+    pub(crate) lists: Lists,
     /// id, what → what is kept of an execution beside
     pub(crate) kept: Space,
-    /// due time, id → how often it was woken for it in earlier lives
+    /// shard, due time, id → how often it was woken for it in earlier lives
     pub(crate) timers: Space,
-    /// due time, id → what is to be removed
+    /// shard, due time, id → what is to be removed
     pub(crate) removals: Space,
     /// workflow, idempotency key → the execution started under it
     pub(crate) keys: Space,
@@ -178,7 +176,7 @@ impl Spaces {
         Ok(Spaces {
             executions: space(EXECUTIONS).await?,
             journal: space(JOURNAL).await?,
-            listed: space(LISTED).await?,
+            lists: Lists { listed: space(LISTED).await?, running: space(RUNNING).await? },
             kept: space(KEPT).await?,
             timers: space(TIMERS).await?,
             removals: space(REMOVALS).await?,
@@ -248,6 +246,7 @@ impl EngineBuilder {
         // An engine that only operates owns nothing and replaces no other.
         let node = if self.idle { Node::idle(&store) } else { Node::owner(&store).await? };
         let locks = Service::on(&node).await?;
+        let (timers, removals) = (Alarms::new(&node, &spaces.timers), Alarms::new(&node, &spaces.removals));
         let (suspects, suspected) = mpsc::unbounded_channel();
         let inner = Arc::new(Inner {
             since: store.env().now(),
@@ -272,8 +271,8 @@ impl EngineBuilder {
             begun: Arc::default(),
             set_aside: Mutex::default(),
             forced: Mutex::default(),
-            timers: Arc::default(),
-            removals: Arc::default(),
+            timers,
+            removals,
             found: tokio::sync::watch::Sender::new(self.idle),
         });
         let executions: Weak<dyn lock::owners::Executions> = Arc::<Inner>::downgrade(&inner);
@@ -390,8 +389,7 @@ impl Engine {
         // Some are found to be so only when they are taken up.
         let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
         let view = self.inner.store.view().await?;
-        let space = &self.inner.spaces.listed;
-        let range = space.prefix(by_status(Shelf::Parked, None));
+        let (space, range) = self.inner.spaces.lists.shelf(Shelf::Parked);
         let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
         let set_aside = self.inner.set_aside.lock().clone();
         let mut parked: BTreeMap<ExecutionId, String> = set_aside;

@@ -11,7 +11,7 @@ use crate::store::{Order, Space, Store, Timestamp, View};
 use crate::workflow::engine::{EXECUTIONS, Engine, Inner, JOURNAL, KEPT};
 use crate::workflow::history::{ExecutionState, value};
 use crate::workflow::kept::{Kept, Published};
-use crate::workflow::listed::LISTED;
+use crate::workflow::listed::{LISTED, Lists, RUNNING};
 use crate::workflow::record::{Attribute, Close, Execution, Wait};
 use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, WorkflowError};
 
@@ -39,7 +39,7 @@ pub struct Executions {
 pub(crate) struct ReadSpaces {
     pub(crate) executions: Space,
     pub(crate) journal: Space,
-    pub(crate) listed: Space,
+    pub(crate) lists: Lists,
     kept: Space,
 }
 
@@ -96,7 +96,8 @@ impl Executions {
         let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
         let spaces = || {
             let (executions, journal) = (space(EXECUTIONS)?, space(JOURNAL)?);
-            Some(ReadSpaces { executions, journal, listed: space(LISTED)?, kept: space(KEPT)? })
+            let lists = Lists { listed: space(LISTED)?, running: space(RUNNING)? };
+            Some(ReadSpaces { executions, journal, lists, kept: space(KEPT)? })
         };
         Ok(Executions { store: store.clone(), spaces: spaces() })
     }
@@ -158,8 +159,8 @@ impl Inner {
     /// What this engine's store holds, to be read.
     pub(crate) fn stored(&self) -> Executions {
         let (executions, journal) = (self.spaces.executions.clone(), self.spaces.journal.clone());
-        let (listed, kept) = (self.spaces.listed.clone(), self.spaces.kept.clone());
-        Executions { store: self.store.clone(), spaces: Some(ReadSpaces { executions, journal, listed, kept }) }
+        let (lists, kept) = (self.spaces.lists.clone(), self.spaces.kept.clone());
+        Executions { store: self.store.clone(), spaces: Some(ReadSpaces { executions, journal, lists, kept }) }
     }
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::store::Timestamp;
 use crate::workflow::listed::{Shelf, by_attribute, by_status, by_tag, by_value, by_wait};
 use crate::workflow::record::{Attribute, Execution, WaitsFor};
-use crate::workflow::seek::{Reader, Stream, Union, successor};
+use crate::workflow::seek::{Prefix, Reader, Stream, Union, successor};
 use crate::workflow::{Result, WorkflowError};
 
 /// The longest text that anything can be found by, in bytes.
@@ -114,7 +114,7 @@ impl Limit {
 impl Values {
     /// The keys of these values, from first to last.
     pub(crate) fn stream(&self, reader: &Reader<'_>) -> Stream {
-        Stream::new(reader, by_attribute(&self.name), self.start.clone(), self.end.clone())
+        Stream::new(reader.listed(by_attribute(&self.name)), self.start.clone(), self.end.clone())
     }
 }
 
@@ -263,19 +263,17 @@ impl Filter {
     /// attributes are not among them. None only if nothing but limits is asked for.
     pub(crate) async fn unions(&self, reader: &Reader<'_>) -> Result<Vec<Union>> {
         let mut unions = Vec::new();
-        let mut add = |prefixes: Vec<Vec<u8>>| {
-            let streams = prefixes.into_iter().map(|prefix| self.timed(reader, prefix));
-            unions.push(Union::new(streams.collect()));
+        let mut add = |prefixes: Vec<Prefix>| {
+            unions.push(Union::new(prefixes.into_iter().map(|prefix| self.timed(prefix)).collect()));
         };
-        self.tags.iter().for_each(|tag| add(vec![by_tag(tag)]));
-        self.attributes.iter().for_each(|(name, value)| add(vec![by_value(name, value)]));
+        self.tags.iter().for_each(|tag| add(vec![reader.listed(by_tag(tag))]));
+        self.attributes.iter().for_each(|(name, value)| add(vec![reader.listed(by_value(name, value))]));
         if !self.waits.is_empty() {
-            let mut prefixes: Vec<Vec<u8>> = self.waits.iter().filter_map(by_wait).collect();
+            let waits: BTreeSet<Vec<u8>> = self.waits.iter().filter_map(by_wait).collect();
+            let mut prefixes: Vec<Prefix> = waits.into_iter().map(|wait| reader.listed(wait)).collect();
             if self.waits.contains(&WaitsFor::Timer) {
                 prefixes.extend(self.shelves(reader, &[Shelf::Asleep]).await?);
             }
-            prefixes.sort();
-            prefixes.dedup();
             add(prefixes);
         }
         let others = self.tags.len() + self.attributes.len() + self.waits.len() + self.limits.len();
@@ -292,26 +290,30 @@ impl Filter {
     }
 
     /// What keys start with that list executions of these shelves, of the workflows that are meant.
-    async fn shelves(&self, reader: &Reader<'_>, shelves: &[Shelf]) -> Result<Vec<Vec<u8>>> {
+    async fn shelves(&self, reader: &Reader<'_>, shelves: &[Shelf]) -> Result<Vec<Prefix>> {
         let mut prefixes = Vec::new();
         for shelf in shelves {
             if self.workflows.is_empty() {
                 prefixes.extend(reader.workflows(*shelf).await?);
-            } else {
-                prefixes.extend(self.workflows.iter().map(|name| by_status(*shelf, Some(name))));
+            }
+            for name in &self.workflows {
+                match shelf {
+                    Shelf::Running => prefixes.extend(reader.running(name).await?),
+                    other => prefixes.push(reader.listed(by_status(*other, name))),
+                }
             }
         }
         Ok(prefixes)
     }
 
     /// Keys of one prefix, of executions that were started between the times that are meant.
-    fn timed(&self, reader: &Reader<'_>, prefix: Vec<u8>) -> Stream {
-        let start = [&prefix[..], &self.from_us.to_be_bytes()].concat();
+    fn timed(&self, prefix: Prefix) -> Stream {
+        let start = [&prefix.bytes[..], &self.from_us.to_be_bytes()].concat();
         let end = match self.to_us {
-            Some(to) => [&prefix[..], &to.max(self.from_us).to_be_bytes()].concat(),
-            None => successor(&prefix),
+            Some(to) => [&prefix.bytes[..], &to.max(self.from_us).to_be_bytes()].concat(),
+            None => successor(&prefix.bytes),
         };
-        Stream::new(reader, prefix, start, end)
+        Stream::new(prefix, start, end)
     }
 }
 

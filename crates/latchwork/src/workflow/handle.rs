@@ -348,8 +348,8 @@ impl Starting {
         }
         let part = match execution.timer_us {
             Some(timer) => {
-                let engine = inner.clone();
-                part.then(move |_| engine.timers.set(Timestamp(timer), engine.store.env()))
+                let (timers, id) = (inner.timers.clone(), id.clone());
+                part.then(move |_| timers.set(&id, Timestamp(timer)))
             }
             None => inner.waking(part, id),
         };

@@ -208,7 +208,7 @@ impl List {
         let after = self.after.as_ref().map(|after| after.position(order, values.as_ref())).transpose()?;
         let view = self.stored.store.view().await?;
         let Some(spaces) = &self.stored.spaces else { return Ok((Page { executions: Vec::new(), next: None }, 0)) };
-        let reader = Reader { view: &view, space: &spaces.listed, order, looks: 0 };
+        let reader = Reader { view: &view, lists: &spaces.lists, order, looks: 0 };
         let unions = Join::new(self.filter.unions(&reader).await?);
         let mut looking = Looking { list: &self, reader, values, found: Vec::new() };
         let rest = match looking.values.as_ref().map(|values| values.stream(&looking.reader)) {
@@ -371,7 +371,6 @@ mod tests {
     use crate::lane::Part;
     use crate::store::{Commit, Store};
     use crate::workflow::Is;
-    use crate::workflow::listed::list;
     use crate::workflow::record::Status;
 
     /// An engine on so many executions of two workflows.
@@ -392,7 +391,7 @@ mod tests {
                 execution.labels.tags.insert("rare".into());
             }
             execution.labels.attributes.insert("price".into(), Attribute::Integer((number * 7919 % count) as i64));
-            part = list(part, &spaces.listed, &id, None, Some(&execution), None);
+            part = spaces.lists.list(part, &id, None, Some(&execution), None);
             part = part.put(&spaces.executions.key(id.as_bytes()), execution.encode());
             if number % 500 == 499 || number + 1 == count {
                 assert!(

@@ -1,15 +1,26 @@
 //! Where executions are listed: keys in the order of start times under everything they can be found by. Which keys an
-//! execution has follows from its record alone; so lists and records cannot part.
+//! execution has follows from its record alone; so lists and records cannot part. Those that run are listed apart, under
+//! their shards: the owner of a shard goes through them.
 
 use crate::json;
 use crate::lane::Part;
-use crate::node::{read_text, write_text};
-use crate::store::Space;
+use crate::node::{read_text, shard_key, shard_of, write_text};
+use crate::store::{Key, Range, Space};
 use crate::workflow::ExecutionId;
 use crate::workflow::record::{Attribute, Execution, Status, Wait, WaitsFor};
 
-/// The name of the space.
+/// The names of the spaces.
 pub(crate) const LISTED: &str = "workflow.listed";
+pub(crate) const RUNNING: &str = "workflow.running";
+
+/// The spaces in which executions are listed.
+#[derive(Clone)]
+pub(crate) struct Lists {
+    /// what it is found by, start time, id → for one that is parked the reason
+    pub(crate) listed: Space,
+    /// shard, workflow, start time, id → how often it was taken up since
+    pub(crate) running: Space,
+}
 
 /// How executions are told apart in lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,14 +70,23 @@ const BY_TAG: u8 = b't';
 const BY_ATTRIBUTE: u8 = b'a';
 const BY_WAIT: u8 = b'w';
 
-/// What keys start with that list executions of one shelf, of one workflow or of all.
-pub(crate) fn by_status(shelf: Shelf, workflow: Option<&str>) -> Vec<u8> {
+/// What keys start with that list executions of one workflow on one shelf. That of the running ones is elsewhere.
+pub(crate) fn by_status(shelf: Shelf, workflow: &str) -> Vec<u8> {
+    debug_assert!(shelf != Shelf::Running, "they are listed by their shards");
     let mut key = vec![BY_STATUS, shelf as u8];
-    workflow.into_iter().for_each(|workflow| write_text(&mut key, workflow));
+    write_text(&mut key, workflow);
     key
 }
 
-/// The workflow and the rest of a key that lists by status.
+/// What keys start with that list the executions of one workflow that run in a shard.
+pub(crate) fn by_shard(shard: u16, workflow: &str) -> Vec<u8> {
+    let mut key = shard_key(shard).to_vec();
+    write_text(&mut key, workflow);
+    key
+}
+
+/// The workflow and the rest of a key that lists by status: two bytes of what it is come before, also for those that
+/// run.
 pub(crate) fn read_by_status(key: &[u8]) -> Option<(&str, &[u8])> {
     read_text(key.get(2..)?)
 }
@@ -129,13 +149,6 @@ pub(crate) fn read_end(rest: &[u8]) -> Option<(u64, ExecutionId)> {
     Some((u64::from_be_bytes(*started), std::str::from_utf8(id).ok()?.into()))
 }
 
-/// The key that lists an execution by its status.
-pub(crate) fn status_key(id: &ExecutionId, execution: &Execution) -> Vec<u8> {
-    let mut key = by_status(Shelf::of(execution), Some(&execution.workflow));
-    write_end(&mut key, execution.started_us, id);
-    key
-}
-
 /// All other keys of an execution.
 fn other_keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
     let waits = execution.waits.iter().filter_map(|wait| by_wait(&wait.what));
@@ -149,37 +162,57 @@ fn other_keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
     keys
 }
 
-/// All keys of an execution.
-#[cfg(feature = "testing")]
-pub(crate) fn keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
-    let mut keys = other_keys(id, execution);
-    keys.push(status_key(id, execution));
-    keys
-}
+impl Lists {
+    /// All executions on a shelf.
+    pub(crate) fn shelf(&self, shelf: Shelf) -> (&Space, Range) {
+        match shelf {
+            Shelf::Running => (&self.running, self.running.all()),
+            other => (&self.listed, self.listed.prefix([BY_STATUS, other as u8])),
+        }
+    }
 
-/// Adds to a part how an execution is listed from now on. `note` is kept with the status.
-pub(crate) fn list(
-    mut part: Part,
-    space: &Space,
-    id: &ExecutionId,
-    before: Option<&Execution>,
-    after: Option<&Execution>,
-    note: Option<Vec<u8>>,
-) -> Part {
-    let (was, is) = (before.map(|before| status_key(id, before)), after.map(|after| status_key(id, after)));
-    if let Some(was) = was.as_ref().filter(|was| Some(*was) != is.as_ref()) {
-        part = part.delete(&space.key(was));
+    /// The key that lists an execution by its status.
+    pub(crate) fn status(&self, id: &ExecutionId, execution: &Execution) -> Key {
+        let (space, mut key) = match Shelf::of(execution) {
+            Shelf::Running => (&self.running, by_shard(shard_of(id.as_bytes()), &execution.workflow)),
+            other => (&self.listed, by_status(other, &execution.workflow)),
+        };
+        write_end(&mut key, execution.started_us, id);
+        space.key(key)
     }
-    if let Some(is) = is.as_ref().filter(|is| Some(*is) != was.as_ref() || note.is_some()) {
-        part = part.put(&space.key(is), note.unwrap_or_default());
+
+    /// All keys of an execution.
+    pub(crate) fn keys(&self, id: &ExecutionId, execution: &Execution) -> Vec<Key> {
+        let mut keys: Vec<Key> = other_keys(id, execution).iter().map(|key| self.listed.key(key)).collect();
+        keys.push(self.status(id, execution));
+        keys
     }
-    let keys = |execution: Option<&Execution>| execution.map(|it| other_keys(id, it)).unwrap_or_default();
-    let (were, are) = (keys(before), keys(after));
-    for key in were.iter().filter(|key| are.binary_search(key).is_err()) {
-        part = part.delete(&space.key(key));
+
+    /// Adds to a part how an execution is listed from now on. `note` is kept with the status.
+    pub(crate) fn list(
+        &self,
+        mut part: Part,
+        id: &ExecutionId,
+        before: Option<&Execution>,
+        after: Option<&Execution>,
+        note: Option<Vec<u8>>,
+    ) -> Part {
+        let status = |execution: Option<&Execution>| execution.map(|it| self.status(id, it));
+        let (was, is) = (status(before), status(after));
+        if let Some(was) = was.as_ref().filter(|was| Some(*was) != is.as_ref()) {
+            part = part.delete(was);
+        }
+        if let Some(is) = is.as_ref().filter(|is| Some(*is) != was.as_ref() || note.is_some()) {
+            part = part.put(is, note.unwrap_or_default());
+        }
+        let keys = |execution: Option<&Execution>| execution.map(|it| other_keys(id, it)).unwrap_or_default();
+        let (were, are) = (keys(before), keys(after));
+        for key in were.iter().filter(|key| are.binary_search(key).is_err()) {
+            part = part.delete(&self.listed.key(key));
+        }
+        for key in are.iter().filter(|key| were.binary_search(key).is_err()) {
+            part = part.put(&self.listed.key(key), Vec::new());
+        }
+        part
     }
-    for key in are.iter().filter(|key| were.binary_search(key).is_err()) {
-        part = part.put(&space.key(key), Vec::new());
-    }
-    part
 }

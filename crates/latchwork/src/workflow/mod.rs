@@ -16,7 +16,6 @@
 //! # Ok(()) }
 //! ```
 
-mod alarm;
 mod beats;
 mod branches;
 mod bulk;

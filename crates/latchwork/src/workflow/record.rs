@@ -501,20 +501,6 @@ pub(crate) fn id_key(id: &ExecutionId) -> Vec<u8> {
     key
 }
 
-/// The key of an alarm: when it is due, and whose it is.
-pub(crate) fn alarm_key(due: Timestamp, id: &ExecutionId) -> Vec<u8> {
-    let mut key = Vec::with_capacity(id.len() + 8);
-    key.extend_from_slice(&due.0.to_be_bytes());
-    key.extend_from_slice(id.as_bytes());
-    key
-}
-
-/// When an alarm is due, and whose it is.
-pub(crate) fn read_alarm_key(key: &[u8]) -> Option<(Timestamp, ExecutionId)> {
-    let (due, id) = key.split_first_chunk::<8>()?;
-    Some((Timestamp(u64::from_be_bytes(*due)), std::str::from_utf8(id).ok()?.into()))
-}
-
 /// The key of an idempotency key of a workflow's starts.
 pub(crate) fn keyed_key(workflow: &str, key: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(workflow.len() + key.len() + 2);

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use crate::damage::{Scanned, scan_around};
 use crate::lane::Part;
+use crate::node::alarm::{Alarms, Due, Keeper, due_key, read_alarm_key};
+use crate::node::{SHARD, shard_key};
 use crate::record::Record;
-use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, Timestamp, View};
-use crate::workflow::alarm::{Alarms, Due, Keeper};
+use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, View};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
-use crate::workflow::listed::{Shelf, by_status, read_by_status, read_end};
-use crate::workflow::record::{Execution, Status, read_alarm_key, read_count};
+use crate::workflow::listed::{read_by_status, read_end};
+use crate::workflow::record::{Execution, Status, read_count};
 use crate::workflow::run::{Next, Probation, RECORD, Run, Stop};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -47,36 +48,24 @@ struct Ready {
 /// their coming to anything are suspects: one of them may have taken the process with it. They are taken up a few at a
 /// time, fewer each time, and in the end alone, so that the others are not counted with the one it was.
 pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
+    let Some(shards) = engine.upgrade().map(|inner| inner.node.owned()) else { return };
     let mut suspects = Vec::new();
     for overdue in [false, true] {
-        let Some(inner) = engine.upgrade() else { return };
-        let (space, mut rest) = inner.left(overdue);
-        drop(inner);
-        loop {
-            let Scanned { found, damaged } = match scan_around(&before, &space, &rest, BATCH).await {
-                Ok(scanned) => scanned,
-                Err(error) if error.kind() == ErrorKind::Unavailable => {
-                    let Some(inner) = engine.upgrade().filter(|inner| !inner.is_stopped()) else { return };
-                    let pause = inner.store.env().sleep(PAUSE);
-                    drop(inner);
-                    pause.await;
-                    continue;
+        let mut fresh = Vec::new();
+        for shard in &shards {
+            let Some(mut rest) = engine.upgrade().map(|inner| inner.left(*shard, overdue).1) else { return };
+            while let Some(left) = next_left(&engine, &before, *shard, overdue, &mut rest).await {
+                let (new, others): (Vec<Left>, Vec<Left>) = left.into_iter().partition(|left| left.count() == 0);
+                suspects.extend(others);
+                fresh.extend(new);
+                if fresh.len() >= BATCH {
+                    let Some(inner) = engine.upgrade() else { return };
+                    inner.take_up(fresh.drain(..BATCH).collect(), None).await;
                 }
-                // What was found so far goes on; the rest is told by every call that meets it.
-                Err(error) => {
-                    tracing::error!(%error, "not everything that was running could be found");
-                    break;
-                }
-            };
-            let Some(inner) = engine.upgrade() else { return };
-            damaged.iter().for_each(|key| inner.pass_over(key, Left::id(key, overdue)));
-            let Some((last, _)) = found.last() else { break };
-            rest = rest.after(last);
-            let left = found.into_iter().filter_map(|(key, item)| Left::new(key, item, overdue));
-            let (fresh, others): (Vec<Left>, Vec<Left>) = left.partition(|left| left.count() == 0);
-            suspects.extend(others);
-            inner.take_up(fresh, None).await;
+            }
         }
+        let Some(inner) = engine.upgrade() else { return };
+        inner.take_up(fresh, None).await;
     }
     drop(before);
     if let Some(inner) = engine.upgrade() {
@@ -97,6 +86,38 @@ pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
             Poll::Ready(_) => Poll::Ready(()),
         })
         .await;
+    }
+}
+
+/// The next of what an earlier engine has left in a shard, however long the store does not serve. `None` if there is no
+/// more, or the shard is not this engine's any more.
+async fn next_left(
+    engine: &Weak<Inner>,
+    before: &View,
+    shard: u16,
+    overdue: bool,
+    rest: &mut Range,
+) -> Option<Vec<Left>> {
+    loop {
+        let inner = engine.upgrade().filter(|inner| !inner.is_stopped() && inner.node.owned().contains(&shard))?;
+        let (space, _) = inner.left(shard, overdue);
+        match scan_around(before, &space, rest, BATCH).await {
+            Ok(Scanned { found, damaged }) => {
+                damaged.iter().for_each(|key| inner.pass_over(key, Left::id(key, overdue)));
+                *rest = rest.after(&found.last()?.0);
+                return Some(found.into_iter().filter_map(|(key, item)| Left::new(key, item, overdue)).collect());
+            }
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                let pause = inner.store.env().sleep(PAUSE);
+                drop(inner);
+                pause.await;
+            }
+            // What was found so far goes on; the rest is told by every call that meets it.
+            Err(error) => {
+                tracing::error!(%error, shard, "not everything that was running could be found");
+                return None;
+            }
+        }
     }
 }
 
@@ -148,19 +169,21 @@ impl Left {
 pub(crate) struct Wake;
 
 impl Keeper for Wake {
-    fn space(engine: &Inner) -> &Space {
-        &engine.spaces.timers
-    }
+    type Engine = Inner;
 
     fn alarms(engine: &Inner) -> &Arc<Alarms> {
         &engine.timers
     }
 
-    async fn ring(engine: &Arc<Inner>, due: Vec<Due>) -> Result<()> {
+    async fn ring(engine: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
+        engine.pass_over_alarms(&damaged);
         for due in due {
-            engine.pick_up(&due.id).await.or_else(|error| engine.unless_passing(&due.id, error))?;
+            let taken = engine.pick_up(&due.id).await.or_else(|error| engine.unless_passing(&due.id, error));
+            if taken.is_err() {
+                return false;
+            }
         }
-        Ok(())
+        true
     }
 }
 
@@ -182,6 +205,11 @@ impl Inner {
         }
     }
 
+    /// The same for alarms.
+    pub(crate) fn pass_over_alarms(&self, damaged: &[Key]) {
+        damaged.iter().for_each(|key| self.pass_over(key, read_alarm_key(key.bytes()).map(|(_, id)| id)));
+    }
+
     /// What an error means that came up with one execution: if it stays, the execution is set aside and others go on.
     pub(crate) fn unless_passing(&self, id: &ExecutionId, error: WorkflowError) -> Result<()> {
         if error.kind() == ErrorKind::Unavailable {
@@ -197,12 +225,18 @@ impl Inner {
         residents.sort_by(|a, b| a.id.cmp(&b.id));
         residents.iter().for_each(|run| run.doubt());
         // Time may have jumped since; those that were rung before and are still there are few.
-        let env = self.store.env();
-        self.timers.set(Timestamp(0), env);
-        self.removals.set(Timestamp(0), env);
+        self.timers.look_again();
+        self.removals.look_again();
         self.tell_all();
         self.locks.listen_again().await?;
-        let (space, mut rest) = self.left(false);
+        for shard in self.node.owned() {
+            self.sweep_shard(shard).await?;
+        }
+        Ok(())
+    }
+
+    async fn sweep_shard(self: &Arc<Inner>, shard: u16) -> Result<()> {
+        let (space, mut rest) = self.left(shard, false);
         loop {
             let Scanned { found, damaged } = scan_around(&self.store.view().await?, &space, &rest, BATCH).await?;
             damaged.iter().for_each(|key| self.pass_over(key, Left::id(key, false)));
@@ -216,12 +250,12 @@ impl Inner {
         }
     }
 
-    /// Where executions are found that an earlier engine has left.
-    fn left(&self, overdue: bool) -> (Space, Range) {
-        let (timers, listed) = (&self.spaces.timers, &self.spaces.listed);
+    /// Where executions of a shard are found that an earlier engine has left.
+    fn left(&self, shard: u16, overdue: bool) -> (Space, Range) {
+        let (timers, running) = (&self.spaces.timers, &self.spaces.lists.running);
         match overdue {
-            true => (timers.clone(), timers.range(&[0][..]..&self.since.0.to_be_bytes()[..])),
-            false => (listed.clone(), listed.prefix(by_status(Shelf::Running, None))),
+            true => (timers.clone(), timers.range(shard_key(shard).to_vec()..due_key(shard, self.since))),
+            false => (running.clone(), running.prefix(shard_key(shard))),
         }
     }
 
@@ -261,39 +295,44 @@ impl Inner {
         if ready.is_empty() {
             return Ok(());
         }
-        let damaged = self.count(ready.iter().map(|(left, _)| *left)).await?;
-        for (left, found) in ready.into_iter().filter(|(left, _)| !damaged.contains(&left.id)) {
+        let left_out = self.count(ready.iter().map(|(left, _)| *left)).await?;
+        for (left, found) in ready.into_iter().filter(|(left, _)| !left_out.contains(&left.id)) {
             self.take_in(&left.id, found, left.count().saturating_add(1), probation.clone()).await;
         }
         Ok(())
     }
 
-    /// Counts that these are taken up once more, before they are. Gives those that cannot be counted: they are set
-    /// aside.
+    /// Counts that these are taken up once more, before they are. Gives those that are not to be: what cannot be counted
+    /// is set aside, and what is in another engine's shard is left to that.
     async fn count<'a>(&self, left: impl Iterator<Item = &'a Left> + Clone) -> Result<BTreeSet<ExecutionId>> {
         let counted = |left: &Left| {
             let part = self.node.for_owner(&left.id).at_rev(RECORD, &left.key, left.item.rev);
             part.put(&left.key, left.count().saturating_add(1).to_be_bytes().to_vec())
         };
-        let mut damaged = BTreeSet::new();
+        let mut left_out = BTreeSet::new();
         let all = left.clone().fold(Part::default(), |part, left| part.and(counted(left)));
         match self.store.commit(all.place(Commit::new()).0).await {
-            Ok(Outcome::Applied(_)) => return Ok(damaged),
+            Ok(Outcome::Applied(_)) => return Ok(left_out),
             Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error.into()),
             // Some of them were taken up meanwhile by a caller that asked for it, or this is a second try; or a record
-            // of one of them is damaged.
+            // of one of them is damaged, or its shard lost.
             _ => {}
         }
         for left in left {
-            match self.store.commit(counted(left).place(Commit::new()).0).await {
+            let (commit, placed) = counted(left).place(Commit::new());
+            match self.store.commit(commit).await {
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     self.pass_over(&left.key, Some(left.id.clone()));
-                    damaged.insert(left.id.clone());
+                    left_out.insert(left.id.clone());
+                }
+                Ok(Outcome::Refused(refusal)) if placed.has_failed(&refusal, SHARD) => {
+                    self.node.lose(left.id.as_bytes());
+                    left_out.insert(left.id.clone());
                 }
                 counted => drop(counted?),
             }
         }
-        Ok(damaged)
+        Ok(left_out)
     }
 
     /// Takes an execution up whose last commit may still be on its way. A record of a later rev has that refused.
@@ -325,7 +364,7 @@ impl Inner {
 
     /// Takes an execution into memory, if it is not there and is to run.
     pub(crate) async fn pick_up(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
-        if self.is_stopped() || self.idle || self.is_missed(id) {
+        if self.is_stopped() || self.idle || !self.node.owns(id) || self.is_missed(id) {
             return Ok(());
         }
         if let Some(found) = self.ready(id).await? {

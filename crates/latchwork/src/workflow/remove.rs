@@ -6,12 +6,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::lane::Part;
+use crate::node::alarm::{Alarms, Due, Keeper, alarm_key, read_alarm_key};
 use crate::record::Record;
-use crate::store::{Commit, ErrorKind, Key, Order, Range, Rev, Space, Timestamp};
-use crate::workflow::alarm::{Alarms, Due, Keeper};
+use crate::store::{Commit, ErrorKind, Key, Order, Range, Rev, Timestamp};
 use crate::workflow::engine::Inner;
-use crate::workflow::listed::list;
-use crate::workflow::record::{Keyed, Removal, alarm_key, keyed_key, read_alarm_key};
+use crate::workflow::record::{Keyed, Removal, keyed_key};
 use crate::workflow::run::{RECORD, journal_range};
 use crate::workflow::{ExecutionId, Result};
 
@@ -22,34 +21,37 @@ const WRITES: usize = 1000;
 pub(crate) struct Remove;
 
 impl Keeper for Remove {
-    fn space(engine: &Inner) -> &Space {
-        &engine.spaces.removals
-    }
+    type Engine = Inner;
 
     fn alarms(engine: &Inner) -> &Arc<Alarms> {
         &engine.removals
     }
 
-    async fn ring(engine: &Arc<Inner>, due: Vec<Due>) -> Result<()> {
-        match Broom::new(engine).remove_all(&due).await {
+    async fn ring(engine: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
+        engine.pass_over_alarms(&damaged);
+        engine.remove(&due).await.is_ok()
+    }
+}
+
+impl Inner {
+    async fn remove(self: &Arc<Inner>, due: &[Due]) -> Result<()> {
+        match Broom::new(self).remove_all(due).await {
             Ok(true) => return Ok(()),
             Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
             // One of them has changed meanwhile, or is damaged; the others are not to stay for that.
             _ => {}
         }
-        for due in &due {
-            match Broom::new(engine).until_done(&What::Due(due)).await {
+        for due in due {
+            match Broom::new(self).until_done(&What::Due(due)).await {
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
-                    engine.put_aside(&due.id, format!("it cannot be removed: {error}"));
+                    self.put_aside(&due.id, format!("it cannot be removed: {error}"));
                 }
                 done => done?,
             }
         }
         Ok(())
     }
-}
 
-impl Inner {
     /// Removes an execution that has ended, with everything it has left, before its time.
     pub(crate) async fn purge(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
         Broom::new(self).until_done(&What::Execution(id)).await
@@ -157,7 +159,7 @@ impl<'a> Broom<'a> {
         self.empty(&self.engine.states.slots_of(id)).await?;
         self.empty(&self.engine.kept(id).all()).await?;
         // The rest goes in one commit: as long as there is a record, there is an alarm for it.
-        let listed = list(Part::default(), &self.engine.spaces.listed, id, Some(&execution), None, None);
+        let listed = self.engine.spaces.lists.list(Part::default(), id, Some(&execution), None, None);
         let mut last: Vec<Key> = listed.writes().iter().map(|write| write.key().clone()).collect();
         last.extend(execution.removal_us.map(|due| self.engine.spaces.removals.key(alarm_key(Timestamp(due), id))));
         if let Some(key) = &execution.key {

@@ -3,8 +3,9 @@
 
 use std::collections::VecDeque;
 
+use crate::node::COUNT;
 use crate::store::{Order, Range, Space, View};
-use crate::workflow::listed::{Shelf, by_status, read_by_status};
+use crate::workflow::listed::{Lists, Shelf, by_shard, read_by_status};
 use crate::workflow::{Result, WorkflowError};
 
 /// How many keys are read at once at the most.
@@ -13,7 +14,7 @@ const BATCH: usize = 256;
 /// One view of the keys that list executions, in one direction.
 pub(crate) struct Reader<'a> {
     pub(crate) view: &'a View,
-    pub(crate) space: &'a Space,
+    pub(crate) lists: &'a Lists,
     pub(crate) order: Order,
     /// How much was read by now.
     pub(crate) looks: usize,
@@ -29,9 +30,15 @@ pub(crate) enum To<'p> {
     After(&'p [u8]),
 }
 
+/// What keys of a space start with.
+pub(crate) struct Prefix {
+    pub(crate) space: Space,
+    pub(crate) bytes: Vec<u8>,
+}
+
 /// Keys of one prefix, of which no two have the same rest.
 pub(crate) struct Stream {
-    prefix: Vec<u8>,
+    prefix: Prefix,
     range: Range,
     /// The positions that were read and not passed.
     found: VecDeque<Vec<u8>>,
@@ -61,7 +68,7 @@ pub(crate) enum Next {
 
 /// The first string that no string with this prefix reaches.
 pub(crate) fn successor(prefix: &[u8]) -> Vec<u8> {
-    let kept = prefix.iter().rposition(|byte| *byte != 0xff).expect("what keys start with is a letter");
+    let kept = prefix.iter().rposition(|byte| *byte != 0xff).expect("what keys start with is a letter or a shard");
     let mut end = prefix[..=kept].to_vec();
     end[kept] += 1;
     end
@@ -76,6 +83,11 @@ impl Reader<'_> {
         }
     }
 
+    /// The keys of lists that start so.
+    pub(crate) fn listed(&self, bytes: Vec<u8>) -> Prefix {
+        Prefix { space: self.lists.listed.clone(), bytes }
+    }
+
     fn is_passed(&self, position: &[u8], to: To<'_>) -> bool {
         match to {
             To::Start => false,
@@ -84,27 +96,47 @@ impl Reader<'_> {
         }
     }
 
-    /// What keys start with that list executions of a shelf, for each of its workflows.
-    pub(crate) async fn workflows(&self, shelf: Shelf) -> Result<Vec<Vec<u8>>> {
-        let whole = by_status(shelf, None);
-        let (mut rest, mut prefixes) = (self.space.prefix(&whole), Vec::new());
+    /// What keys start with that list executions of a shelf, for each of its workflows; for those that run, in each
+    /// shard.
+    pub(crate) async fn workflows(&self, shelf: Shelf) -> Result<Vec<Prefix>> {
+        let (space, whole) = self.lists.shelf(shelf);
+        let (mut rest, mut prefixes) = (whole, Vec::new());
         loop {
             let found = self.view.scan(&rest, Order::Ascending, 1).await?;
             let Some((key, _)) = found.first() else { return Ok(prefixes) };
             let damaged = || WorkflowError::corrupt(format!("key {key} of a list"));
-            let (name, _) = read_by_status(key.bytes()).ok_or_else(damaged)?;
-            let prefix = by_status(shelf, Some(name));
+            let (_, end) = read_by_status(key.bytes()).ok_or_else(damaged)?;
+            let bytes = key.bytes()[..key.bytes().len() - end.len()].to_vec();
             // Past all others of that name.
-            rest = self.space.range(successor(&prefix)..successor(&whole));
-            prefixes.push(prefix);
+            rest = rest.from(&space.key(successor(&bytes)));
+            prefixes.push(Prefix { space: space.clone(), bytes });
         }
+    }
+
+    /// What keys start with that list executions of a workflow that run, for each shard in which there are some.
+    pub(crate) async fn running(&self, workflow: &str) -> Result<Vec<Prefix>> {
+        let space = &self.lists.running;
+        let (mut prefixes, mut shard) = (Vec::new(), 0);
+        while shard < COUNT {
+            let bytes = by_shard(shard, workflow);
+            let found = self.view.scan(&space.all().from(&space.key(&bytes)), Order::Ascending, 1).await?;
+            let Some((key, _)) = found.first() else { break };
+            let is_its = key.bytes().starts_with(&bytes);
+            let found = key.bytes().first_chunk().map_or(shard, |shard| u16::from_be_bytes(*shard));
+            // This shard is done; those in which nothing runs are passed over.
+            shard = if found > shard { found } else { shard + 1 };
+            if is_its {
+                prefixes.push(Prefix { space: space.clone(), bytes });
+            }
+        }
+        Ok(prefixes)
     }
 }
 
 impl Stream {
     /// The keys of a prefix, from `start` on and before `end`.
-    pub(crate) fn new(reader: &Reader<'_>, prefix: Vec<u8>, start: Vec<u8>, end: Vec<u8>) -> Stream {
-        let range = reader.space.range(start..end);
+    pub(crate) fn new(prefix: Prefix, start: Vec<u8>, end: Vec<u8>) -> Stream {
+        let range = prefix.space.range(start..end);
         Stream { prefix, range, found: VecDeque::new(), batch: 1, is_done: false }
     }
 
@@ -123,7 +155,7 @@ impl Stream {
     }
 
     async fn read(&mut self, reader: &mut Reader<'_>, to: To<'_>) -> Result<()> {
-        let key = |position: &[u8]| reader.space.key([&self.prefix, position].concat());
+        let key = |position: &[u8]| self.prefix.space.key([&self.prefix.bytes, position].concat());
         let range = match (to, reader.order) {
             (To::Start, _) => self.range.clone(),
             (To::At(at), Order::Ascending) => self.range.from(&key(at)),
@@ -139,7 +171,7 @@ impl Stream {
         reader.looks += found.len().max(1);
         self.is_done = found.len() < self.batch;
         self.batch = (self.batch * 2).min(BATCH);
-        let start = self.prefix.len();
+        let start = self.prefix.bytes.len();
         self.found.extend(found.iter().map(|(key, _)| key.bytes()[start..].to_vec()));
         Ok(())
     }

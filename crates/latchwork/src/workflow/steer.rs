@@ -191,7 +191,7 @@ impl Inner {
                 performed => performed?,
             };
             if performed {
-                due.into_iter().for_each(|due| self.removals.set(due, self.store.env()));
+                due.into_iter().for_each(|due| self.removals.set(id, due));
                 self.set_aside.lock().remove(id);
                 self.metrics.ended(&before.workflow, &status);
                 self.ended(id, Some(status));

@@ -4,16 +4,16 @@ use parking_lot::MutexGuard;
 
 use crate::lane::{Part, Placed, Tag};
 use crate::node::SHARD;
+use crate::node::alarm::alarm_key;
 use crate::record::Record;
 use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::definition::DEFAULT_KEEP;
 use crate::workflow::engine::Inner;
-use crate::workflow::listed::{list, status_key};
 use crate::workflow::locks::Grant;
 use crate::workflow::place::Path;
 use crate::workflow::record::{
-    Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, alarm_key, branch_key, keyed_key,
+    Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, branch_key, keyed_key,
 };
 use crate::workflow::run::inbox::Address;
 use crate::workflow::run::{Next, Pending, Run, State, Stop, hash_text};
@@ -212,7 +212,7 @@ impl Run {
         }
         let counted = match state.execution.timer_us {
             Some(timer) => self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)),
-            None => self.engine.spaces.listed.key(status_key(&self.id, &state.execution)),
+            None => self.engine.spaces.lists.status(&self.id, &state.execution),
         };
         part.put(&counted, Vec::new())
     }
@@ -305,7 +305,7 @@ impl Run {
             effects.push((effect.part, placed));
         }
         if let Some(due) = boarded.removal {
-            self.engine.removals.set(due, self.env());
+            self.engine.removals.set(&self.id, due);
         }
         // Those who wait for a commit look whether it was theirs.
         state.wake(|_, waits| !waits);
@@ -410,7 +410,7 @@ pub(crate) fn turn(
         Status::Parked(reason) => Some(reason.clone().into_bytes()),
         _ => note,
     };
-    part = list(part, &spaces.listed, id, before, Some(after), note);
+    part = spaces.lists.list(part, id, before, Some(after), note);
     let timer = before.and_then(|before| before.timer_us);
     if timer != after.timer_us {
         if let Some(old) = timer {

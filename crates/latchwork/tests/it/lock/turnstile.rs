@@ -41,6 +41,8 @@ struct Ways {
     damaged: BTreeSet<Key>,
     /// Whether every read takes a turn.
     is_slow: bool,
+    /// The keys that scans have come to, if that is noted.
+    scanned: Option<BTreeSet<Key>>,
     /// How many commits there are before the process ends.
     left: Option<u32>,
 }
@@ -165,6 +167,8 @@ impl Backend for Turnstile {
             self.read().await?;
             let found = self.memory.scan(scan, at).await?;
             self.intact(found.iter().map(|(key, _)| key))?;
+            let keys = found.iter().map(|(key, _)| key.clone());
+            self.ways.lock().scanned.iter_mut().for_each(|scanned| scanned.extend(keys.clone()));
             Ok(found)
         })
     }
@@ -330,6 +334,11 @@ impl Stage {
     /// From now on every read takes a turn.
     pub fn slow_down(&self) {
         self.turnstile.ways.lock().is_slow = true;
+    }
+
+    /// From now on it is noted what scans come to. Gives what was noted so far.
+    pub fn scanned(&self) -> BTreeSet<Key> {
+        self.turnstile.ways.lock().scanned.replace(BTreeSet::new()).unwrap_or_default()
     }
 
     /// The process ends after so many commits; or it lives again.

@@ -35,7 +35,7 @@ fn gated() -> (tokio::sync::watch::Sender<bool>, Workflow<u32, u32>) {
 /// running, the one that lists it, or one of its journal.
 #[tokio::test]
 async fn what_was_running_beside_a_damaged_record_goes_on_at_the_next_start() {
-    for space in ["workflow.executions", "workflow.listed", "workflow.journal"] {
+    for space in ["workflow.executions", "workflow.running", "workflow.journal"] {
         for harm in Harm::ALL {
             let (gate, gated) = gated();
             let stage = Stage::new(|engine| engine.register(&gated)).await;
@@ -56,7 +56,7 @@ async fn what_was_running_beside_a_damaged_record_goes_on_at_the_next_start() {
                 assert!(has_ended(&state), "{what}: e{number} is {state:?}");
             }
             // What is listed under a damaged count is taken up as one that was never counted.
-            if (space, harm) != ("workflow.listed", Harm::Nonsense) {
+            if (space, harm) != ("workflow.running", Harm::Nonsense) {
                 assert_eq!(damaged(&engine).await, ["e200"], "{what}");
             }
         }
@@ -235,7 +235,7 @@ async fn several_damaged_records_cost_several_executions() {
     let bad = ["e100", "e250", "e251", "e252", "e399"];
     let mut keys = Vec::new();
     for id in bad {
-        keys.push(stage.find("workflow.listed", id.as_bytes()).await);
+        keys.push(stage.find("workflow.running", id.as_bytes()).await);
     }
     keys.into_iter().for_each(|key| stage.break_checksum(key));
     gate.send_replace(true);

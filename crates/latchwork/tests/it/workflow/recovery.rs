@@ -220,10 +220,10 @@ async fn a_damaged_execution_is_set_aside_and_does_not_stop_the_others() {
     drop(Engine::on(&store).register(&known).start().await.unwrap());
     let space = |name: &'static str| store.space(latchwork::store::SpaceSpec::new(name).keys_used_once());
     let executions = space("workflow.executions").await.unwrap();
-    let listed = space("workflow.listed").await.unwrap();
-    // As one that runs.
-    let listed = listed.key([&b"s\x01\x00\x05known"[..], &[0; 8], b"bad"].concat());
-    let damage = latchwork::store::Commit::new().put(&executions.key("bad"), "?").put(&listed, "");
+    let running = space("workflow.running").await.unwrap();
+    // As one that runs, in any shard: the engine owns all of them.
+    let running = running.key([&b"\x00\x00\x00\x05known"[..], &[0; 8], b"bad"].concat());
+    let damage = latchwork::store::Commit::new().put(&executions.key("bad"), "?").put(&running, "");
     store.commit(damage).await.unwrap().applied().unwrap();
     let engine = Engine::on(&store).register(&known).start().await.unwrap();
     assert_eq!(engine.start(&known, 7).await.unwrap().result().await.unwrap(), 7);

@@ -142,7 +142,7 @@ async fn what_has_ended_is_removed_after_its_time_with_all_it_left() {
     assert_eq!(asleep.result().await.unwrap(), 2, "this one ended later");
     test.run(test.env().sleep(Duration::from_secs(61))).await;
     settle().await;
-    for space in ["executions", "journal", "listed", "kept", "timers", "removals", "keys"] {
+    for space in ["executions", "journal", "listed", "running", "kept", "timers", "removals", "keys"] {
         let name: &'static str = format!("workflow.{space}").leak();
         assert_eq!(stored(&store, name).await, 0, "{space}");
     }

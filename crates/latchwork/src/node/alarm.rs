@@ -1,0 +1,259 @@
+//! Alarms: things that are due at a time, in the store under their shard, in the order of time. The keeper of a space
+//! remembers when the first alarm of each shard is due, and sleeps until the earliest of them is: so a million of them
+//! cost nothing while they wait. It looks at the shards that its node owns, and only when something in them is due.
+
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::shard::{COUNT, shard_key, shard_of};
+use super::{ExecutionId, Node};
+use crate::damage::{Scanned, scan_around};
+use crate::store::{Env, Item, Key, Result, Space, StoreError, Timestamp, View};
+
+/// How many alarms are looked at in one go.
+const BATCH: usize = 256;
+
+/// How long the keeper sleeps at the most: the time of day may be set forward meanwhile, or the machine have slept.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// How long to wait after the store did not serve.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The alarms of a space, and what their keeper is told of them.
+pub(crate) struct Alarms {
+    node: Arc<Node>,
+    space: Space,
+    told: Mutex<Told>,
+    woken: Notify,
+}
+
+struct Told {
+    /// The earliest alarm of each shard that was set since the keeper looked last.
+    earliest: Vec<Option<Timestamp>>,
+    /// The keeper sleeps for this alarm, and until then by the clock that is never set. An alarm that is due later than
+    /// both need not wake it.
+    sleeps: Option<(Timestamp, Duration)>,
+}
+
+/// An alarm that is due.
+pub(crate) struct Due {
+    pub(crate) id: ExecutionId,
+    pub(crate) key: Key,
+    pub(crate) item: Item,
+}
+
+/// The key of an alarm: the shard, when it is due, and which execution it is of.
+pub(crate) fn alarm_key(due: Timestamp, id: &ExecutionId) -> Vec<u8> {
+    let mut key = Vec::with_capacity(id.len() + 10);
+    write_due(&mut key, shard_of(id.as_bytes()), due);
+    key.extend_from_slice(id.as_bytes());
+    key
+}
+
+/// When an alarm is due, and which execution it is of.
+pub(crate) fn read_alarm_key(key: &[u8]) -> Option<(Timestamp, ExecutionId)> {
+    let (due, id) = key.get(2..)?.split_first_chunk::<8>()?;
+    Some((Timestamp(u64::from_be_bytes(*due)), std::str::from_utf8(id).ok()?.into()))
+}
+
+/// What keys of alarms start with that are due in a shard at a time.
+pub(crate) fn due_key(shard: u16, due: Timestamp) -> Vec<u8> {
+    let mut key = Vec::with_capacity(10);
+    write_due(&mut key, shard, due);
+    key
+}
+
+fn write_due(key: &mut Vec<u8>, shard: u16, due: Timestamp) {
+    key.extend_from_slice(&shard_key(shard));
+    key.extend_from_slice(&due.0.to_be_bytes());
+}
+
+/// When a key is due by its place among others, also if it is none of an alarm.
+fn place(key: &[u8]) -> Timestamp {
+    let mut due = [0; 8];
+    due.iter_mut().zip(key.iter().skip(2)).for_each(|(due, byte)| *due = *byte);
+    Timestamp(u64::from_be_bytes(due))
+}
+
+impl Alarms {
+    pub(crate) fn new(node: &Arc<Node>, space: &Space) -> Arc<Alarms> {
+        let told = Told { earliest: vec![None; usize::from(COUNT)], sleeps: None };
+        Arc::new(Alarms { node: node.clone(), space: space.clone(), told: Mutex::new(told), woken: Notify::new() })
+    }
+
+    /// An alarm was committed. Time may have jumped since the keeper went to sleep. If it went ahead, the keeper sleeps
+    /// for longer than until its alarm, and perhaps than until this one; if it went back, this one may be due before
+    /// alarms that were rung.
+    pub(crate) fn set(&self, id: &ExecutionId, due: Timestamp) {
+        let env = self.node.store.env();
+        let mut told = self.told.lock();
+        let earliest = &mut told.earliest[usize::from(shard_of(id.as_bytes()))];
+        *earliest = Some(earliest.map_or(due, |earliest| earliest.min(due)));
+        let is_in_time = |until| until <= env.monotonic().saturating_add(left(due, env));
+        // A keeper that is awake looks at what it was told before it sleeps.
+        let wakes = told.sleeps.is_some_and(|(next, until)| due < next || !is_in_time(until));
+        drop(told);
+        if wakes {
+            self.woken.notify_one();
+        }
+    }
+
+    /// Has all alarms looked at that are due, those that were rung before as well.
+    pub(crate) fn look_again(&self) {
+        self.told.lock().earliest.fill(Some(Timestamp(0)));
+        self.woken.notify_one();
+    }
+
+    /// Tells the keeper what was set since it looked last. Time may have gone back since.
+    fn hear(&self, shards: &mut [Position]) {
+        for (shard, (position, earliest)) in (0..).zip(shards.iter_mut().zip(&mut self.told.lock().earliest)) {
+            let Some(earliest) = earliest.take() else { continue };
+            position.next = Some(position.next.map_or(earliest, |next| next.min(earliest)));
+            let before = due_key(shard, earliest);
+            if position.rung > before {
+                position.rung = before;
+            }
+        }
+    }
+
+    /// Waits until the next alarm is due, or an earlier one is set.
+    async fn wait(&self, env: &Env, next: Option<Timestamp>) {
+        let pause = next.map(|next| left(next, env).min(LONGEST));
+        {
+            let mut told = self.told.lock();
+            if told.earliest.iter().any(Option::is_some) {
+                return;
+            }
+            let until = pause.map_or(Duration::MAX, |pause| env.monotonic().saturating_add(pause));
+            told.sleeps = Some((next.unwrap_or(Timestamp(u64::MAX)), until));
+        }
+        let mut woken = std::pin::pin!(self.woken.notified());
+        let mut sleep = pause.map(|pause| env.sleep(pause));
+        std::future::poll_fn(|context| {
+            let sleep = sleep.as_mut().is_some_and(|sleep| sleep.as_mut().poll(context).is_ready());
+            if sleep || woken.as_mut().poll(context).is_ready() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        self.told.lock().sleeps = None;
+    }
+}
+
+/// How long it is until then, by the time of day.
+fn left(due: Timestamp, env: &Env) -> Duration {
+    Duration::from_micros(due.0.saturating_sub(env.now().0))
+}
+
+/// How far the keeper is in a shard.
+struct Position {
+    /// Everything up to this key was rung. It stays in the store until a commit says that it is done.
+    rung: Vec<u8>,
+    /// Nothing that was not rung is due before. `None` if there is nothing.
+    next: Option<Timestamp>,
+}
+
+/// A kind of alarm, and what is done with those that are due.
+pub(crate) trait Keeper: Send + Sync + 'static {
+    /// What the alarms are rung for, as long as it lives.
+    type Engine: Send + Sync + 'static;
+
+    fn alarms(engine: &Self::Engine) -> &Arc<Alarms>;
+
+    /// Rings what is due. Gives whether that was done; otherwise it is tried again after a pause. The alarms of damaged
+    /// keys are not rung.
+    fn ring(engine: &Arc<Self::Engine>, due: Vec<Due>, damaged: Vec<Key>) -> impl Future<Output = bool> + Send;
+}
+
+/// Sees to alarms that are due from some time on, for as long as the engine lives.
+pub(crate) async fn keep<K: Keeper>(engine: Weak<K::Engine>, from: Timestamp) {
+    let begin = |shard| Position { rung: due_key(shard, from), next: Some(from) };
+    let mut shards: Vec<Position> = (0..COUNT).map(begin).collect();
+    loop {
+        let Some(inner) = engine.upgrade() else { return };
+        let alarms = K::alarms(&inner).clone();
+        alarms.hear(&mut shards);
+        let env = alarms.node.store.env().clone();
+        let now = env.now();
+        let owned = alarms.node.owned();
+        let mut next: Vec<(Timestamp, u16)> =
+            owned.into_iter().filter_map(|shard| Some((shards[usize::from(shard)].next?, shard))).collect();
+        next.sort_unstable();
+        let first = next.first().map(|(due, _)| *due);
+        if first.is_none_or(|due| due > now) {
+            drop(inner);
+            alarms.wait(&env, first).await;
+            continue;
+        }
+        let due = next.into_iter().take_while(|(due, _)| *due <= now).map(|(_, shard)| shard);
+        match look::<K>(&inner, &alarms, &mut shards, due, now).await {
+            Ok(true) => continue,
+            Err(StoreError::Closed | StoreError::Stopped { .. }) => return,
+            Ok(false) | Err(_) => {}
+        }
+        drop((inner, alarms));
+        env.sleep(PAUSE).await;
+    }
+}
+
+/// Rings what is due in some shards, from all of them together. Gives whether that was done.
+async fn look<K: Keeper>(
+    engine: &Arc<K::Engine>,
+    alarms: &Alarms,
+    shards: &mut [Position],
+    among: impl Iterator<Item = u16>,
+    now: Timestamp,
+) -> Result<bool> {
+    let view = alarms.node.store.view().await?;
+    let (mut found, mut damaged, mut looked) = (Vec::new(), Vec::new(), Vec::new());
+    for shard in among {
+        if found.len() == BATCH {
+            break;
+        }
+        let (mut scanned, position) =
+            look_in(&view, &alarms.space, shard, &shards[usize::from(shard)].rung, now, BATCH - found.len()).await?;
+        found.append(&mut scanned.found);
+        damaged.append(&mut scanned.damaged);
+        looked.push((shard, position));
+    }
+    drop(view);
+    let mut due = Vec::with_capacity(found.len());
+    for (key, item) in found {
+        match read_alarm_key(key.bytes()) {
+            Some((at, id)) => due.push((at, Due { id, key, item })),
+            None => damaged.push(key),
+        }
+    }
+    due.sort_by(|(a, one), (b, other)| a.cmp(b).then_with(|| one.id.cmp(&other.id)));
+    let due: Vec<Due> = due.into_iter().map(|(_, due)| due).collect();
+    if !(due.is_empty() && damaged.is_empty()) && !K::ring(engine, due, damaged).await {
+        return Ok(false);
+    }
+    looked.into_iter().for_each(|(shard, position)| shards[usize::from(shard)] = position);
+    Ok(true)
+}
+
+/// What is due in a shard and was not rung, so many at the most, and how far its keeper is with that.
+async fn look_in(
+    view: &View,
+    space: &Space,
+    shard: u16,
+    rung: &[u8],
+    now: Timestamp,
+    limit: usize,
+) -> Result<(Scanned, Position)> {
+    let rest = space.prefix(shard_key(shard)).after(&space.key(rung));
+    let end = space.key(due_key(shard, Timestamp(now.0.saturating_add(1))));
+    let due = rest.before(&end);
+    let scanned = if due.is_empty() { Scanned::default() } else { scan_around(view, space, &due, limit).await? };
+    let rung = scanned.keys().max().map_or(rung, Key::bytes).to_vec();
+    let next = if scanned.found.len() == limit {
+        Some(place(&rung))
+    } else {
+        scan_around(view, space, &rest.from(&end), 1).await?.keys().map(|key| place(key.bytes())).min()
+    };
+    Ok((scanned, Position { rung, next }))
+}
