@@ -1,4 +1,4 @@
-//! What keeps a value from being stored as JSON, and where in the value it is.
+//! What keeps a value from being stored as JSON, or from being read as a type, and where in the value it is.
 //!
 //! Places are found on the way out of the value: every array and object that an error passes adds its step in front.
 //! So nothing is kept about places as long as all goes well.
@@ -6,7 +6,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// Why a value cannot be stored. `path` says where in the value, as in `items[3].price`; it is empty at the top.
+/// Why a value cannot be stored, or does not fit. `path` says where in the value, as in `items[3].price`; it is empty
+/// at the top.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // Of fields: they are named after what the messages say of them.
@@ -32,6 +33,9 @@ pub enum JsonError {
     /// What the value's own `Serialize` raised.
     #[error("the value at {} cannot be written: {message}", place(path))]
     Custom { path: String, message: String },
+    /// What keeps the value from being read as the type that is wanted.
+    #[error("the value at {} does not fit: {message}", place(path))]
+    Misfit { path: String, message: String },
 }
 
 /// Bytes of a key, or of a path without end, that a message shows.
@@ -53,7 +57,8 @@ impl JsonError {
         | JsonError::TooDeep { path, .. }
         | JsonError::Key { path, .. }
         | JsonError::Integer { path }
-        | JsonError::Custom { path, .. }) = &mut self;
+        | JsonError::Custom { path, .. }
+        | JsonError::Misfit { path, .. }) = &mut self;
         if !path.is_empty() && !path.starts_with('[') {
             step.push('.');
         }

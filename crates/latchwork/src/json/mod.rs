@@ -1,6 +1,7 @@
 //! JSON as Latchwork stores, compares and orders it.
 
 mod error;
+mod fits;
 mod key;
 mod merge;
 mod order;
@@ -11,6 +12,7 @@ mod write;
 mod arbitrary;
 
 pub use error::JsonError;
+pub(crate) use fits::fits;
 pub(crate) use merge::merge;
 pub(crate) use order::{compare, encode, encode_string_prefix, equal, same_kind, skip};
 pub(crate) use path::find_in;
