@@ -12,6 +12,7 @@ use latchwork::workflow::{
 };
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -88,6 +89,7 @@ async fn main() -> Result {
     bulk(&engine, &order).await?;
     fork(&engine, &order).await?;
     starts(&engine, &order).await?;
+    by_name(&engine).await?;
     let engine = parked(engine, &store, &order).await?;
     pages(&engine).await?;
     for (name, count) in counted.0.lock().iter().filter(|(_, count)| count.load(Ordering::SeqCst) > 0) {
@@ -185,6 +187,17 @@ async fn starts(engine: &Engine, order: &Workflow<i64, String>) -> Result {
     let anew = engine.start(order, 1).id("o1").or_restart().delay(Duration::from_millis(20)).await?;
     anew.signal("approve", &"Bob").await?;
     println!("anew: {}", anew.result().await?);
+    Ok(())
+}
+
+async fn by_name(engine: &Engine) -> Result {
+    engine.start_by_name("order", json!(25)).id("o4").idempotency_key("cart-9").await?;
+    engine.signal("o4", "approve", &json!("Eve")).await?;
+    let result: Value = engine.handle_by_id("o4").result().await?;
+    println!("as JSON: {result}");
+    if let Err(refused) = engine.start_by_name("order", json!({"price": 25})).await {
+        println!("{refused}");
+    }
     Ok(())
 }
 

@@ -403,7 +403,7 @@ impl Lives {
             && let Ok(engine) = Engine::on(store).start().await
         {
             for id in self.ids(&[Shelf::Completed, Shelf::Failed, Shelf::TimedOut, Shelf::Cancelled]).await {
-                results.insert(id.clone(), engine.handle_of_any(&id).result().await);
+                results.insert(id.clone(), engine.handle_by_id(&id).result().await);
             }
             for look in std::mem::take(&mut self.looks) {
                 looked.push(look(engine.clone()).await);

@@ -10,9 +10,9 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::json;
+use crate::json::{self, JsonError};
 use crate::workflow::update::{PublishedValues, Validator};
-use crate::workflow::{Ctx, Failure};
+use crate::workflow::{Ctx, Failure, Result, WorkflowError};
 
 /// How long an execution is kept after its end, unless it is said.
 pub(crate) const DEFAULT_KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -84,7 +84,7 @@ impl WorkflowBuilder {
             }))
         };
         let WorkflowBuilder { name, timeout, keep, validators } = self;
-        let definition = Definition { name, timeout, keep, validators, begin: Box::new(begin) };
+        let definition = Definition { name, timeout, keep, validators, fits: json::fits::<I>, begin: Box::new(begin) };
         Workflow { definition: Arc::new(definition), types: PhantomData }
     }
 }
@@ -99,7 +99,15 @@ pub(crate) struct Definition {
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
     pub(crate) validators: HashMap<String, Validator>,
+    fits: fn(&str) -> std::result::Result<(), JsonError>,
     pub(crate) begin: Box<Begin>,
+}
+
+impl Definition {
+    /// Refuses an input, as JSON text, that the function cannot be given.
+    pub(crate) fn check(&self, input: &str) -> Result<()> {
+        (self.fits)(input).map_err(|cause| WorkflowError::Input { workflow: self.name.clone(), cause })
+    }
 }
 
 /// A workflow: what is registered with an engine and started there.

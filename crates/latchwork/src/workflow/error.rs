@@ -75,7 +75,7 @@ pub enum WorkflowError {
     #[error("execution {id:?} is not parked")]
     NotParked { id: ExecutionId },
     /// A workflow that was not registered.
-    #[error("workflow {name:?} is not registered with this engine")]
+    #[error("workflow {name:?} is not registered with this engine; register it before the engine starts")]
     NotRegistered { name: String },
     /// Two definitions of one name.
     #[error("workflow {name:?} was registered twice")]
@@ -83,14 +83,14 @@ pub enum WorkflowError {
     /// A name or an id that cannot be.
     #[error("{name:?} cannot be {what}: {reason}")]
     Name { what: &'static str, name: String, reason: &'static str },
-    /// An input with something in it that JSON cannot hold.
+    /// An input with something in it that JSON cannot hold, or that does not fit the workflow's input type.
     #[error("the input of workflow {workflow:?}: {cause}")]
     Input { workflow: String, cause: JsonError },
     /// An input that leaves no room for what the execution comes to.
     #[error("the input of workflow {workflow:?} takes {length} bytes as JSON; the limit is {limit}")]
     InputTooLong { workflow: String, length: usize, limit: usize },
-    /// An output that does not fit the type it is read as.
-    #[error("the output of execution {id:?} does not fit: {message}")]
+    /// An output, an answer or a published value that does not fit the type it is read as.
+    #[error("what execution {id:?} gave does not fit: {message}")]
     Mismatch { id: ExecutionId, message: String },
     /// A stored record that cannot be read.
     #[error("{place} is damaged: it cannot be read")]

@@ -17,7 +17,7 @@ use crate::workflow::kept::{Published, Token};
 use crate::workflow::locks::Unlocked;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{ANYTHING, Entry, EntryState, Execution, Kind, Status, journal_key};
-use crate::workflow::run::{CALLED_OFF, RECORD, largest, turn};
+use crate::workflow::run::{CALLED_OFF, RECORD, turn};
 use crate::workflow::step::read_failure;
 use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
 
@@ -103,16 +103,9 @@ impl Fork {
         let view = engine.store.view().await?;
         let source = Source::read(&engine, &view, &source_id).await?;
         let name = source.execution.workflow.clone();
-        let definition = engine.definition(&name).cloned();
-        let definition = definition.ok_or_else(|| WorkflowError::NotRegistered { name: name.clone() })?;
-        let input = match input {
-            Some(input) => input.map_err(|cause| WorkflowError::Input { workflow: name.clone(), cause })?,
-            None => source.execution.input.clone(),
-        };
-        let (length, limit) = (input.len(), largest(&engine));
-        if length > limit {
-            return Err(WorkflowError::InputTooLong { workflow: name, length, limit });
-        }
+        let input = input.unwrap_or_else(|| Ok(source.execution.input.clone()));
+        let (definition, input) = engine.accept(&name, input)?;
+        definition.check(&input)?;
         let id = id.unwrap_or_else(|| engine.store.env().uuid().to_string().into());
         let key = engine.spaces.executions.key(id.as_bytes());
         if view.get(&key).await?.is_some() {

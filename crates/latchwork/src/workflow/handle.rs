@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::sync::oneshot;
 
-use crate::json;
+use crate::json::{self, JsonError};
 use crate::record::Record;
 use crate::store::Timestamp;
 use crate::workflow::definition::{Definition, Workflow};
@@ -23,10 +24,17 @@ use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// A start that is about to be awaited.
 #[must_use = "nothing starts until this is awaited"]
-pub struct Start<I, O> {
+pub struct Start<O> {
+    start: UntypedStart,
+    output: PhantomData<fn() -> O>,
+}
+
+/// What a start was given, without types.
+struct UntypedStart {
     engine: Engine,
-    workflow: Workflow<I, O>,
-    input: I,
+    workflow: String,
+    /// As JSON text.
+    input: std::result::Result<String, JsonError>,
     id: Option<ExecutionId>,
     key: Option<String>,
     join: bool,
@@ -47,7 +55,7 @@ enum Begins {
 pub struct Handle<O> {
     pub(crate) engine: Arc<Inner>,
     id: ExecutionId,
-    /// The workflow that it is to be one of, if that is not known.
+    /// The workflow that it is to be one of, if that is to be checked.
     asked: Option<Arc<str>>,
     output: PhantomData<fn() -> O>,
 }
@@ -61,11 +69,36 @@ impl<O> Clone for Handle<O> {
 
 impl Engine {
     /// Starts an execution. Await it: when that returns, the execution is stored and survives anything.
-    pub fn start<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> Start<I, O> {
-        Start {
+    pub fn start<I: Serialize, O>(&self, workflow: &Workflow<I, O>, input: I) -> Start<O> {
+        self.start_as(workflow.name(), &input)
+    }
+
+    /// Starts an execution of the workflow that is registered under this name, with any input that fits its input type
+    /// as JSON. An input that does not fit is refused, and nothing is started.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, workflow};
+    /// use serde_json::json;
+    /// # let add = workflow("add").run(async |_: Ctx, (a, b): (u64, u64)| Ok(a + b));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&add).start().await?;
+    /// let handle = engine.start_by_name("add", json!([1, 2])).id("add-1").await?;
+    /// assert_eq!(handle.result().await?, json!(3));
+    /// let refused = engine.start_by_name("add", json!([1, "2"])).await.unwrap_err();
+    /// assert!(refused.to_string().contains("the value at [1] does not fit"));
+    /// # Ok(()) }
+    /// ```
+    pub fn start_by_name(&self, workflow: &str, input: impl Serialize) -> Start<Value> {
+        self.start_as(workflow, &input)
+    }
+
+    fn start_as<O>(&self, workflow: &str, input: &impl Serialize) -> Start<O> {
+        let start = UntypedStart {
             engine: self.clone(),
-            workflow: workflow.clone(),
-            input,
+            workflow: workflow.into(),
+            input: json::to_value(input).map(|input| input.to_string()),
             id: None,
             key: None,
             join: false,
@@ -73,117 +106,123 @@ impl Engine {
             begins: Begins::Now,
             signal: None,
             labels: Labels::default(),
-        }
+        };
+        Start { start, output: PhantomData }
     }
 
     /// An execution that was started before, here or in an earlier life.
     pub fn handle<I, O>(&self, workflow: &Workflow<I, O>, id: impl Into<ExecutionId>) -> Handle<O> {
-        let asked = Some(workflow.name().into());
-        Handle { engine: self.inner.clone(), id: id.into(), asked, output: PhantomData }
+        Handle::new(self.inner.clone(), id.into(), Some(workflow.name().into()))
+    }
+
+    /// An execution that was started before, of any workflow: its result is JSON.
+    pub fn handle_by_id(&self, id: impl Into<ExecutionId>) -> Handle<Value> {
+        Handle::new(self.inner.clone(), id.into(), None)
     }
 }
 
-impl Engine {
-    /// An execution of whatever workflow.
-    pub(crate) fn handle_of_any(&self, id: &ExecutionId) -> Handle<serde_json::Value> {
-        Handle { engine: self.inner.clone(), id: id.clone(), asked: None, output: PhantomData }
-    }
-}
-
-impl<I, O> Start<I, O> {
+impl<O> Start<O> {
     /// Under this id; without one, a UUIDv7 is made. An id that is taken is refused.
-    pub fn id(mut self, id: impl Into<ExecutionId>) -> Start<I, O> {
-        self.id = Some(id.into());
+    pub fn id(mut self, id: impl Into<ExecutionId>) -> Start<O> {
+        self.start.id = Some(id.into());
         self
     }
 
     /// Under this idempotency key: however often a start of this workflow is sent under one key, it starts once, and
     /// all get the same execution, until that is removed some time after its end. With another input it is an error.
-    pub fn idempotency_key(mut self, key: impl Into<String>) -> Start<I, O> {
-        self.key = Some(key.into());
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Start<O> {
+        self.start.key = Some(key.into());
         self
     }
 
     /// Joins the execution of that id if there is one, whatever its input was.
-    pub fn or_join(mut self) -> Start<I, O> {
-        self.join = true;
+    pub fn or_join(mut self) -> Start<O> {
+        self.start.join = true;
         self
     }
 
     /// Starts anew if there is an execution of that id and it has ended: what is left of it is removed. One that has
     /// not ended is joined or refused as without this.
-    pub fn or_restart(mut self) -> Start<I, O> {
-        self.restart = true;
+    pub fn or_restart(mut self) -> Start<O> {
+        self.start.restart = true;
         self
     }
 
     /// After so long. Until then the execution waits, and costs no memory.
-    pub fn delay(mut self, delay: Duration) -> Start<I, O> {
-        self.begins = Begins::After(delay);
+    pub fn delay(mut self, delay: Duration) -> Start<O> {
+        self.start.begins = Begins::After(delay);
         self
     }
 
     /// At this time. Until then the execution waits, and costs no memory.
-    pub fn at(mut self, time: Timestamp) -> Start<I, O> {
-        self.begins = Begins::At(time);
+    pub fn at(mut self, time: Timestamp) -> Start<O> {
+        self.start.begins = Begins::At(time);
         self
     }
 
     /// With a signal, in the same commit. If there is an execution of that id and it has not ended, that is sent the
     /// signal and joined.
-    pub fn signal(mut self, name: &str, payload: &impl Serialize) -> Start<I, O> {
-        let payload = written(&self.engine.inner, "the payload of a signal", payload);
-        self.signal = Some((name.into(), payload, None));
+    pub fn signal(mut self, name: &str, payload: &impl Serialize) -> Start<O> {
+        let payload = written(&self.start.engine.inner, "the payload of a signal", payload);
+        self.start.signal = Some((name.into(), payload, None));
         self
     }
 
     /// The id of that signal: however often it is sent, it counts once.
-    pub fn signal_id(mut self, id: impl Into<String>) -> Start<I, O> {
+    pub fn signal_id(mut self, id: impl Into<String>) -> Start<O> {
         let id = id.into();
-        if let Some((_, _, signal_id)) = &mut self.signal {
+        if let Some((_, _, signal_id)) = &mut self.start.signal {
             *signal_id = Some(id);
         }
         self
     }
 
     /// With this tag, that it is found by.
-    pub fn tag(mut self, tag: impl Into<String>) -> Start<I, O> {
-        self.labels.tags.insert(tag.into());
+    pub fn tag(mut self, tag: impl Into<String>) -> Start<O> {
+        self.start.labels.tags.insert(tag.into());
         self
     }
 
     /// With this search attribute, that it is found by.
-    pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Start<I, O> {
-        self.labels.attributes.insert(name.into(), value.into());
+    pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Start<O> {
+        self.start.labels.attributes.insert(name.into(), value.into());
         self
     }
 }
 
-impl<I, O> IntoFuture for Start<I, O>
-where
-    I: Serialize + Send + 'static,
-    O: Send + 'static,
-{
+impl<O: 'static> IntoFuture for Start<O> {
     type Output = Result<Handle<O>>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.execute())
+        let engine = self.start.engine.inner.clone();
+        let started = self.start.execute();
+        Box::pin(async move { Ok(Handle::new(engine, started.await?, None)) })
     }
 }
 
-impl<I: Serialize, O> Start<I, O> {
-    async fn execute(self) -> Result<Handle<O>> {
-        let inner = self.engine.inner.clone();
-        let name = self.workflow.name().to_string();
-        let definition = inner.definition(&name).cloned();
-        let definition = definition.ok_or_else(|| WorkflowError::NotRegistered { name: name.clone() })?;
-        let input = json::to_value(&self.input);
-        let input = input.map_err(|cause| WorkflowError::Input { workflow: name.clone(), cause })?.to_string();
-        let (length, limit) = (input.len(), largest(&inner));
-        if length > limit {
-            return Err(WorkflowError::InputTooLong { workflow: name, length, limit });
+impl Inner {
+    /// The definition of that name, and an input for it that can be stored.
+    pub(crate) fn accept(
+        &self,
+        name: &str,
+        input: std::result::Result<String, JsonError>,
+    ) -> Result<(Arc<Definition>, String)> {
+        let definition = self.definition(name).ok_or_else(|| WorkflowError::NotRegistered { name: name.into() })?;
+        let input = input.map_err(|cause| WorkflowError::Input { workflow: name.into(), cause })?;
+        match (input.len(), largest(self)) {
+            (length, limit) if length > limit => {
+                Err(WorkflowError::InputTooLong { workflow: name.into(), length, limit })
+            }
+            _ => Ok((definition.clone(), input)),
         }
+    }
+}
+
+impl UntypedStart {
+    async fn execute(self) -> Result<ExecutionId> {
+        let (inner, name) = (self.engine.inner.clone(), self.workflow);
+        let (definition, input) = inner.accept(&name, self.input)?;
         self.labels.check().map_err(|failure| WorkflowError::Labels { reason: failure.message().into() })?;
         if inner.is_stopped() || inner.idle {
             return Err(WorkflowError::Stopped);
@@ -219,8 +258,8 @@ impl<I: Serialize, O> Start<I, O> {
         let starting = Starting { inner, id, execution, definition, signal, join: self.join, restart: self.restart };
         if let Some(key) = &starting.execution.key {
             check_name("an idempotency key", key)?;
-            if let Some(handle) = starting.keyed(key).await? {
-                return Ok(handle);
+            if let Some(id) = starting.keyed(key).await? {
+                return Ok(id);
             }
         }
         starting.start(is_given).await
@@ -239,28 +278,30 @@ struct Starting {
 }
 
 impl Starting {
-    async fn start<O>(self, is_given: bool) -> Result<Handle<O>> {
+    async fn start(self, is_given: bool) -> Result<ExecutionId> {
         let inner = &self.inner;
         // Most often nobody else starts it, and there is nothing to wait for.
-        if is_given && let Some(handle) = self.existing().await? {
-            return Ok(handle);
+        if is_given && let Some(id) = self.existing().await? {
+            return Ok(id);
         }
+        // An input that no execution would be given, as in a repeated start or a join, need not fit.
+        self.definition.check(&self.execution.input)?;
         loop {
             let begun = inner.begun();
             let mut begun = std::pin::pin!(begun.notified());
             begun.as_mut().enable();
             if self.first().await? {
                 inner.metrics.started(&self.execution.workflow);
-                return Ok(self.handle(self.id.clone()));
+                return Ok(self.id);
             }
             // Somebody starts it at this very moment, or has just done so.
             if let Some(key) = &self.execution.key
-                && let Some(handle) = self.keyed(key).await?
+                && let Some(id) = self.keyed(key).await?
             {
-                return Ok(handle);
+                return Ok(id);
             }
-            if let Some(handle) = self.existing().await? {
-                return Ok(handle);
+            if let Some(id) = self.existing().await? {
+                return Ok(id);
             }
             if inner.is_stopped() {
                 return Err(WorkflowError::Stopped);
@@ -272,23 +313,19 @@ impl Starting {
     }
 
     /// The execution that was started under that key, if there is one. The signal goes to that.
-    async fn keyed<O>(&self, key: &str) -> Result<Option<Handle<O>>> {
+    async fn keyed(&self, key: &str) -> Result<Option<ExecutionId>> {
         let Execution { workflow, input, .. } = &self.execution;
         let Some(id) = keyed(&self.inner, workflow, key, input).await? else { return Ok(None) };
         if let Some(signal) = self.signal(&id) {
             signal.send().await?;
         }
-        Ok(Some(self.handle(id)))
+        Ok(Some(id))
     }
 
     /// What is to be sent to one that has been started.
     fn signal(&self, id: &ExecutionId) -> Option<Signal> {
         let (name, payload, signal_id) = self.signal.clone()?;
         Some(Signal { engine: self.inner.clone(), id: id.clone(), name, payload: Ok(payload), signal_id })
-    }
-
-    fn handle<O>(&self, id: ExecutionId) -> Handle<O> {
-        Handle { engine: self.inner.clone(), id, asked: None, output: PhantomData }
     }
 
     /// Starts it, unless there is one of that id or under that key.
@@ -320,7 +357,7 @@ impl Starting {
     }
 
     /// The execution of that id, if there is one and it is to be joined. One that is to be replaced is removed.
-    async fn existing<O>(&self) -> Result<Option<Handle<O>>> {
+    async fn existing(&self) -> Result<Option<ExecutionId>> {
         let (inner, id) = (&self.inner, &self.id);
         let Some((found, _)) = inner.read(id).await? else { return Ok(None) };
         let is_other = found.workflow != self.execution.workflow;
@@ -334,6 +371,7 @@ impl Starting {
                 if is_other {
                     return Err(other());
                 }
+                self.definition.check(&self.execution.input)?;
                 inner.purge(id).await?;
                 return Ok(None);
             }
@@ -342,14 +380,14 @@ impl Starting {
                 return Err(other());
             }
             return match signal.send().await {
-                Ok(_) => Ok(Some(self.handle(id.clone()))),
+                Ok(_) => Ok(Some(id.clone())),
                 // It has ended at this very moment.
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Box::pin(self.existing()).await,
                 Err(error) => Err(error),
             };
         }
         match (self.join && self.signal.is_none(), is_other) {
-            (true, false) => Ok(Some(self.handle(id.clone()))),
+            (true, false) => Ok(Some(id.clone())),
             (true, true) => Err(other()),
             (false, _) if self.signal.is_some() => Err(WorkflowError::Ended { id: id.clone() }),
             (false, _) => Err(WorkflowError::AlreadyStarted { id: id.clone() }),
@@ -386,6 +424,10 @@ async fn keyed(inner: &Inner, workflow: &str, key: &str, input: &str) -> Result<
 }
 
 impl<O> Handle<O> {
+    fn new(engine: Arc<Inner>, id: ExecutionId, asked: Option<Arc<str>>) -> Handle<O> {
+        Handle { engine, id, asked, output: PhantomData }
+    }
+
     /// The execution's id.
     pub fn id(&self) -> &ExecutionId {
         &self.id
@@ -396,47 +438,56 @@ impl<O: DeserializeOwned> Handle<O> {
     /// Waits for the end and gives the output, or why there is none. From any task, before or after the end. One that
     /// is parked has not ended: this waits until it is resumed and ends, or is terminated.
     pub async fn result(&self) -> Result<O> {
-        let mut asked = self.asked.as_deref();
+        read_as(&self.id, &self.engine.output(&self.id, self.asked.as_deref()).await?)
+    }
+}
+
+/// What an execution gave as JSON text, as a value of this type.
+pub(crate) fn read_as<T: DeserializeOwned>(id: &ExecutionId, text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| WorkflowError::Mismatch { id: id.clone(), message: error.to_string() })
+}
+
+impl Inner {
+    /// Waits for the end of an execution, of this workflow if one is asked for, and gives the output as JSON text.
+    async fn output(&self, id: &ExecutionId, mut asked: Option<&str>) -> Result<String> {
         loop {
-            let (waiter, wait) = self.engine.waiting(&self.id);
-            let waiting = Waiting { engine: &self.engine, id: &self.id, waiter };
+            let (waiter, wait) = self.waiting(id);
+            let waiting = Waiting { engine: self, id, waiter };
             // What runs here has not ended: there is nothing to read until it has left.
-            if asked.is_some() || !self.engine.is_resident(&self.id) || self.engine.is_stopped() {
-                let found = self.engine.read(&self.id).await?;
-                let (execution, _) = found.ok_or_else(|| WorkflowError::NotFound { id: self.id.clone() })?;
+            if asked.is_some() || !self.is_resident(id) || self.is_stopped() {
+                let found = self.read(id).await?;
+                let (execution, _) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
                 if let Some(asked) = asked.take().filter(|asked| *asked != execution.workflow) {
-                    let (id, asked) = (self.id.clone(), asked.into());
+                    let (id, asked) = (id.clone(), asked.into());
                     return Err(WorkflowError::OtherWorkflow { id, asked, found: execution.workflow });
                 }
                 if execution.status.is_terminal() {
-                    return self.output(&execution.status);
+                    return outcome(id, &execution.status);
                 }
-                if self.engine.is_stopped() {
+                if self.is_stopped() {
                     return Err(WorkflowError::Stopped);
                 }
             }
             wait.await;
             if let Some(status) = waiting.waiter.ended.get() {
-                return self.output(status);
+                return outcome(id, status);
             }
         }
     }
+}
 
-    /// What an execution has come to.
-    fn output(&self, status: &Status) -> Result<O> {
-        let id = self.id.clone();
-        match status {
-            Status::Completed(output) => {
-                serde_json::from_str(output).map_err(|error| WorkflowError::Mismatch { id, message: error.to_string() })
-            }
-            Status::Failed(text) => {
-                let failure = serde_json::from_str(text).unwrap_or_else(|_| Failure::new(text));
-                Err(WorkflowError::Failed { id, failure })
-            }
-            Status::TimedOut => Err(WorkflowError::TimedOut { id }),
-            Status::Cancelled(reason) => Err(WorkflowError::Cancelled { id, reason: reason.clone() }),
-            Status::Running | Status::Waiting | Status::Parked(_) => Err(WorkflowError::Stopped),
+/// What an execution has come to.
+fn outcome(id: &ExecutionId, status: &Status) -> Result<String> {
+    let id = id.clone();
+    match status {
+        Status::Completed(output) => Ok(output.clone()),
+        Status::Failed(text) => {
+            let failure = serde_json::from_str(text).unwrap_or_else(|_| Failure::new(text));
+            Err(WorkflowError::Failed { id, failure })
         }
+        Status::TimedOut => Err(WorkflowError::TimedOut { id }),
+        Status::Cancelled(reason) => Err(WorkflowError::Cancelled { id, reason: reason.clone() }),
+        Status::Running | Status::Waiting | Status::Parked(_) => Err(WorkflowError::Stopped),
     }
 }
 

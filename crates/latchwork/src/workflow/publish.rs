@@ -7,7 +7,7 @@ use crate::json;
 use crate::record::Record;
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner};
-use crate::workflow::handle::Handle;
+use crate::workflow::handle::{Handle, read_as};
 use crate::workflow::kept::Published;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::run::{Publishes, Run, Waited};
@@ -123,8 +123,7 @@ impl Inner {
                 None => Err(WorkflowError::NotFound { id: id.clone() }),
             };
         };
-        let wrong = |error: serde_json::Error| WorkflowError::Mismatch { id: id.clone(), message: error.to_string() };
-        serde_json::from_str(text).map(Some).map_err(wrong)
+        read_as(id, text).map(Some)
     }
 }
 

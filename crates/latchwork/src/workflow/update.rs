@@ -17,7 +17,7 @@ use crate::record::Record;
 use crate::store::{Check, Key, Timestamp, Write};
 use crate::workflow::ctx::{Call, Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
-use crate::workflow::handle::Handle;
+use crate::workflow::handle::{Handle, read_as};
 use crate::workflow::kept::{Delivered, Letter, Message, Published};
 use crate::workflow::record::{EntryState, Execution, Kind, WaitsFor, failure_text};
 use crate::workflow::run::{Stop, hash_text};
@@ -92,33 +92,70 @@ impl<A: DeserializeOwned> Update<A> {
     /// Sends it and does not wait for the answer: when this returns, it is stored.
     pub async fn send(self) -> Result<SentUpdate<A>> {
         let Update { engine, id, name, request, update_id, answer } = self;
-        let request = request?;
+        let update_id = engine.send_update(&id, name, request?, update_id).await?;
+        Ok(SentUpdate { engine, id, update_id, answer })
+    }
+}
+
+impl Inner {
+    /// Stores an update, unless it was stored before, and gives its id.
+    async fn send_update(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        name: String,
+        request: String,
+        update_id: Option<String>,
+    ) -> Result<String> {
         check_name("the name of an update", &name)?;
-        let update_id = update_id.unwrap_or_else(|| engine.store.env().uuid().to_string());
+        let update_id = update_id.unwrap_or_else(|| self.store.env().uuid().to_string());
         check_name("the id of an update", &update_id)?;
         let fingerprint = hash_text(&format!("{name}\0{request}"));
-        let key = engine.kept(&id).update(&update_id);
+        let key = self.kept(id).update(&update_id);
         loop {
-            match engine.store.view().await?.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
+            match self.store.view().await?.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
                 None => {}
-                Some(Ok(Delivered::Update(sent, _))) if sent == fingerprint => break,
+                Some(Ok(Delivered::Update(sent, _))) if sent == fingerprint => return Ok(update_id),
                 Some(Err(why)) if why.is_version() => return Err(why.at(format!("update {update_id:?}")).into()),
-                Some(_) => return Err(WorkflowError::MessageReused { id, message: update_id }),
+                Some(_) => return Err(WorkflowError::MessageReused { id: id.clone(), message: update_id }),
             }
             let mut checks = vec![Check::Absent(key.clone())];
-            checks.extend(validated(&engine, &id, &name, &request).await?);
+            checks.extend(validated(self, id, &name, &request).await?);
             let write = Write::Put(key.clone(), Delivered::Update(fingerprint, None).encode());
             let letter = Letter::Update { name: name.clone(), id: update_id.clone(), payload: request.clone() };
-            // If it is refused, somebody else has sent it, or what the validator has seen is no more.
-            match engine.deliver(&id, letter, Some((checks, write))).await {
-                Ok(true) => break,
+            // If it is refused, another caller has sent it, or what the validator has seen has changed.
+            match self.deliver(id, letter, Some((checks, write))).await {
+                Ok(true) => return Ok(update_id),
                 Ok(false) => {}
-                // Somebody else may have sent it before the execution has ended.
-                Err(error) if engine.store.view().await?.get(&key).await?.is_none() => return Err(error),
+                // Another caller may have sent it before the execution ended.
+                Err(error) if self.store.view().await?.get(&key).await?.is_none() => return Err(error),
                 Err(_) => {}
             }
         }
-        Ok(SentUpdate { engine, id, update_id, answer })
+    }
+
+    /// Waits for the answer to an update, as JSON text.
+    async fn answer(&self, id: &ExecutionId, update_id: &str) -> Result<String> {
+        let key = self.kept(id).update(update_id);
+        let look = || async {
+            // What runs here has not ended.
+            let mut ended = None;
+            if !self.is_resident(id) {
+                match self.read(id).await? {
+                    Some((execution, _)) if !execution.status.is_terminal() => {}
+                    Some(_) => ended = Some(WorkflowError::Ended { id: id.clone() }),
+                    None => return Err(WorkflowError::NotFound { id: id.clone() }),
+                }
+            }
+            // What was answered last was so before the end was seen.
+            let item = self.store.view().await?.get(&key).await?;
+            match item.map(|item| Delivered::decode(&item.value)) {
+                Some(Ok(Delivered::Update(_, Some(answer)))) => Ok(Some(answer)),
+                Some(Err(why)) if why.is_version() => Err(why.at(format!("update {update_id:?}")).into()),
+                _ => ended.map_or(Ok(None), Err),
+            }
+        };
+        let answer = self.listen(id, Some(update_id), look).await?;
+        answer.map_err(|text| WorkflowError::UpdateRefused { id: id.clone(), failure: read_failure(&text) })
     }
 }
 
@@ -151,31 +188,7 @@ impl<A: DeserializeOwned> SentUpdate<A> {
 
     /// Waits for the answer.
     pub async fn answer(&self) -> Result<A> {
-        let (engine, id) = (&self.engine, &self.id);
-        let key = engine.kept(id).update(&self.update_id);
-        let look = || async {
-            // What runs here has not ended.
-            let mut ended = None;
-            if !engine.is_resident(id) {
-                match engine.read(id).await? {
-                    Some((execution, _)) if !execution.status.is_terminal() => {}
-                    Some(_) => ended = Some(WorkflowError::Ended { id: id.clone() }),
-                    None => return Err(WorkflowError::NotFound { id: id.clone() }),
-                }
-            }
-            // What was answered last was so before the end was seen.
-            let item = engine.store.view().await?.get(&key).await?;
-            match item.map(|item| Delivered::decode(&item.value)) {
-                Some(Ok(Delivered::Update(_, Some(answer)))) => Ok(Some(answer)),
-                Some(Err(why)) if why.is_version() => Err(why.at(format!("update {:?}", self.update_id)).into()),
-                _ => ended.map_or(Ok(None), Err),
-            }
-        };
-        let answer = engine.listen(id, Some(&self.update_id), look).await?;
-        let text =
-            answer.map_err(|text| WorkflowError::UpdateRefused { id: id.clone(), failure: read_failure(&text) })?;
-        serde_json::from_str(&text)
-            .map_err(|error| WorkflowError::Mismatch { id: id.clone(), message: error.to_string() })
+        read_as(&self.id, &self.engine.answer(&self.id, &self.update_id).await?)
     }
 }
 

@@ -30,4 +30,5 @@ mod steps;
 mod talk;
 mod talking;
 mod transactions;
+mod untyped;
 mod waiting;
