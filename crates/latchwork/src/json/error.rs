@@ -6,7 +6,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// Why a value cannot be stored, or does not fit. `path` says where in the value, as in `items[3].price`; it is empty at the top.
+/// Why a value cannot be stored, or does not fit. `path` says where in the value, as in `items[3].price`; it is empty
+/// at the top.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // Of fields: they are named after what the messages say of them.

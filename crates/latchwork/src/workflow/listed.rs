@@ -182,6 +182,7 @@ impl Lists {
     }
 
     /// All keys of an execution.
+    #[cfg(feature = "testing")]
     pub(crate) fn keys(&self, id: &ExecutionId, execution: &Execution) -> Vec<Key> {
         let mut keys: Vec<Key> = other_keys(id, execution).iter().map(|key| self.listed.key(key)).collect();
         keys.push(self.status(id, execution));
