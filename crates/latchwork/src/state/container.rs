@@ -17,12 +17,12 @@ use crate::state::definition::{Definition, Fits};
 use crate::state::memory::{Memories, Memory};
 use crate::state::op::{self, Op, kind_of};
 use crate::state::queue::{
-    Body, Changed, Held, Identity, Job, Mutator, Progress, Quiet, Refusal, Retry, Running, Settled, Waiting,
+    Body, Changed, Guard, Held, Identity, Job, Mutator, Progress, Quiet, Refusal, Retry, Running, Settled, Waiting,
 };
 use crate::state::stored::Shelf;
 use crate::state::watch::{Change, Source, StateWatch};
 use crate::state::{MutationError, Result, StateError};
-use crate::store::{Check, Env, Generation, Key, Rev, Right, Store};
+use crate::store::{Env, Generation, Key, Rev, Right, Store};
 
 /// A state that is changed by one mutation at a time, in the order they came.
 ///
@@ -73,7 +73,7 @@ pub(crate) struct Setup {
     pub(crate) timeout: Option<Duration>,
     pub(crate) once: Option<Arc<str>>,
     /// What must hold when a change lands.
-    pub(crate) guard: Option<Check>,
+    pub(crate) guard: Option<Guard>,
     /// Where those in memory stand in line.
     pub(crate) memories: Arc<Memories>,
     /// What cannot be, told by every operation.
@@ -146,11 +146,11 @@ impl Container {
     /// Guards each change through the handle that this gives back: it lands only while the lock of this token is held,
     /// and fails with [`StateError::Fenced`] otherwise. Containers in memory cannot be guarded.
     pub fn guard(self, right: &impl Right) -> Container {
-        let (check, name) = (right.check(), self.name().to_string());
+        let (guard, name) = ((right.check(), right.name().into()), self.name().to_string());
         let is_memory = matches!(self.home, Home::Memory(_));
         self.set_up(|setup| match is_memory {
             true => setup.wrong = Some(StateError::Unguardable { key: name }),
-            false => setup.guard = Some(check),
+            false => setup.guard = Some(guard),
         })
     }
 

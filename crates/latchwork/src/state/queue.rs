@@ -51,7 +51,7 @@ pub(crate) struct Job {
     pub(crate) once: Option<Arc<str>>,
     pub(crate) definition: Arc<Definition>,
     /// What must hold when the change lands.
-    pub(crate) guard: Option<Check>,
+    pub(crate) guard: Option<Guard>,
     pub(crate) retry: Retry,
     /// How often it was run on a state that turned out not to be the last.
     pub(crate) tried: u32,
@@ -60,6 +60,9 @@ pub(crate) struct Job {
     pub(crate) progress: Arc<Progress>,
     pub(crate) rider: Option<Box<dyn Rider>>,
 }
+
+/// A check that must hold, and what it tells of.
+pub(crate) type Guard = (Check, Arc<str>);
 
 /// Something of somebody else's that goes into the same commit as a mutation, or not at all.
 pub(crate) trait Rider: Send {

@@ -152,7 +152,7 @@ impl Shelf {
         let rev = batch.rev();
         let mut guards = Vec::with_capacity(batch.done.len());
         for done in &mut batch.done {
-            guards.push(done.job.guard.clone().map(|guard| {
+            guards.push(done.job.guard.clone().map(|(guard, _)| {
                 let placed;
                 let part = Part::default().check(GUARD, guard);
                 (commit, placed, _) = part.place_whole(std::mem::take(&mut commit));
@@ -282,7 +282,8 @@ impl Plan for Shelf {
         let (mut again, mut pause) = (Vec::new(), Duration::ZERO);
         for (Done { mut job, came_to, answer, .. }, guard) in batch.done.into_iter().zip(guards) {
             if guard.is_some_and(|guard| guard.has_failed(&refusal, GUARD)) {
-                let (key, reason) = (job.name.to_string(), "the lock that guards it is no longer held".into());
+                let right = job.guard.as_ref().map_or("the right", |(_, right)| &**right);
+                let (key, reason) = (job.name.to_string(), format!("{right} is no longer held"));
                 job.settle(Settled::Failed(StateError::Fenced { key, reason }));
                 continue;
             }

@@ -140,7 +140,7 @@ impl Steward for Staged {
     ) -> Pin<Box<dyn Future<Output = Result<(), StateError>> + Send + 'a>> {
         Box::pin(async move {
             let mut slots = self.slots.lock().await;
-            self.guards.lock().extend(job.guard.clone());
+            self.guards.lock().extend(job.guard.clone().map(|(check, _)| check));
             let batch = self.batch(&mut slots, place).await?;
             if let Some(done) = batch.run_alone(job, Held::default()).await {
                 done.within(self.limit, batch).settle(batch.rev());
