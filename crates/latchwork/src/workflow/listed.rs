@@ -1,6 +1,6 @@
 //! Where executions are listed: keys in the order of start times under everything they can be found by. Which keys an
-//! execution has follows from its record alone; so lists and records cannot part. Those that run are listed apart, under
-//! their shards: the owner of a shard goes through them.
+//! execution has follows from its record alone; so lists and records cannot part. Those that run are listed apart,
+//! under their shards: the owner of a shard goes through them.
 
 use crate::json;
 use crate::lane::Part;

@@ -302,8 +302,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Counts that these are taken up once more, before they are. Gives those that are not to be: what cannot be counted
-    /// is set aside, and what is in another engine's shard is left to that.
+    /// Counts that these are taken up once more, before they are. Gives those that are not to be: what cannot be
+    /// counted is set aside, and what is in another engine's shard is left to that.
     async fn count<'a>(&self, left: impl Iterator<Item = &'a Left> + Clone) -> Result<BTreeSet<ExecutionId>> {
         let counted = |left: &Left| {
             let part = self.node.for_owner(&left.id).at_rev(RECORD, &left.key, left.item.rev);

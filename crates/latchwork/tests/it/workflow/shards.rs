@@ -58,7 +58,7 @@ fn shard(key: &Key) -> u16 {
     u16::from_be_bytes(*key.bytes().first_chunk().unwrap())
 }
 
-/// The shards of executions by their ids, from the keys of a space. What comes before the id has a length that is known.
+/// The shards of executions by their ids, from the keys of a space. The id starts after so many bytes.
 async fn shards(store: &Store, space: &str, before: usize) -> BTreeMap<String, u16> {
     let id = |key: &Key| String::from_utf8(key.bytes()[before..].to_vec()).unwrap();
     keys(store, space).await.iter().map(|key| (id(key), shard(key))).collect()
@@ -93,11 +93,12 @@ async fn keys_that_owners_scan_start_with_the_shard() {
     stage.turns().await;
     assert_eq!(keys(store, "workflow.running").await, []);
     assert_eq!(shards(store, "workflow.removals", 2 + 8).await, expected);
+    let stage = kinds.stage().await;
     for (id, _) in known {
-        engine.start(&kinds.naps, 100).id(id).or_restart().await.unwrap();
+        stage.engine.start(&kinds.naps, 100).id(id).await.unwrap();
     }
     stage.turns().await;
-    assert_eq!(shards(store, "workflow.timers", 2 + 8).await, expected);
+    assert_eq!(shards(stage.engine.store(), "workflow.timers", 2 + 8).await, expected);
 }
 
 /// Executions that run are listed shard by shard, and found in the order of their starts all the same, by pages.
@@ -163,11 +164,13 @@ async fn what_is_in_a_lost_shard_is_left_alone_and_all_else_goes_on() {
     assert_eq!(engine.residents(), 0);
     stage.scanned();
     stage.lose_answer();
-    let _ = engine.mutex("m").try_acquire().await;
+    let mutex = engine.mutex("m");
+    let acquired = tokio::spawn(async move { mutex.acquire().await.map(drop) });
     for _ in 0..30 {
         stage.pass(10 * SECOND).await;
     }
     let scanned = stage.scanned();
+    acquired.abort();
     for space in SCANNED {
         let id = stage.space(space).await.id();
         let foreign = scanned.iter().find(|key| key.space() == id && shard(key) == lost);
