@@ -229,7 +229,8 @@ async fn look<K: Keeper>(
     }
     due.sort_by(|(a, one), (b, other)| a.cmp(b).then_with(|| one.id.cmp(&other.id)));
     let due: Vec<Due> = due.into_iter().map(|(_, due)| due).collect();
-    if !(due.is_empty() && damaged.is_empty()) && !K::ring(engine, due, damaged).await {
+    let is_quiet = due.is_empty() && damaged.is_empty();
+    if !is_quiet && !K::ring(engine, due, damaged).await {
         return Ok(false);
     }
     looked.into_iter().for_each(|(shard, position)| shards[usize::from(shard)] = position);
