@@ -11,11 +11,13 @@ use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::hash::Hash;
 use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::store::{Commit, ErrorKind, Outcome, Receipt, Refusal, Store, StoreError};
+use crate::store::{Commit, ErrorKind, Outcome, Receipt, Refusal, Sleep, Store, StoreError};
 
 pub(crate) use part::{Landing, Part, Placed, Tag};
 pub(crate) use runtime::Runtime;
@@ -45,6 +47,11 @@ pub(crate) trait Plan: Send + Sync + Sized + 'static {
         jobs: &mut VecDeque<Self::Job>,
         most: usize,
     ) -> impl Future<Output = Option<(Commit, Self::Batch)>> + Send;
+
+    /// For how long jobs are held back so that they share a commit with the next that come. Not for `MOST` of them.
+    fn holds_back(self: &Arc<Self>, _known: &Self::Known, _jobs: &VecDeque<Self::Job>) -> Option<Duration> {
+        None
+    }
 
     /// How many jobs a batch holds.
     fn size(batch: &Self::Batch) -> usize;
@@ -86,7 +93,11 @@ pub(crate) struct Lanes<P: Plan> {
     busy: Mutex<HashMap<P::Key, Queue<P::Job>>>,
 }
 
-type Queue<J> = VecDeque<Entry<J>>;
+struct Queue<J> {
+    entries: VecDeque<Entry<J>>,
+    /// Woken when a job comes for which others are held back.
+    held_back: Option<Waker>,
+}
 
 /// What waits in a lane.
 enum Entry<J> {
@@ -123,11 +134,12 @@ impl<P: Plan> Lanes<P> {
     fn enter(plan: &Arc<P>, key: &P::Key, entry: Entry<P::Job>) -> Result<(), Entry<P::Job>> {
         let mut busy = plan.lanes().busy.lock();
         if let Some(queue) = busy.get_mut(key) {
-            queue.push_back(entry);
+            queue.entries.push_back(entry);
+            queue.held_back.take().into_iter().for_each(Waker::wake);
             return Ok(());
         }
         let Some(runtime) = plan.runtime().handle() else { return Err(entry) };
-        busy.insert(key.clone(), VecDeque::from([entry]));
+        busy.insert(key.clone(), Queue { entries: VecDeque::from([entry]), held_back: None });
         drop(busy);
         runtime.spawn(Worker { plan: plan.clone(), key: key.clone(), is_idle: false }.work());
         Ok(())
@@ -161,6 +173,7 @@ impl<P: Plan> Drop for Worker<P> {
 impl<P: Plan> Worker<P> {
     async fn work(mut self) {
         let (mut known, mut jobs, mut most) = (P::Known::default(), VecDeque::new(), P::MOST);
+        let mut patience = None;
         loop {
             if let Some(turn) = self.fill(&mut jobs) {
                 // What another commit leaves is not known here.
@@ -174,6 +187,13 @@ impl<P: Plan> Worker<P> {
             if jobs.is_empty() {
                 return;
             }
+            if let Some(pause) = self.plan.holds_back(&known, &jobs) {
+                let sleep = patience.get_or_insert_with(|| self.plan.store().env().sleep(pause));
+                if self.has_company(sleep).await {
+                    continue;
+                }
+            }
+            patience = None;
             let Some((commit, batch)) = self.plan.plan(&self.key, &mut known, &mut jobs, most).await else {
                 continue;
             };
@@ -203,20 +223,37 @@ impl<P: Plan> Worker<P> {
         }
     }
 
+    /// Waits for another job, for so long at the most. A turn is not kept waiting.
+    async fn has_company(&self, sleep: &mut Sleep) -> bool {
+        std::future::poll_fn(|context| {
+            let mut busy = self.plan.lanes().busy.lock();
+            let queue = busy.get_mut(&self.key).expect("a worker has a queue until it lets go of it");
+            match queue.entries.front() {
+                Some(entry) => Poll::Ready(matches!(entry, Entry::Job(_))),
+                None => {
+                    queue.held_back = Some(context.waker().clone());
+                    drop(busy);
+                    sleep.as_mut().poll(context).map(|()| false)
+                }
+            }
+        })
+        .await
+    }
+
     /// Takes the jobs that wait, up to the next turn; that is given if nothing is before it. When there is neither, the
     /// lane is gone.
     fn fill(&mut self, jobs: &mut VecDeque<P::Job>) -> Option<oneshot::Sender<Turn>> {
         let mut busy = self.plan.lanes().busy.lock();
         let queue = busy.get_mut(&self.key).expect("a worker has a queue until it lets go of it");
-        while jobs.len() < P::MOST && matches!(queue.front(), Some(Entry::Job(_))) {
-            if let Some(Entry::Job(job)) = queue.pop_front() {
+        while jobs.len() < P::MOST && matches!(queue.entries.front(), Some(Entry::Job(_))) {
+            if let Some(Entry::Job(job)) = queue.entries.pop_front() {
                 jobs.push_back(job);
             }
         }
         if !jobs.is_empty() {
             return None;
         }
-        match queue.pop_front() {
+        match queue.entries.pop_front() {
             Some(Entry::Turn(turn)) => return Some(turn),
             Some(Entry::Job(_)) => unreachable!("all jobs at the front were taken"),
             None => {}

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
@@ -13,6 +14,9 @@ use crate::lock::table::{MOST_GRANTS, Planned, SESSION, Table, Told};
 use crate::lock::{LockKind, LockName, Owner};
 use crate::node::{ExecutionId, SHARD};
 use crate::store::{Check, Commit, Receipt, Refusal, Store, StoreError};
+
+/// How long a request that waits is held back, so that it can share the next commit; and how long a lock is hot.
+const COMPANY: Duration = Duration::from_millis(1);
 
 /// Something to be done to a lock.
 #[derive(Debug, Clone)]
@@ -148,11 +152,13 @@ pub(crate) struct Known {
     most_grants: usize,
     /// Whether what is in memory of executions was out of date.
     from_store: bool,
+    /// When the last commit has landed, by the clock that only goes forward.
+    landed: Option<Duration>,
 }
 
 impl Default for Known {
     fn default() -> Known {
-        Known { table: None, most_grants: MOST_GRANTS, from_store: false }
+        Known { table: None, most_grants: MOST_GRANTS, from_store: false, landed: None }
     }
 }
 
@@ -330,6 +336,15 @@ impl Plan for Service {
         }
     }
 
+    /// Requests that have to wait anyway are held back while the lock is hot: the next release, which is about to come,
+    /// is then in the same commit. Without that a hand-over of a contended lock is two commits.
+    fn holds_back(self: &Arc<Service>, known: &Known, jobs: &VecDeque<Job>) -> Option<Duration> {
+        let (table, landed) = (known.table.as_ref()?, known.landed?);
+        let is_hot = self.node.store.env().monotonic().saturating_sub(landed) < COMPANY;
+        let waits = |job: &Job| matches!(&job.ask, Ask::Acquire(want) if want.waits && table.is_busy(want.permits));
+        (is_hot && jobs.len() < Service::MOST && jobs.iter().all(waits)).then_some(COMPANY)
+    }
+
     fn size(batch: &Batch) -> usize {
         batch.jobs.len()
     }
@@ -337,7 +352,8 @@ impl Plan for Service {
     fn landed(self: &Arc<Service>, lock: &LockName, known: &mut Known, batch: Batch, receipt: &Receipt) {
         let Batch { jobs, mut table, told_executions, told, is_unfinished, .. } = batch;
         table.landed();
-        *known = Known { table: Some(table), ..Known::default() };
+        let landed = Some(self.node.store.env().monotonic());
+        *known = Known { table: Some(table), landed, ..Known::default() };
         // A caller that has come and been granted the lock in one commit has to be listened for first. The new holder
         // is told last: the scheduler runs it first.
         for mut done in jobs {
