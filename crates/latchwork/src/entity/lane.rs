@@ -3,22 +3,26 @@
 //! syncs, and they lose races only to writers elsewhere.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
+use tokio::sync::Notify;
 
 use crate::backoff::{doubled, jittered};
 use crate::entity::document::Record;
 use crate::entity::op::object;
 use crate::entity::prepare::Change;
+use crate::entity::transact::Understood;
 use crate::entity::{Entities, EntityError, EntityId, Result};
 use crate::json;
 use crate::record::Record as _;
-use crate::store::{Commit, Decided, Env, Outcome, Rev};
+use crate::store::{self, Commit, Decided, Env, Key, Outcome, Rev, StoreError};
 
 /// An entity while it is being changed.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,25 +53,53 @@ pub enum ChangeError<E> {
 /// The lanes in use.
 #[derive(Default)]
 pub(crate) struct Lanes {
-    busy: Mutex<HashMap<EntityId, Arc<Lane>>>,
+    /// Each with the callers that have a place in it.
+    busy: Mutex<HashMap<EntityId, (usize, Arc<Lane>)>>,
 }
 
-/// What the last one in the lane has left: the entity as it will be, if its commit is decided and nothing else came.
-type Lane = tokio::sync::Mutex<Option<(Rev, Record)>>;
+/// The lane of one entity.
+#[derive(Default)]
+struct Lane {
+    state: Mutex<State>,
+    /// Told when a turn ends.
+    ended: Notify,
+}
 
-/// The right to go next in a lane.
-type Turn<'a> = tokio::sync::MutexGuard<'a, Option<(Rev, Record)>>;
+#[derive(Default)]
+struct State {
+    is_taken: bool,
+    left: Left,
+    /// How many commits were sent in turns. What was read before the last of them may be out of date.
+    sent: u64,
+}
+
+/// The entity as the last commit leaves it, if that is decided and no other writer is known to have come since.
+type Left = Option<(Rev, Record)>;
+
+/// The right to go next in a lane. A turn of a caller ends in the poll in which it began; a turn that takes longer is
+/// handed to a task. So a caller that is not polled delays no other caller.
+struct Turn {
+    lane: Arc<Lane>,
+    left: Left,
+    sent: u64,
+}
 
 /// What became of one try.
-enum Attempt<'a, T> {
+enum Attempt<T> {
     Landed(Rev, T),
-    /// Somebody else was faster.
-    Outrun(Turn<'a>),
-    /// It went by what is no longer so, though nobody has written the entity since.
-    Stale(Turn<'a>),
+    /// Another writer was faster.
+    Outrun,
+    /// It went by what is no longer so, though the entity was not written since.
+    Stale,
 }
 
-/// A place in a lane; the lane goes away with its last one.
+/// A commit that is decided, or answered by a store that does not tell before.
+struct Sent {
+    understood: Understood,
+    answer: Pin<Box<dyn Future<Output = store::Result<Outcome>> + Send>>,
+}
+
+/// A caller's place in a lane; the lane goes away with the last of them.
 struct Place<'a> {
     lanes: &'a Lanes,
     id: &'a EntityId,
@@ -76,8 +108,10 @@ struct Place<'a> {
 
 impl Lanes {
     fn enter<'a>(&'a self, id: &'a EntityId) -> Place<'a> {
-        let lane = self.busy.lock().entry(id.clone()).or_default().clone();
-        Place { lanes: self, id, lane }
+        let mut busy = self.busy.lock();
+        let (callers, lane) = busy.entry(id.clone()).or_default();
+        *callers += 1;
+        Place { lanes: self, id, lane: lane.clone() }
     }
 
     #[cfg(test)]
@@ -89,15 +123,42 @@ impl Lanes {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut busy = self.lanes.busy.lock();
-        // The map's and this one: nobody can get another while the map is locked.
-        if Arc::strong_count(&self.lane) == 2 {
-            busy.remove(self.id);
+        if let Entry::Occupied(mut lane) = busy.entry(self.id.clone()) {
+            lane.get_mut().0 -= 1;
+            if lane.get().0 == 0 {
+                lane.remove();
+            }
         }
     }
 }
 
+impl Lane {
+    async fn turn(self: &Arc<Lane>) -> Turn {
+        loop {
+            let ended = self.ended.notified();
+            if let Some(turn) = self.try_turn() {
+                return turn;
+            }
+            ended.await;
+        }
+    }
+
+    fn try_turn(self: &Arc<Lane>) -> Option<Turn> {
+        let mut state = self.state.lock();
+        let is_taken = std::mem::replace(&mut state.is_taken, true);
+        (!is_taken).then(|| Turn { lane: self.clone(), left: state.left.take(), sent: state.sent })
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *self.lane.state.lock() = State { is_taken: false, left: self.left.take(), sent: self.sent };
+        self.lane.ended.notify_waiters();
+    }
+}
+
 impl Entities {
-    /// Changes an entity on its newest state; runs `change` again on newer state when somebody else was faster.
+    /// Changes an entity on its newest state; runs `change` again on newer state when another writer was faster.
     pub(crate) async fn change<T, E>(
         &self,
         id: &EntityId,
@@ -106,91 +167,112 @@ impl Entities {
     ) -> Result<(Rev, T), ChangeError<E>> {
         id.validate()?;
         let place = self.lanes().enter(id);
-        let mut tries = 0;
-        let mut turn = place.lane.lock().await;
+        let mut tries = 1;
         loop {
-            tries += 1;
-            turn = match self.attempt(id, turn, &mut change).await? {
+            match self.attempt(id, &place.lane, &mut change).await? {
                 Attempt::Landed(rev, value) => return Ok((rev, value)),
-                Attempt::Stale(turn) => {
-                    tries -= 1;
-                    turn
-                }
-                Attempt::Outrun(_) if tries > retries => {
+                Attempt::Stale => continue,
+                Attempt::Outrun if tries > retries => {
                     return Err(EntityError::RetriesSpent { id: id.clone(), tries }.into());
                 }
-                Attempt::Outrun(turn) if tries == 1 => turn,
-                Attempt::Outrun(turn) => {
-                    drop(turn);
-                    self.store().env().sleep(backoff(tries, self.store().env())).await;
-                    place.lane.lock().await
-                }
-            };
+                Attempt::Outrun if tries == 1 => {}
+                Attempt::Outrun => self.store().env().sleep(backoff(tries, self.store().env())).await,
+            }
+            tries += 1;
         }
     }
 
     /// Changes the entity once, on what was left in the lane or on what can be read.
-    async fn attempt<'a, T, E>(
+    async fn attempt<T, E>(
         &self,
         id: &EntityId,
-        mut turn: Turn<'a>,
+        lane: &Arc<Lane>,
         change: &mut impl FnMut(&mut Draft) -> Result<T, E>,
-    ) -> Result<Attempt<'a, T>, ChangeError<E>> {
-        // What was left stays there if this one gives up before it has decided anything.
-        let ((rev, record), is_durable) = match &*turn {
-            Some(left) => (left.clone(), false),
-            None => (self.newest(id).await?, true),
+    ) -> Result<Attempt<T>, ChangeError<E>> {
+        let mut read = None;
+        let (turn, (rev, record), is_durable) = loop {
+            let turn = lane.turn().await;
+            if let Some(left) = turn.left.clone() {
+                break (turn, left, false);
+            }
+            match read.take() {
+                Some((sent, read)) if sent == turn.sent => break (turn, read, true),
+                _ => {}
+            }
+            let sent = turn.sent;
+            drop(turn);
+            read = Some((sent, self.newest(id).await?));
         };
         let mut draft = Draft::of(id, rev, &record);
         let changed = change(&mut draft).map_err(ChangeError::Refused);
         let changed = changed.and_then(|value| Ok((value, draft.into_record(&record)?)));
         let (value, after) = match changed {
             Ok(changed) => changed,
-            Err(refused) if is_durable || self.is_at(id, rev).await? => return Err(refused),
-            // What it refused is not how things are.
-            Err(_) => {
-                *turn = None;
-                return Ok(Attempt::Stale(turn));
+            Err(refused) if is_durable => return Err(refused),
+            // It may have refused what is not so. The answer comes when the state that it refused is durable.
+            Err(refused) => {
+                let looked = self.decide(turn, id, rev, None).await?.answer.await.map_err(EntityError::from)?;
+                return if looked.is_applied() { Err(refused) } else { Ok(Attempt::Stale) };
             }
         };
-        let next = (rev.next(), after.clone());
         let change = Change { op: 0, id: id.clone(), before: Some(record), after: Some(after) };
-        let (commit, understood) = self.prepare_change(change, rev).await?.split();
-        let decided = Decided::new();
-        let mut commit = Box::pin(self.store().commit(commit.tell(&decided)));
-        let outcome = match until_decided(&mut commit, &decided).await {
-            Poll::Pending if decided.applies() == Some(true) => {
-                *turn = Some(next);
-                drop(turn);
-                let outcome = commit.await.map_err(EntityError::from)?;
-                // A backend that tells one thing and does another is no ground to go on from.
-                outcome.applied().map_err(|_| EntityError::Contended { tries: 1 })?;
-                return Ok(Attempt::Landed(rev.next(), value));
-            }
-            // Refused: when that is certain, the state it was decided on can be read.
-            Poll::Pending => commit.await,
-            Poll::Ready(outcome) => outcome,
-        };
-        *turn = None;
-        match outcome.map_err(EntityError::from)? {
-            Outcome::Applied(_) => {
-                *turn = Some(next);
-                Ok(Attempt::Landed(rev.next(), value))
-            }
+        let Sent { understood, answer } = self.decide(turn, id, rev, Some(change)).await?;
+        match answer.await.map_err(EntityError::from)? {
+            Outcome::Applied(_) => Ok(Attempt::Landed(rev.next(), value)),
             Outcome::Refused(refusal) => {
                 let undeclared = understood.only_undeclared(&refusal);
                 match self.explain_change(refusal, &understood).await? {
                     Some(error) => Err(error.into()),
-                    None if undeclared => Ok(Attempt::Stale(turn)),
-                    None => Ok(Attempt::Outrun(turn)),
+                    None if undeclared => Ok(Attempt::Stale),
+                    None => Ok(Attempt::Outrun),
                 }
             }
         }
     }
 
-    /// Whether the entity is at a rev; answered when that is durable.
-    async fn is_at(&self, id: &EntityId, rev: Rev) -> Result<bool> {
-        Ok(self.store().commit(Commit::new().at_rev(&self.key(id), rev)).await?.is_applied())
+    /// Sends a change, or asks whether the entity is at a rev, and gives the turn back when that is decided. It is
+    /// decided in this poll, or by a task.
+    async fn decide(&self, turn: Turn, id: &EntityId, rev: Rev, change: Option<Change>) -> Result<Sent> {
+        let mut deciding = Box::pin(self.clone().decided(turn, self.key(id), rev, change));
+        let first = std::future::poll_fn(|context| Poll::Ready(deciding.as_mut().poll(context))).await;
+        match (first, self.runtime().handle()) {
+            (Poll::Ready(sent), _) => sent,
+            (Poll::Pending, Some(runtime)) => runtime.spawn(deciding).await.unwrap_or_else(|_| {
+                let cause = "the runtime that has sent it has ended".into();
+                Err(StoreError::Uncertain { cause }.into())
+            }),
+            (Poll::Pending, None) => deciding.await,
+        }
+    }
+
+    async fn decided(self, mut turn: Turn, key: Key, rev: Rev, change: Option<Change>) -> Result<Sent> {
+        let next = match &change {
+            Some(change) => change.after.clone().map(|after| (rev.next(), after)),
+            None => turn.left.clone(),
+        };
+        // What was left stays there if this gives up before it has sent anything.
+        let (commit, understood) = match change {
+            Some(change) => self.prepare_change(change, rev).await?.split(),
+            None => (Commit::new().at_rev(&key, rev), Understood::default()),
+        };
+        turn.left = None;
+        turn.sent += 1;
+        let decided = Decided::new();
+        let (store, commit) = (self.store().clone(), commit.tell(&decided));
+        let mut answer = Box::pin(async move { store.commit(commit).await });
+        let answer = match until_decided(&mut answer, &decided).await {
+            Poll::Pending if decided.applies() == Some(true) => {
+                turn.left = next;
+                return Ok(Sent { understood, answer });
+            }
+            // Refused: when that is certain, the state it was decided on can be read.
+            Poll::Pending => answer.await,
+            Poll::Ready(answer) => answer,
+        };
+        if matches!(answer, Ok(Outcome::Applied(_))) {
+            turn.left = next;
+        }
+        Ok(Sent { understood, answer: Box::pin(std::future::ready(answer)) })
     }
 
     /// The entity as everybody can read it.

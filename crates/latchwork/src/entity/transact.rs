@@ -186,6 +186,7 @@ impl Entities {
 }
 
 /// What is left of a prepared commit when it is on its way.
+#[derive(Default)]
 pub(crate) struct Understood {
     meanings: Vec<Meaning>,
     ops: Vec<PreparedOp>,

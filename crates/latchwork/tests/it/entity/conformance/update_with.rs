@@ -21,6 +21,7 @@ on_every_backend!(
     two_handles_lose_nothing,
     a_dropped_future_loses_nothing_and_blocks_nobody,
     who_stays_needs_no_retry_when_others_leave,
+    a_caller_that_is_not_polled_delays_no_other,
     bad_drafts_are_refused_and_block_nobody,
     a_refusal_in_the_middle_of_a_crowd_concerns_nobody_else,
 );
@@ -300,6 +301,30 @@ async fn who_stays_needs_no_retry_when_others_leave(bench: Bench) {
         let (_, stayed) = tokio::join!(leaving, entities.update_with("a", 0, increment));
         assert!(stayed.is_ok(), "after {polls} polls: {}", stayed.unwrap_err());
     }
+}
+
+/// Many callers are polled until the task has used up its budget, so that some stop in the middle of their change. None
+/// of them is polled again, and none is dropped.
+async fn a_caller_that_is_not_polled_delays_no_other(bench: Bench) {
+    let entities = counter(&bench).await;
+    let mut stuck: Vec<_> = (0..400).map(|_| Box::pin(entities.update_with("a", 400, increment))).collect();
+    let landed = std::future::poll_fn(|context| {
+        let landed = stuck.iter_mut().filter_map(|call| match call.as_mut().poll(context) {
+            std::task::Poll::Ready(rev) => Some(rev.unwrap()),
+            std::task::Poll::Pending => None,
+        });
+        std::task::Poll::Ready(landed.count() as u64)
+    });
+    let landed = landed.await;
+    assert!(landed < 400, "some are in the middle of it");
+    let other = tokio::spawn({
+        let entities = entities.clone();
+        async move { entities.update_with("a", 400, increment).await }
+    });
+    let rev = tokio::time::timeout(std::time::Duration::from_secs(60), other).await.expect("it is not held up");
+    assert!(rev.unwrap().unwrap().0 > landed + 1);
+    drop(stuck);
+    assert_sound(&entities).await;
 }
 
 mod chance {
