@@ -5,6 +5,7 @@
 //! delays no other caller. A lane that has nothing to do is gone.
 
 mod part;
+mod rider;
 mod runtime;
 
 use std::collections::{HashMap, VecDeque};
@@ -20,6 +21,7 @@ use tokio::sync::oneshot;
 use crate::store::{Commit, ErrorKind, Outcome, Receipt, Refusal, Sleep, Store, StoreError};
 
 pub(crate) use part::{Landing, Part, Placed, Tag};
+pub(crate) use rider::Rider;
 pub(crate) use runtime::Runtime;
 
 /// What is done to the keys of a kind, and how jobs become commits.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
-use crate::lane::{Lanes, Part, Placed, Plan, Runtime};
+use crate::lane::{Lanes, Part, Placed, Plan, Rider, Runtime};
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::service::Service;
 use crate::lock::table::{MOST_GRANTS, Planned, SESSION, Table, Told};
@@ -104,30 +104,12 @@ pub(crate) enum Gone {
 /// Hears what becomes of a request.
 pub(crate) type Ear = Arc<watch::Sender<Heard>>;
 
-/// An execution whose own record goes into the same commit as its operation on a lock.
-pub(crate) trait Rider: Send {
-    /// The execution.
-    fn execution(&self) -> &ExecutionId;
-
-    /// Adds itself to the commit.
-    fn board(&mut self, commit: Commit, answer: &Answer) -> Commit;
-
-    /// The commit has landed.
-    fn landed(&mut self, receipt: &Receipt);
-
-    /// The commit was refused. Tells whether that was for a reason of its own: then the operation is dropped.
-    fn refused(&mut self, refusal: &Refusal) -> bool;
-
-    /// The store did not take the commit, or did not tell whether it did.
-    fn failed(&mut self, error: &StoreError);
-
-    /// Nothing is to be written for it.
-    fn rests(&mut self, answer: &Result<Answer>);
-}
+/// An execution, and its record, which goes into the same commit as its operation on a lock.
+pub(crate) type Riding = (ExecutionId, Box<dyn Rider<Answer, Result<Answer>>>);
 
 pub(crate) struct Job {
     ask: Ask,
-    rider: Option<Box<dyn Rider>>,
+    rider: Option<Riding>,
     answer: oneshot::Sender<Result<Answer>>,
 }
 
@@ -137,7 +119,7 @@ impl Job {
     }
 
     fn fail(mut self, error: LockError) {
-        if let (Some(rider), LockError::Store(error)) = (&mut self.rider, &error) {
+        if let (Some((_, rider)), LockError::Store(error)) = (&mut self.rider, &error) {
             rider.failed(error);
         }
         self.settle(Err(error));
@@ -184,12 +166,7 @@ struct Done {
 
 impl Service {
     /// Has something done to a lock. It is done though its caller may give up.
-    pub(crate) async fn ask(
-        self: &Arc<Service>,
-        lock: &LockName,
-        ask: Ask,
-        rider: Option<Box<dyn Rider>>,
-    ) -> Result<Answer> {
+    pub(crate) async fn ask(self: &Arc<Service>, lock: &LockName, ask: Ask, rider: Option<Riding>) -> Result<Answer> {
         let (answer, answered) = oneshot::channel();
         Lanes::submit(self, lock, Job { ask, rider, answer }).map_err(|_| LockError::Stopped)?;
         answered.await.unwrap_or(Err(LockError::Stopped))
@@ -237,8 +214,8 @@ impl Service {
                 _ => {}
             }
         }
-        if let Some(rider) = &mut job.rider {
-            rider.rests(&answer);
+        if let Some((_, rider)) = &mut job.rider {
+            rider.rests(answer.clone());
         }
         job.settle(answer);
     }
@@ -292,7 +269,7 @@ impl Plan for Service {
         };
         let came = match &mut table {
             Ok(table) => {
-                let rider = |job: &Job| job.rider.as_ref().map(|rider| rider.execution().clone());
+                let rider = |job: &Job| job.rider.as_ref().map(|(execution, _)| execution.clone());
                 let asks = taken.iter().map(|job| (job.ask.clone(), rider(job))).collect();
                 self.planned(lock, known, table, asks).await
             }
@@ -316,7 +293,7 @@ impl Plan for Service {
                     told_executions.push((rest, placed));
                 }
                 for done in &mut jobs {
-                    if let (true, Ok(answer), Some(rider)) = (done.changes, &done.answer, &mut done.job.rider) {
+                    if let (true, Ok(answer), Some((_, rider))) = (done.changes, &done.answer, &mut done.job.rider) {
                         commit = rider.board(commit, answer);
                     }
                 }
@@ -357,7 +334,7 @@ impl Plan for Service {
         // A caller that has come and been granted the lock in one commit has to be listened for first. The new holder
         // is told last: the scheduler runs it first.
         for mut done in jobs {
-            if let Some(mut rider) = done.job.rider.take_if(|_| done.changes) {
+            if let Some((_, mut rider)) = done.job.rider.take_if(|_| done.changes) {
                 rider.landed(receipt);
             }
             self.answered(lock, done);
@@ -392,7 +369,7 @@ impl Plan for Service {
         };
         let mut again = Vec::new();
         for mut done in batch.jobs {
-            if let (true, Some(rider)) = (done.changes, &mut done.job.rider)
+            if let (true, Some((_, rider))) = (done.changes, &mut done.job.rider)
                 && rider.refused(&refusal)
             {
                 continue;

@@ -241,7 +241,7 @@ impl Done {
     pub(crate) fn rests(&mut self, rev: Rev) {
         let changed = self.answers(rev);
         if let (Some(rider), Some(seen)) = (&mut self.job.rider, self.seen.take()) {
-            rider.rests(seen, changed);
+            rider.rests((seen, changed));
         }
     }
 

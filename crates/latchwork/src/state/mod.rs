@@ -57,7 +57,7 @@ pub use watch::{Change, StateWatch};
 
 pub(crate) use batch::{Batch, Known};
 pub(crate) use container::{Place, Steward};
-pub(crate) use queue::{Held, Job, Quiet, Rider, Settled};
+pub(crate) use queue::{Held, Job, Quiet, Settled};
 pub(crate) use watch::Told;
 
 use container::{Setup, empty};

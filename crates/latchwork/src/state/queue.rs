@@ -13,12 +13,13 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use crate::lane::Rider;
 use crate::panic::message_of;
 use crate::state::batch::Known;
 use crate::state::definition::Definition;
 use crate::state::op::Op;
 use crate::state::{MutationError, Result, StateError, TimeoutOutcome};
-use crate::store::{self, Check, Commit, Env, Key, Receipt, Rev, Store, StoreError};
+use crate::store::{Check, Env, Key, Rev, Store};
 
 /// What a mutation answers.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,30 +59,15 @@ pub(crate) struct Job {
     /// The containers that are being mutated by whoever asked.
     pub(crate) held: Held,
     pub(crate) progress: Arc<Progress>,
-    pub(crate) rider: Option<Box<dyn Rider>>,
+    pub(crate) rider: Option<Riding>,
 }
 
 /// A check that must hold, and what it tells of.
 pub(crate) type Guard = (Check, Arc<str>);
 
-/// Something of somebody else's that goes into the same commit as a mutation, or not at all.
-pub(crate) trait Rider: Send {
-    /// Adds itself to the commit that holds the change.
-    fn board(&mut self, commit: Commit, changed: &Changed) -> Commit;
-
-    /// The commit has landed.
-    fn landed(&mut self, receipt: &Receipt);
-
-    /// The commit was refused, and nothing of it is written. Tells whether that was for a reason of the rider's own:
-    /// then the mutation is dropped, and nobody is answered.
-    fn refused(&mut self, refusal: &store::Refusal) -> bool;
-
-    /// The store did not take the commit, or did not tell whether it did.
-    fn failed(&mut self, error: &StoreError);
-
-    /// Nothing is to be written: the mutation changed nothing, or failed on this state.
-    fn rests(&mut self, seen: Known, changed: Option<Changed>);
-}
+/// What rides with a mutation. If nothing is to be written, it is told the state that the mutation saw, and the answer if
+/// the mutation did not fail on that state.
+pub(crate) type Riding = Box<dyn Rider<Changed, (Known, Option<Changed>)>>;
 
 /// What a job does.
 pub(crate) enum Body {

@@ -181,7 +181,7 @@ fn settle_again(mut job: Job, answer: Answer) {
     if fingerprint == job.fingerprint() {
         if let Some(rider) = &mut job.rider {
             let changed = Changed { value: value.clone(), rev: Rev(rev), changed, repeated: true };
-            rider.rests(Known { rev: None, state: None }, Some(changed));
+            rider.rests((Known { rev: None, state: None }, Some(changed)));
         }
         job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: true }));
         return;

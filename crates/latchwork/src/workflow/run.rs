@@ -35,7 +35,7 @@ pub(crate) use inbox::{Address, Inbox, Received};
 use op::Op;
 pub(crate) use op::{CALLED_OFF, Doing, Listed, Todo, Waited};
 use pending::{Draft, Pending};
-pub(crate) use seat::Seat;
+pub(crate) use seat::{Note, Seat};
 
 /// An execution that waits longer than this leaves memory.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);

@@ -9,15 +9,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::state::{
-    Batch, Changed, Held, Job, Known, Place, Rider, Settled, Slot, Slots, StateError, Steward, name_within,
-};
-use crate::store::{Commit, Receipt, Refusal, Rev, StoreError};
+use crate::state::{Batch, Changed, Held, Job, Known, Place, Settled, Slot, Slots, StateError, Steward, name_within};
+use crate::store::Rev;
 use crate::workflow::Failure;
 use crate::workflow::ctx::{Call, Ctx};
 use crate::workflow::place::Place as Spot;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
-use crate::workflow::run::{Doing, Listed, Run, Seat};
+use crate::workflow::run::{Doing, Listed, Note, Run, Seat};
 use crate::workflow::step::read_failure;
 
 /// The slots that a workflow can reach.
@@ -112,9 +110,9 @@ impl Steward for Journal {
                         return Ok(());
                     }
                     let doing = Doing::begin(&run, WaitsFor::Store, None);
-                    let passenger = Passenger { seat: Seat::new(doing), spot, entry };
-                    passenger.seat.doing.carry().await;
-                    job.rider = Some(Box::new(passenger));
+                    let seat = Seat::new(doing, Recording { spot, entry });
+                    seat.doing.carry().await;
+                    job.rider = Some(Box::new(seat));
                     place.shelf.submit(&place.key, job)
                 }
                 Some(EntryState::Done(text)) => match serde_json::from_str::<Recorded>(&text) {
@@ -177,49 +175,30 @@ fn saw(known: &Known) -> EntryState {
     EntryState::Saw { rev: known.rev.map(|rev| rev.0), state: known.state.as_ref().map(Value::to_string) }
 }
 
-/// An execution that has the record of a change go with the change.
-struct Passenger {
-    seat: Seat,
+/// The record of a change, which goes with the change.
+struct Recording {
     /// The operation's place in the journal.
     spot: Spot,
     entry: Entry,
 }
 
-impl Passenger {
-    fn record(&mut self, state: EntryState) {
-        self.seat.run.put_for_carrier(&self.spot, Entry { state, ..self.entry.clone() }, None);
-    }
-
-    fn answered(&mut self, changed: &Changed) {
-        let recorded: Recorded = (changed.value.clone(), changed.rev.0, changed.changed);
-        let text = serde_json::to_string(&recorded).expect("a value can be written as JSON");
-        self.record(EntryState::Done(text));
+impl Recording {
+    fn record(&self, run: &Run, state: EntryState) {
+        run.put_for_carrier(&self.spot, Entry { state, ..self.entry.clone() }, None);
     }
 }
 
-impl Rider for Passenger {
-    fn board(&mut self, commit: Commit, changed: &Changed) -> Commit {
-        self.seat.rise();
-        self.answered(changed);
-        self.seat.board(commit)
+impl Note<Changed, (Known, Option<Changed>)> for Recording {
+    fn answered(&mut self, run: &Run, changed: &Changed) {
+        let recorded: Recorded = (changed.value.clone(), changed.rev.0, changed.changed);
+        let text = serde_json::to_string(&recorded).expect("a value can be written as JSON");
+        self.record(run, EntryState::Done(text));
     }
 
-    fn landed(&mut self, receipt: &Receipt) {
-        self.seat.landed(receipt);
-    }
-
-    fn refused(&mut self, refusal: &Refusal) -> bool {
-        self.seat.refused(refusal)
-    }
-
-    fn failed(&mut self, error: &StoreError) {
-        self.seat.failed(error);
-    }
-
-    fn rests(&mut self, seen: Known, changed: Option<Changed>) {
+    fn rests(&mut self, run: &Run, (seen, changed): (Known, Option<Changed>)) {
         match changed {
-            Some(changed) => self.answered(&changed),
-            None => self.record(saw(&seen)),
+            Some(changed) => self.answered(run, &changed),
+            None => self.record(run, saw(&seen)),
         }
     }
 }

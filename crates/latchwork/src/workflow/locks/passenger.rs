@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
-use crate::lock::lane::{Answer, Ask, Rider};
+use crate::lock::lane::{Answer, Ask};
 use crate::lock::{LockError, LockName, LockRefused, Owner};
-use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
-use crate::workflow::ExecutionId;
+use crate::store::Timestamp;
 use crate::workflow::locks::{Unlocked, refused};
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, WaitsFor, failure_text};
-use crate::workflow::run::{Address, Doing, Effect, Listed, Run, Seat};
+use crate::workflow::run::{Address, Doing, Effect, Listed, Note, Run, Seat};
 
 /// The execution's own name for a request: the run and the place of the operation.
 pub(super) fn request_id(run: &Run, place: &Place) -> Vec<u8> {
@@ -59,8 +58,8 @@ impl Run {
     /// Releases what was dropped, with everything that came before.
     pub(crate) fn release_dropped(self: &Arc<Run>) {
         for dropped in self.with(|state| std::mem::take(&mut state.dropped)) {
-            let seat = Seat::new(Doing::aside(self));
-            let passenger = Passenger { seat, entry: None, unlocks: None, receives: None };
+            let note = Recording { entry: None, unlocks: None, receives: None };
+            let passenger = Passenger(Seat::new(Doing::aside(self), note));
             let name = match &dropped {
                 Dropped::Guard(lock, ..) | Dropped::Request(lock, _) => lock.clone(),
             };
@@ -123,9 +122,8 @@ impl Run {
     }
 }
 
-/// An execution that has the record of what it does to a lock go with it.
-pub(super) struct Passenger {
-    seat: Seat,
+/// What an execution records of what it does to a lock, in the same commit.
+pub(super) struct Recording {
     /// What is recorded, and until when it waits at the most. Nothing if that is not for the code to know.
     entry: Option<(Place, Entry, Option<Timestamp>)>,
     /// What is released, and where it was acquired.
@@ -134,107 +132,86 @@ pub(super) struct Passenger {
     receives: Option<Address>,
 }
 
+/// An execution that has the record of what it does to a lock go with it.
+pub(super) struct Passenger(Seat<Recording>);
+
 impl Passenger {
     pub(super) fn new(
         run: &Arc<Run>,
         entry: Option<(Place, Entry, Option<Timestamp>)>,
         unlocks: Option<(u64, String)>,
     ) -> Passenger {
-        let seat = Seat::new(Doing::begin(run, WaitsFor::Store, None));
-        Passenger { seat, entry, unlocks, receives: None }
+        let doing = Doing::begin(run, WaitsFor::Store, None);
+        Passenger(Seat::new(doing, Recording { entry, unlocks, receives: None }))
     }
 
     /// The same, with the receipt of a message.
     pub(super) fn receiving(mut self, address: Address) -> Passenger {
-        self.receives = Some(address);
+        self.0.note.receives = Some(address);
         self
     }
 
     async fn send(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockError> {
-        let engine = self.seat.run.engine.clone();
-        self.seat.doing.carry().await;
-        engine.locks.ask(lock, ask, Some(Box::new(self))).await
+        let run = self.0.run().clone();
+        self.0.doing.carry().await;
+        run.engine.locks.ask(lock, ask, Some((run.id.clone(), Box::new(self.0)))).await
     }
 
     /// Has something done to a lock, in a commit with the execution. What the lock refuses is given back.
     pub(super) async fn ask(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockRefused> {
-        let run = self.seat.run.clone();
+        let run = self.0.run().clone();
         match self.send(lock, ask).await {
             Ok(answer) => Ok(answer),
             Err(LockError::Refused(why)) => Err(why),
             Err(error) => run.stop_for(run.stops(error.into())).await,
         }
     }
+}
 
-    fn record(&mut self, state: EntryState) {
+impl Recording {
+    fn record(&self, run: &Run, state: EntryState) {
         if let Some((place, entry, _)) = &self.entry {
             let receipt = self.receives.clone().map(Effect::receipt);
-            self.seat.run.put_for_carrier(place, Entry { state, ..entry.clone() }, receipt);
+            run.put_for_carrier(place, Entry { state, ..entry.clone() }, receipt);
         }
     }
 
-    fn record_as_it_is(&mut self) {
+    fn record_as_it_is(&self, run: &Run) {
         if let Some((_, entry, _)) = &self.entry {
-            self.record(entry.state.clone());
-        }
-    }
-
-    fn answered(&mut self, answer: &Answer) {
-        let until_us = self.entry.as_ref().and_then(|(_, _, until)| until.map(|until| until.0));
-        match answer {
-            Answer::Granted(ticket) => self.record(EntryState::Done(ticket.to_string())),
-            Answer::Queued(ticket) => self.record(EntryState::Queued { ticket: *ticket, until_us }),
-            Answer::Busy => self.record(EntryState::Done("null".into())),
-            Answer::Released(was_held) => match self.unlocks.clone() {
-                Some((ticket, acquired)) => {
-                    let unlocked: Unlocked = (ticket, *was_held, acquired);
-                    self.record(EntryState::Done(serde_json::to_string(&unlocked).unwrap_or_default()));
-                }
-                None => self.record_as_it_is(),
-            },
-            Answer::Withdrawn => self.record_as_it_is(),
-            Answer::Gone => {}
+            self.record(run, entry.state.clone());
         }
     }
 }
 
-impl Rider for Passenger {
-    fn execution(&self) -> &ExecutionId {
-        &self.seat.run.id
-    }
-
-    fn board(&mut self, commit: Commit, answer: &Answer) -> Commit {
-        self.seat.rise();
-        self.answered(answer);
-        self.seat.board(commit)
-    }
-
-    fn landed(&mut self, receipt: &Receipt) {
-        self.seat.landed(receipt);
-    }
-
-    fn refused(&mut self, refusal: &Refusal) -> bool {
-        let is_own = self.seat.refused(refusal);
-        if !is_own {
-            // The next time it may come to something else.
-            self.entry.iter().for_each(|(place, ..)| self.seat.run.take_back(place));
+impl Note<Answer, std::result::Result<Answer, LockError>> for Recording {
+    fn answered(&mut self, run: &Run, answer: &Answer) {
+        let until_us = self.entry.as_ref().and_then(|(_, _, until)| until.map(|until| until.0));
+        match answer {
+            Answer::Granted(ticket) => self.record(run, EntryState::Done(ticket.to_string())),
+            Answer::Queued(ticket) => self.record(run, EntryState::Queued { ticket: *ticket, until_us }),
+            Answer::Busy => self.record(run, EntryState::Done("null".into())),
+            Answer::Released(was_held) => match self.unlocks.clone() {
+                Some((ticket, acquired)) => {
+                    let unlocked: Unlocked = (ticket, *was_held, acquired);
+                    self.record(run, EntryState::Done(serde_json::to_string(&unlocked).unwrap_or_default()));
+                }
+                None => self.record_as_it_is(run),
+            },
+            Answer::Withdrawn => self.record_as_it_is(run),
+            Answer::Gone => {}
         }
-        is_own
     }
 
-    fn failed(&mut self, error: &StoreError) {
-        self.seat.failed(error);
+    fn again(&mut self, run: &Run) {
+        self.entry.iter().for_each(|(place, ..)| run.take_back(place));
     }
 
-    fn rests(&mut self, answer: &std::result::Result<Answer, LockError>) {
-        self.seat.rise();
+    fn rests(&mut self, run: &Run, answer: std::result::Result<Answer, LockError>) {
         match answer {
             // Of a withdrawal that came too late, there is a message.
             Ok(Answer::Granted(_)) if self.entry.as_ref().is_some_and(|(_, entry, _)| is_given(entry)) => {}
-            Ok(answer) => self.answered(answer),
-            Err(LockError::Refused(why)) => {
-                self.record(EntryState::Gave(failure_text(&refused(why.clone().into()))));
-            }
+            Ok(answer) => self.answered(run, &answer),
+            Err(LockError::Refused(why)) => self.record(run, EntryState::Gave(failure_text(&refused(why.into())))),
             Err(_) => {}
         }
     }

@@ -1,65 +1,91 @@
-//! An execution that goes along in a commit of somebody else's.
+//! An execution as the rider of a job in a lane of a slot or a lock.
 
 use std::sync::Arc;
 
+use crate::lane::Rider;
 use crate::store::{Commit, Receipt, Refusal, StoreError};
 use crate::workflow::run::{Boarded, Doing, Next, Run, Verdict};
 
+/// What an execution records of a job that it rides with.
+pub(crate) trait Note<A, R>: Send {
+    /// The job's answer, which is recorded in the same commit.
+    fn answered(&mut self, run: &Run, answer: &A);
+
+    /// Nothing is written for the job.
+    fn rests(&mut self, run: &Run, rest: R);
+
+    /// The job is done again, and may come to something else.
+    fn again(&mut self, _run: &Run) {}
+}
+
 /// Keeps all other commits of the execution waiting until it is dropped, once it is its carrier.
-pub(crate) struct Seat {
-    pub(crate) run: Arc<Run>,
+pub(crate) struct Seat<N> {
     pub(crate) doing: Doing,
+    pub(crate) note: N,
     boarded: Option<Boarded>,
 }
 
-impl Drop for Seat {
+impl<N> Drop for Seat<N> {
     fn drop(&mut self) {
         self.doing.ends();
     }
 }
 
-impl Seat {
-    pub(crate) fn new(doing: Doing) -> Seat {
-        Seat { run: doing.run.clone(), doing, boarded: None }
+impl<N> Seat<N> {
+    pub(crate) fn new(doing: Doing, note: N) -> Seat<N> {
+        Seat { doing, note, boarded: None }
     }
 
-    /// The last commit was more than the store takes at once, and nobody was told.
-    pub(crate) fn rise(&mut self) {
+    pub(crate) fn run(&self) -> &Arc<Run> {
+        &self.doing.run
+    }
+
+    /// The last commit was more than the store takes at once, and was not told of.
+    fn rise(&mut self) {
         if let Some(boarded) = self.boarded.take() {
-            self.run.put_back(boarded);
+            self.doing.run.put_back(boarded);
         }
     }
+}
 
-    /// Adds everything that the execution has to say to a commit.
-    pub(crate) fn board(&mut self, commit: Commit) -> Commit {
-        let (commit, boarded) = self.run.board(commit, Next::Runs);
+impl<A, R, N: Note<A, R>> Rider<A, R> for Seat<N> {
+    /// Adds everything that the execution has to say.
+    fn board(&mut self, commit: Commit, answer: &A) -> Commit {
+        self.rise();
+        self.note.answered(&self.doing.run, answer);
+        let (commit, boarded) = self.doing.run.board(commit, Next::Runs);
         self.boarded = Some(boarded);
         commit
     }
 
-    pub(crate) fn landed(&mut self, receipt: &Receipt) {
+    fn landed(&mut self, receipt: &Receipt) {
         if let Some(boarded) = self.boarded.take() {
-            self.run.landed(boarded, receipt);
+            self.doing.run.landed(boarded, receipt);
         }
     }
 
-    /// Whether the commit was refused for a reason of the execution's own, which then stops.
-    pub(crate) fn refused(&mut self, refusal: &Refusal) -> bool {
-        match self.boarded.take().map(|boarded| self.run.refused(boarded, refusal)) {
-            Some(Verdict::Stop(stop)) => {
-                self.run.set_stop(stop);
-                true
-            }
-            _ => false,
+    fn refused(&mut self, refusal: &Refusal) -> bool {
+        let run = &self.doing.run;
+        if let Some(Verdict::Stop(stop)) = self.boarded.take().map(|boarded| run.refused(boarded, refusal)) {
+            run.set_stop(stop);
+            return true;
+        }
+        self.note.again(run);
+        false
+    }
+
+    fn failed(&mut self, error: &StoreError) {
+        if let Some(boarded) = self.boarded.take() {
+            let run = &self.doing.run;
+            run.put_back(boarded);
+            run.engine.node.doubt();
+            // The branch that it is of may have been given up meanwhile, and not be told.
+            run.set_stop(run.failed(error.clone()));
         }
     }
 
-    pub(crate) fn failed(&mut self, error: &StoreError) {
-        if let Some(boarded) = self.boarded.take() {
-            self.run.put_back(boarded);
-            self.run.engine.node.doubt();
-            // The branch that it is of may have been given up meanwhile, and nobody there be told.
-            self.run.set_stop(self.run.failed(error.clone()));
-        }
+    fn rests(&mut self, rest: R) {
+        self.rise();
+        self.note.rests(&self.doing.run, rest);
     }
 }
