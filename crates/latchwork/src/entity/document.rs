@@ -289,13 +289,4 @@ mod tests {
         }
         assert!(Record::decode(&[1, 0]).is_err());
     }
-
-    #[test]
-    fn an_entity_written_without_a_rev_reads_as_rev_1() {
-        let entity: Entity = serde_json::from_value(json!({"id": "a", "type": "t", "data": 1})).unwrap();
-        assert_eq!((entity.rev, entity.metadata.len()), (Rev(1), 0));
-        let written = serde_json::to_value(Entity { rev: Rev(7), ..entity.clone() }).unwrap();
-        assert_eq!(written["_rev"], json!(7));
-        assert_eq!(serde_json::from_value::<Entity>(written).unwrap(), Entity { rev: Rev(7), ..entity });
-    }
 }

@@ -356,4 +356,31 @@ impl ser::SerializeMap for Fields {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::json::arbitrary;
+
+    #[test]
+    fn a_json_value_of_any_depth_is_looked_at_without_falling_over() {
+        let mut deep = (0..100_000).fold(Value::Null, |value, _| Value::Array(vec![value]));
+        let found = (check(&deep), to_value(&deep));
+        // Dropped as a whole it would need a deep stack, also by an assertion that fails.
+        while let Value::Array(mut items) = deep {
+            deep = items.remove(0);
+        }
+        let expected = JsonError::TooDeep { path: "[0]".repeat(MAX_DEPTH), limit: MAX_DEPTH };
+        assert_eq!(found, (Err(expected.clone()), Err(expected)));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn json_values_become_themselves(value in arbitrary::value()) {
+            prop_assert_eq!(check(&value), Ok(()));
+            prop_assert_eq!(to_value(&value), Ok(value));
+        }
+    }
+}

@@ -183,6 +183,3 @@ mod micros {
         u64::deserialize(deserializer).map(Timestamp)
     }
 }
-
-#[cfg(test)]
-mod tests;
