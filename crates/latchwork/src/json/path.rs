@@ -94,13 +94,13 @@ impl Path {
 pub(crate) fn find_in<'a>(segments: &[String], root: &'a Value) -> Option<&'a Value> {
     segments.iter().try_fold(root, |value, segment| match value {
         Value::Object(fields) => fields.get(segment),
-        Value::Array(items) => items.get(index(segment)?),
+        Value::Array(items) => items.get(array_index(segment)?),
         _ => None,
     })
 }
 
 /// One spelling for each index, so that two paths that differ never find the same.
-fn index(segment: &str) -> Option<usize> {
+pub(crate) fn array_index(segment: &str) -> Option<usize> {
     let plain = segment == "0" || !segment.starts_with(['0', '+']);
     if plain { segment.parse().ok() } else { None }
 }
