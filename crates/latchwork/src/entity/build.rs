@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::entity::declare::{Declaration, TypeSpec};
 use crate::entity::document::Record;
 use crate::entity::index::{self, Index, IndexState};
+use crate::entity::prepare::as_found;
 use crate::entity::{Entities, EntityError, EntityId, Result};
 use crate::lane::{Part, Tag};
 use crate::record::Record as _;
@@ -24,15 +25,7 @@ impl Entities {
     /// unique, this fails, names two of them, and leaves no trace.
     pub async fn declare(&self, spec: TypeSpec) -> Result<()> {
         let asked = spec.checked()?;
-        loop {
-            let (rev, declaration) = self.declaration(&spec.name).await?;
-            let mut wanted = (*declaration).clone();
-            wanted.add_missing(&spec.name, &asked)?;
-            if wanted == *declaration || self.redeclare(&spec.name, rev, &wanted).await? {
-                break;
-            }
-        }
-        self.settle(&spec.name).await?;
+        self.change_declaration(&spec.name, |declaration| declaration.with_missing(&spec.name, &asked)).await?;
         // What somebody else was building has failed for them, and for whoever asked for it beside them.
         let (_, declaration) = self.declaration(&spec.name).await?;
         match asked.iter().find(|(fields, unique)| declaration.find(fields, *unique).is_none()) {
@@ -47,16 +40,27 @@ impl Entities {
     /// Takes back what was declared of a type: those indexes and unique values that are named and exist.
     pub async fn undeclare(&self, spec: TypeSpec) -> Result<()> {
         let named = spec.checked()?;
-        loop {
-            let (rev, declaration) = self.declaration(&spec.name).await?;
+        let without_named = |declaration: &Declaration| {
             let dropped = named.iter().filter_map(|(fields, unique)| declaration.find(fields, *unique));
-            let wanted = dropped
-                .fold((*declaration).clone(), |wanted, index| wanted.with_state(index.number, IndexState::Dropping));
-            if wanted == *declaration || self.redeclare(&spec.name, rev, &wanted).await? {
-                break;
+            let dropping = |wanted: Declaration, index: &Index| wanted.with_state(index.number, IndexState::Dropping);
+            Ok(dropped.fold(declaration.clone(), dropping))
+        };
+        self.change_declaration(&spec.name, without_named).await
+    }
+
+    /// Changes the declaration, and does what follows from that.
+    async fn change_declaration(
+        &self,
+        entity_type: &str,
+        change: impl Fn(&Declaration) -> Result<Declaration>,
+    ) -> Result<()> {
+        loop {
+            let (rev, declaration) = self.declaration(entity_type).await?;
+            let wanted = change(&declaration)?;
+            if wanted == *declaration || self.redeclare(entity_type, rev, &wanted).await? {
+                return self.settle(entity_type).await;
             }
         }
-        self.settle(&spec.name).await
     }
 
     async fn declaration(&self, entity_type: &str) -> Result<(Option<Rev>, Arc<Declaration>)> {
@@ -67,8 +71,7 @@ impl Entities {
     }
 
     fn declaration_check(&self, entity_type: &str, rev: Option<Rev>) -> Check {
-        let key = self.type_key(entity_type);
-        rev.map_or_else(|| Check::Absent(key.clone()), |rev| Check::AtRev(key.clone(), rev))
+        as_found(self.type_key(entity_type), rev)
     }
 
     /// Replaces the declaration, if it is at the rev it was read at.
@@ -120,7 +123,7 @@ impl Entities {
             let Some((last, _)) = found.last() else { return Ok(true) };
             let declared = Part::default().check(DECLARED, self.declaration_check(entity_type, rev));
             let (commit, declared) = declared.place(Commit::new());
-            let mut entering = Entering::new(commit);
+            let mut entering = Entering { commit, owners: BTreeMap::new() };
             for (_, item) in &found {
                 let id = EntityId::from_stored(&item.value)?;
                 self.enter(&view, &mut entering, index, &id).await?;
@@ -140,7 +143,7 @@ impl Entities {
         let key = self.key(id);
         let damaged = || EntityError::corrupt(format!("entity {id:?}"));
         let item = view.get(&key).await?.ok_or_else(damaged)?;
-        let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
+        let record = Record::of(id, &item.value)?;
         let entry = index.entry(id, &record, self.store().limits().key_bytes)?;
         let entry_key = self.index_key(&entry.key);
         let owner = match view.get(&entry_key).await? {
@@ -187,12 +190,6 @@ struct Entering {
     commit: Commit,
     /// Whose they are.
     owners: BTreeMap<Vec<u8>, EntityId>,
-}
-
-impl Entering {
-    fn new(commit: Commit) -> Entering {
-        Entering { commit, owners: BTreeMap::new() }
-    }
 }
 
 /// Half of a batch that was more than a commit takes.

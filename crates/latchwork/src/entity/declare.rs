@@ -12,8 +12,8 @@ use crate::entity::filter::Field;
 use crate::entity::index::{Index, IndexState};
 use crate::entity::op::check_type_name;
 use crate::entity::{EntityError, Result};
-use crate::record::{self, Record};
-use crate::store::{Bytes, Item, Rev};
+use crate::record::{Record, stored};
+use crate::store::{Item, Rev};
 
 /// What is to be declared of a type.
 ///
@@ -88,50 +88,14 @@ impl TypeSpec {
 }
 
 /// What holds of a type.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Declaration {
     /// The number of the last index that was declared.
     last: u16,
     pub(crate) indexes: Vec<Index>,
 }
 
-/// How a declaration is written, behind a byte of version.
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    last: u16,
-    indexes: Vec<StoredIndex>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredIndex {
-    number: u16,
-    unique: bool,
-    state: IndexState,
-    fields: Vec<String>,
-}
-
-impl Record for Declaration {
-    fn encode(&self) -> Bytes {
-        let stored = |index: &Index| StoredIndex {
-            number: index.number,
-            unique: index.unique,
-            state: index.state,
-            fields: index.fields.iter().map(ToString::to_string).collect(),
-        };
-        let stored = Stored { last: self.last, indexes: self.indexes.iter().map(stored).collect() };
-        record::write::<Self>(&stored)
-    }
-
-    fn read(_: u8, fields: &[u8]) -> Option<Declaration> {
-        let stored: Stored = record::read_all(fields)?;
-        let index = |stored: StoredIndex| {
-            let fields = stored.fields.iter().map(|field| Field::parse(field).ok()).collect::<Option<Vec<_>>>()?;
-            Some(Index { number: stored.number, fields, unique: stored.unique, state: stored.state })
-        };
-        let indexes = stored.indexes.into_iter().map(index).collect::<Option<Vec<_>>>()?;
-        Some(Declaration { last: stored.last, indexes })
-    }
-}
+stored!(Declaration);
 
 impl Declaration {
     pub(crate) fn find(&self, fields: &[Field], unique: bool) -> Option<&Index> {
@@ -152,24 +116,23 @@ impl Declaration {
         self.indexes.iter().filter(|index| index.state == IndexState::Ready)
     }
 
-    /// Adds what is asked for and missing, to be built.
-    pub(crate) fn add_missing(&mut self, entity_type: &str, asked: &[(Vec<Field>, bool)]) -> Result<()> {
+    /// The declaration with all that is asked for. What was missing is to be built.
+    pub(crate) fn with_missing(&self, entity_type: &str, asked: &[(Vec<Field>, bool)]) -> Result<Declaration> {
+        let refuse = |reason: String| EntityError::Declaration { entity_type: entity_type.into(), reason };
+        let mut changed = self.clone();
         for (fields, unique) in asked {
-            if self.find(fields, *unique).is_some() {
+            if changed.find(fields, *unique).is_some() {
                 continue;
             }
-            let refuse = |reason: String| Err(EntityError::Declaration { entity_type: entity_type.into(), reason });
-            if self.indexes.len() >= INDEXES {
-                return refuse(format!("a type has at most {INDEXES} indexes"));
+            if changed.indexes.len() >= INDEXES {
+                return Err(refuse(format!("a type has at most {INDEXES} indexes")));
             }
-            let Some(number) = self.last.checked_add(1) else {
-                return refuse("it has been given all the numbers for indexes that there are".into());
-            };
-            self.last = number;
-            let (fields, unique) = (fields.clone(), *unique);
-            self.indexes.push(Index { number, fields, unique, state: IndexState::Building });
+            let spent = || refuse("it has been given all the numbers for indexes that there are".into());
+            changed.last = changed.last.checked_add(1).ok_or_else(spent)?;
+            let (number, fields, unique) = (changed.last, fields.clone(), *unique);
+            changed.indexes.push(Index { number, unique, state: IndexState::Building, fields });
         }
-        Ok(())
+        Ok(changed)
     }
 
     /// The declaration with one index in another state.
@@ -229,9 +192,8 @@ mod tests {
     #[test]
     fn a_declaration_comes_back_as_it_was_stored() {
         let asked = TypeSpec::new("t").unique(["data.a\\.b", "metadata.c"]).index(["data"]).checked().unwrap();
-        let mut declaration = Declaration::default();
-        declaration.add_missing("t", &asked).unwrap();
-        declaration.add_missing("t", &asked).unwrap();
+        let declaration = Declaration::default().with_missing("t", &asked).unwrap();
+        assert_eq!(declaration.with_missing("t", &asked).unwrap(), declaration);
         assert_eq!(declaration.indexes.len(), 2);
         for state in [IndexState::Building, IndexState::Ready, IndexState::Dropping] {
             let declaration = declaration.with_state(2, state);

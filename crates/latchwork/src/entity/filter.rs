@@ -3,7 +3,7 @@
 
 use std::cmp::Ordering;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::json::{self, JsonError, Path, PathError};
@@ -54,9 +54,24 @@ impl FilterError {
     }
 }
 
-/// A place in an entity: `data`, or a path into `data` or `metadata`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// A place in an entity: `data`, or a path into `data` or `metadata`. It is stored as it is written.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub(crate) struct Field(Path);
+
+impl From<Field> for String {
+    fn from(field: Field) -> String {
+        field.to_string()
+    }
+}
+
+impl TryFrom<String> for Field {
+    type Error = FilterError;
+
+    fn try_from(text: String) -> Result<Field, FilterError> {
+        Field::parse(&text)
+    }
+}
 
 impl Field {
     pub(crate) fn parse(text: &str) -> Result<Field, FilterError> {

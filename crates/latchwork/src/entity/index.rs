@@ -11,13 +11,13 @@ use crate::entity::{EntityError, EntityId, Result};
 use crate::json;
 
 /// An index as it is declared and kept.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Index {
     /// Its number within the type; never given out twice.
     pub(crate) number: u16,
-    pub(crate) fields: Vec<Field>,
     pub(crate) unique: bool,
     pub(crate) state: IndexState,
+    pub(crate) fields: Vec<Field>,
 }
 
 /// How far an index is.

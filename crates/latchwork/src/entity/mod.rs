@@ -99,10 +99,7 @@ impl Entities {
     }
 
     async fn with(store: &Store, history: Option<History>) -> Result<Entities> {
-        let spec = |name| match history {
-            Some(history) => SpaceSpec::new(name).history(history),
-            None => SpaceSpec::new(name),
-        };
+        let spec = |name| history.into_iter().fold(SpaceSpec::new(name), SpaceSpec::history);
         // The entities come last: whoever finds them finds the others, with the same history.
         let types = store.space(spec(TYPES)).await?;
         let index = store.space(spec(INDEX)).await?;
@@ -153,10 +150,8 @@ impl Entities {
     pub async fn get(&self, id: impl Into<EntityId>) -> Result<Option<Entity>> {
         let id = id.into();
         id.validate()?;
-        match self.inner.store.view().await?.get(&self.key(&id)).await? {
-            Some(item) => Entity::decode(id, &item).map(Some),
-            None => Ok(None),
-        }
+        let item = self.inner.store.view().await?.get(&self.key(&id)).await?;
+        item.map(|item| Entity::decode(id, &item)).transpose()
     }
 
     /// Changes an entity and gives its new rev.
@@ -165,16 +160,11 @@ impl Entities {
             return Ok(self.single(Transaction::new().update(update)).await?.rev);
         }
         let update = update.checked()?;
-        let apply = |draft: &mut Draft| {
-            update.apply(&mut draft.data, &mut draft.metadata);
-            Ok::<(), Infallible>(())
-        };
-        match self.change(&update.id, TRIES, apply).await {
-            Ok((rev, ())) => Ok(rev),
-            Err(ChangeError::Entity(EntityError::RetriesSpent { tries, .. })) => Err(EntityError::Contended { tries }),
-            Err(ChangeError::Entity(error)) => Err(error),
-            Err(ChangeError::Refused(never)) => match never {},
-        }
+        let apply = |draft: &mut Draft| update.apply(&mut draft.data, &mut draft.metadata);
+        self.update_with(&update.id, TRIES, apply).await.map_err(|error| match error {
+            EntityError::RetriesSpent { tries, .. } => EntityError::Contended { tries },
+            error => error,
+        })
     }
 
     /// Changes entities, all or none of them.

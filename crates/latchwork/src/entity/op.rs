@@ -176,10 +176,7 @@ impl Update {
         self.id.validate()?;
         let shown = format!("{:?}", self.id);
         let data = self.data.map(|data| document(data, &shown, "data")).transpose()?;
-        let metadata = match self.metadata {
-            Some(given) => Some(object(document(given, &shown, "metadata")?, &shown)?),
-            None => None,
-        };
+        let metadata = self.metadata.map(|given| object(document(given, &shown, "metadata")?, &shown)).transpose()?;
         let Update { id, replace_metadata, if_rev, .. } = self;
         Ok(CheckedUpdate { id, data, metadata, replace_metadata, if_rev })
     }

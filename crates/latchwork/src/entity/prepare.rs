@@ -15,6 +15,14 @@ use crate::store::{Check, Commit, Generation, Item, Key, Rev, View};
 /// A rev that no key ever has: a check for it fails and tells what there is.
 const NO_REV: Rev = Rev(0);
 
+/// The check that a key is as it was found: at a rev, or not there.
+pub(crate) fn as_found(key: Key, rev: Option<Rev>) -> Check {
+    match rev {
+        Some(rev) => Check::AtRev(key, rev),
+        None => Check::Absent(key),
+    }
+}
+
 /// What a check of the commit stands for.
 #[derive(Debug, Clone)]
 pub(crate) enum Meaning {
@@ -79,7 +87,6 @@ pub(crate) struct Change {
 /// Builds the commit: checks with their meanings, and writes.
 struct Preparing<'a> {
     entities: &'a Entities,
-    view: Option<&'a View>,
     commit: Commit,
     meanings: Vec<Meaning>,
     doomed: bool,
@@ -87,6 +94,10 @@ struct Preparing<'a> {
 }
 
 impl Preparing<'_> {
+    fn new(entities: &Entities, commit: Commit) -> Preparing<'_> {
+        Preparing { entities, commit, meanings: Vec::new(), doomed: false, changes: Vec::new() }
+    }
+
     fn check(&mut self, check: Check, meaning: Meaning) {
         self.commit = std::mem::take(&mut self.commit).check(check);
         self.meanings.push(meaning);
@@ -117,14 +128,7 @@ impl Preparing<'_> {
 
 impl Entities {
     pub(crate) async fn prepare(&self, view: &View, transaction: &Checked) -> Result<Prepared> {
-        let mut preparing = Preparing {
-            entities: self,
-            view: Some(view),
-            commit: Commit::new().meta(transaction.meta.encode()),
-            meanings: Vec::new(),
-            doomed: false,
-            changes: Vec::new(),
-        };
+        let mut preparing = Preparing::new(self, Commit::new().meta(transaction.meta.encode()));
         if let Some(generation) = transaction.at_generation {
             preparing.check(Check::AtGeneration(generation), Meaning::Generation);
         }
@@ -143,21 +147,14 @@ impl Entities {
                 CheckedOp::Add(id, _) => *added.entry(id).or_insert(index),
                 _ => index,
             };
-            ops.push(preparing.op(index, op, first).await?);
+            ops.push(preparing.op(view, index, op, first).await?);
         }
         preparing.finish(ops).await
     }
 
     /// One change of one entity, known to be at a rev, as a commit of its own.
     pub(crate) async fn prepare_change(&self, change: Change, rev: Rev) -> Result<Prepared> {
-        let mut preparing = Preparing {
-            entities: self,
-            view: None,
-            commit: Commit::new(),
-            meanings: Vec::new(),
-            doomed: false,
-            changes: Vec::new(),
-        };
+        let mut preparing = Preparing::new(self, Commit::new());
         let key = self.key(&change.id);
         preparing.check(Check::AtRev(key, rev), Meaning::Fresh);
         let entity_type = change.after.as_ref().map(|record| record.entity_type.clone());
@@ -169,18 +166,14 @@ impl Entities {
 
 impl Preparing<'_> {
     /// Makes an operation's checks and notes its change.
-    async fn op(&mut self, index: usize, op: &CheckedOp, first: usize) -> Result<PreparedOp> {
+    async fn op(&mut self, view: &View, index: usize, op: &CheckedOp, first: usize) -> Result<PreparedOp> {
         let (id, key) = (op.id().clone(), self.entities.key(op.id()));
-        let view = self.view.expect("operations are prepared with a view");
         let item = view.get(&key).await?;
         let found = item.as_ref().map(|item| item.rev);
         let mut done =
             PreparedOp { id: id.clone(), entity_type: None, effect: Effect::Checked, rev: RevOf::Known(NO_REV) };
         // The record before, of an operation that goes on from it.
-        let before = |item: Option<Item>| -> Result<Option<Record>> {
-            let Some(item) = item else { return Ok(None) };
-            Ok(Some(Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?))
-        };
+        let before = |item: Option<Item>| item.map(|item| Record::of(&id, &item.value)).transpose();
         match op {
             CheckedOp::Add(_, add) => {
                 done.entity_type = Some(add.entity_type.clone());
@@ -349,11 +342,7 @@ impl Preparing<'_> {
                 continue;
             }
             let known = self.entities.declared(entity_type).await?;
-            let key = self.entities.type_key(entity_type);
-            let check = match &known {
-                Some((rev, _)) => Check::AtRev(key, *rev),
-                None => Check::Absent(key),
-            };
+            let check = as_found(self.entities.type_key(entity_type), known.as_ref().map(|(rev, _)| *rev));
             self.check(check, Meaning::Declared(entity_type.clone()));
             declared.insert(entity_type.clone(), known);
         }

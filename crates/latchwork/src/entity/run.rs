@@ -1,13 +1,10 @@
 //! Answers a query on a view: goes through the ranges that the plan names, looks at each entity there, and keeps what
 //! matches. The same for every view, those of the past included.
 
-use std::collections::BinaryHeap;
-
 use crate::entity::document::{Moment, Record};
 use crate::entity::plan::{self, Path};
 use crate::entity::query::{Access, CheckedQuery, Position};
 use crate::entity::{Entity, EntityError, EntityId, EntityView, Page, Plan, Query, Result};
-use crate::record::Record as _;
 use crate::store::{Item, Key, Order, Range, View};
 
 /// How many entries are read at once, at the most and at the least.
@@ -53,26 +50,6 @@ struct Match {
     entity: Entity,
 }
 
-impl PartialEq for Match {
-    fn eq(&self, other: &Match) -> bool {
-        self.sort_key == other.sort_key
-    }
-}
-
-impl Eq for Match {}
-
-impl PartialOrd for Match {
-    fn partial_cmp(&self, other: &Match) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Match {
-    fn cmp(&self, other: &Match) -> std::cmp::Ordering {
-        self.sort_key.cmp(&other.sort_key)
-    }
-}
-
 struct Run<'a> {
     view: &'a EntityView,
     pinned: &'a View,
@@ -83,7 +60,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     async fn page(mut self) -> Result<Page> {
-        let mut matches = if self.path.plan.sorts { self.gather().await? } else { self.stream().await? };
+        let mut matches = self.matches().await?;
         let more = matches.len() > self.query.limit;
         matches.truncate(self.query.limit);
         let next = matches.last().filter(|_| more).map(|last| self.query.cursor(&last.position));
@@ -94,44 +71,46 @@ impl Run<'_> {
     /// The ranges to go through, with the part behind the cursor left out where the order is the index's own.
     fn ranges(&self) -> Vec<Range> {
         let entities = self.view.entities();
-        if self.path.plan.access == Access::ScanAll {
-            let all = entities.all();
-            let after = self.query.after.as_ref().filter(|_| !self.path.plan.sorts);
-            return vec![after.map_or(all.clone(), |position| all.after(&entities.key(&position.id)))];
-        }
-        let ranges = self.path.ranges.iter().map(|(start, end)| entities.index_range(start, end));
-        let after = self.query.after.as_ref().filter(|_| !self.path.plan.sorts);
-        let Some(position) = after else { return ranges.collect() };
-        let key_bytes = entities.store().limits().key_bytes;
-        let key = entities.index_key(&self.path.key_at(position, key_bytes));
-        let rest = |range: Range| match self.path.order {
-            Order::Ascending => range.after(&key),
-            Order::Descending => range.before(&key),
+        let scans_all = self.path.plan.access == Access::ScanAll;
+        let ranges = match scans_all {
+            true => vec![entities.all()],
+            false => self.path.ranges.iter().map(|(start, end)| entities.index_range(start, end)).collect(),
         };
-        ranges.map(rest).collect()
+        let after = self.query.after.as_ref().filter(|_| !self.path.plan.sorts);
+        let Some(position) = after else { return ranges };
+        let key = match scans_all {
+            true => entities.key(&position.id),
+            false => entities.index_key(&self.path.key_at(position, entities.store().limits().key_bytes)),
+        };
+        ranges.iter().map(|range| self.behind(range, &key)).collect()
     }
 
-    /// Reads in the order asked for until a page is full, and one more to know whether there is another.
-    async fn stream(&mut self) -> Result<Vec<Match>> {
-        let mut matches = Vec::new();
+    /// The matches of a page in the order asked for, and one more to know whether there is another page. Where the
+    /// index has that order, reading ends with the last of them; otherwise all is read, and the first are kept.
+    async fn matches(&mut self) -> Result<Vec<Match>> {
+        let (sorts, order) = (self.path.plan.sorts, self.path.order);
         let wanted = self.query.limit.saturating_add(1);
+        let mut matches = Vec::new();
         for range in self.ranges() {
             let mut rest = range.clone();
-            let mut batch = wanted.clamp(FIRST_BATCH, BATCH);
+            let mut batch = if sorts { BATCH } else { wanted.clamp(FIRST_BATCH, BATCH) };
             loop {
-                let found = self.pinned.scan(&rest, self.path.order, batch).await?;
+                let found = self.pinned.scan(&rest, order, batch).await?;
                 let ends = found.len() < batch;
                 for (key, item) in found {
                     matches.extend(self.look(&key, &item).await?);
                     rest = self.behind(&rest, &key);
-                    if matches.len() == wanted {
-                        let seen = match self.path.order {
+                    if !sorts && matches.len() == wanted {
+                        let seen = match order {
                             Order::Ascending => range.through(&key),
                             Order::Descending => range.from(&key),
                         };
                         self.view.remember(seen, || self.what());
                         return Ok(matches);
                     }
+                }
+                if sorts && matches.len() / 2 >= wanted {
+                    keep_first(&mut matches, wanted);
                 }
                 if ends {
                     break;
@@ -140,36 +119,13 @@ impl Run<'_> {
             }
             self.view.remember(range, || self.what());
         }
+        if sorts {
+            keep_first(&mut matches, wanted);
+        }
         Ok(matches)
     }
 
-    /// Reads everything and keeps the first matches in the order asked for.
-    async fn gather(&mut self) -> Result<Vec<Match>> {
-        let wanted = self.query.limit.saturating_add(1);
-        let mut heap = BinaryHeap::new();
-        for range in self.ranges() {
-            let mut rest = range.clone();
-            loop {
-                let found = self.pinned.scan(&rest, Order::Ascending, BATCH).await?;
-                let ends = found.len() < BATCH;
-                for (key, item) in found {
-                    rest = rest.after(&key);
-                    if let Some(found) = self.look(&key, &item).await? {
-                        heap.push(found);
-                        if heap.len() > wanted {
-                            heap.pop();
-                        }
-                    }
-                }
-                if ends {
-                    break;
-                }
-            }
-            self.view.remember(range, || self.what());
-        }
-        Ok(heap.into_sorted_vec())
-    }
-
+    /// What is left of a range when this key was read.
     fn behind(&self, rest: &Range, key: &Key) -> Range {
         match self.path.order {
             Order::Ascending => rest.after(key),
@@ -192,7 +148,7 @@ impl Run<'_> {
     }
 
     fn matched(&self, id: EntityId, item: &Item) -> Result<Option<Match>> {
-        let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
+        let record = Record::of(&id, &item.value)?;
         if !self.query.matches(&record) {
             return Ok(None);
         }
@@ -219,4 +175,10 @@ impl Run<'_> {
             (_, None) => "the list of all entities".into(),
         }
     }
+}
+
+/// Puts matches in the order asked for and drops what is behind so many.
+fn keep_first(matches: &mut Vec<Match>, wanted: usize) {
+    matches.sort_unstable_by(|a, b| a.sort_key.cmp(&b.sort_key));
+    matches.truncate(wanted);
 }

@@ -117,17 +117,14 @@ impl Entities {
     }
 
     async fn failure(&self, check: &FailedCheck, meaning: &Meaning, ops: &[PreparedOp]) -> Result<Option<FailedOp>> {
+        let whole = |error: EntityError| Ok(Some(FailedOp { op: None, error }));
         let at = |op: usize, error: EntityError| Ok(Some(FailedOp { op: Some(op), error }));
         let id = |op: usize| ops[op].id.clone();
         match (meaning, &check.check, &check.actual) {
             (Meaning::Generation, Check::AtGeneration(expected), Actual::AtGeneration(actual)) => {
-                let error = EntityError::GenerationConflict { expected: *expected, actual: *actual };
-                Ok(Some(FailedOp { op: None, error }))
+                whole(EntityError::GenerationConflict { expected: *expected, actual: *actual })
             }
-            (Meaning::Read { what, at }, ..) => {
-                let error = EntityError::ReadChanged { what: what.clone(), read_at: *at };
-                Ok(Some(FailedOp { op: None, error }))
-            }
+            (Meaning::Read { what, at }, ..) => whole(EntityError::ReadChanged { what: what.clone(), read_at: *at }),
             (Meaning::Right { op, right }, ..) => {
                 Ok(Some(FailedOp { op: *op, error: EntityError::Fenced { right: right.clone() } }))
             }

@@ -2,7 +2,7 @@
 
 use crate::entity::document::Record;
 use crate::entity::index::{self, IndexState};
-use crate::entity::{Entities, EntityError, EntityId, Result};
+use crate::entity::{Entities, EntityId, Result};
 use crate::record::{BadRecord, Record as _};
 use crate::store::{Damage, Key, Order, Range, View};
 
@@ -25,7 +25,7 @@ impl Entities {
             rest = next;
             for (key, item) in items {
                 let id = EntityId::from_stored(key.bytes())?;
-                let record = match Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}"))) {
+                let record = match Record::of(&id, &item.value) {
                     Ok(record) => record,
                     Err(bad) if bad.why.is_version() => return Err(bad.into()),
                     Err(BadRecord { place, .. }) => {
@@ -33,7 +33,7 @@ impl Entities {
                         continue;
                     }
                 };
-                for (number, key) in self.expected(view, &id, &record).await? {
+                for (number, key) in self.entries(view, &id, &record, |state| state == IndexState::Ready).await? {
                     let found = view.get(&self.index_key(&key)).await?;
                     if found.is_none_or(|found| found.value != id.as_bytes()) {
                         let (place, detail) = (format!("index {number} of {:?}", record.entity_type), "it lacks");
@@ -70,18 +70,11 @@ impl Entities {
         }
         let Some(item) = view.get(&self.key(id)).await? else { return Ok(false) };
         let Ok(record) = Record::decode(&item.value) else { return Ok(false) };
-        let mut known = self.entries(view, id, &record, |state| state != IndexState::Dropping).await?;
-        known.push((0, index::listed(&record.entity_type, id)));
+        let known = self.entries(view, id, &record, |state| state != IndexState::Dropping).await?;
         Ok(known.iter().any(|(_, known)| known == key.bytes()))
     }
 
-    /// The entries that an entity must have.
-    async fn expected(&self, view: &View, id: &EntityId, record: &Record) -> Result<Vec<(u16, Vec<u8>)>> {
-        let mut expected = self.entries(view, id, record, |state| state == IndexState::Ready).await?;
-        expected.push((0, index::listed(&record.entity_type, id)));
-        Ok(expected)
-    }
-
+    /// The entries of an entity in the indexes that are in a wanted state, and in the list of its type.
     async fn entries(
         &self,
         view: &View,
@@ -89,10 +82,11 @@ impl Entities {
         record: &Record,
         wanted: fn(IndexState) -> bool,
     ) -> Result<Vec<(u16, Vec<u8>)>> {
-        let Some((_, declaration)) = self.declared_at(view, &record.entity_type).await? else { return Ok(Vec::new()) };
-        let indexes = declaration.indexes.iter().filter(|index| wanted(index.state));
+        let declared = self.declared_at(view, &record.entity_type).await?;
+        let indexes = declared.iter().flat_map(|(_, declaration)| &declaration.indexes);
         let entry = |index: &index::Index| Ok((index.number, index.entry(id, record, usize::MAX)?.key));
-        indexes.map(entry).collect::<Result<_, EntityError>>()
+        let entries = indexes.filter(|index| wanted(index.state)).map(entry);
+        entries.chain([Ok((0, index::listed(&record.entity_type, id)))]).collect()
     }
 }
 

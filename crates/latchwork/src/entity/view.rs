@@ -10,6 +10,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::entity::document::Moment;
 use crate::entity::op::Meta;
+use crate::entity::prepare::as_found;
 use crate::entity::{Entities, Entity, EntityError, EntityId, Result};
 use crate::store::{Check, Generation, Item, Range, Rev, StoreError, Timestamp, Version, View};
 
@@ -91,10 +92,7 @@ impl EntityView {
     pub async fn get(&self, id: impl Into<EntityId>) -> Result<Option<Entity>> {
         let id = id.into();
         let view = self.pinned()?;
-        match self.read(&view, &id).await? {
-            Some(item) => Entity::decode(id, &item).map(Some),
-            None => Ok(None),
-        }
+        self.read(&view, &id).await?.map(|item| Entity::decode(id, &item)).transpose()
     }
 
     /// The record of an id. Remembers that it was read.
@@ -139,10 +137,8 @@ impl EntityView {
         let mut revisions = Vec::new();
         for version in view.history(&key, limit).await? {
             let Version { rev, generation, time, value } = version;
-            let entity = match value {
-                Some(value) => Some(Entity::decode(id.clone(), &Item { rev, generation, time, value })?),
-                None => None,
-            };
+            let item = value.map(|value| Item { rev, generation, time, value });
+            let entity = item.map(|item| Entity::decode(id.clone(), &item)).transpose()?;
             let meta = self.meta(&view, &id, generation).await?;
             revisions.push(Revision { rev, committed: Moment { generation, time }, entity, meta });
         }
@@ -253,8 +249,7 @@ impl ReadSet {
             (check, format!("the declaration of type {entity_type:?}"))
         });
         let entities = self.entities.iter().map(|(id, rev)| {
-            let key = entities.key(id);
-            let check = rev.map_or_else(|| Check::Absent(key.clone()), |rev| Check::AtRev(key.clone(), rev));
+            let check = as_found(entities.key(id), *rev);
             (check, format!("entity {id:?}"))
         });
         let ranges = self.ranges.iter();

@@ -4,6 +4,7 @@ mod error;
 mod fits;
 mod key;
 mod merge;
+mod number;
 mod order;
 mod path;
 mod write;
@@ -14,9 +15,10 @@ mod arbitrary;
 pub use error::JsonError;
 pub(crate) use fits::fits;
 pub(crate) use merge::merge;
+pub(crate) use number::{GenerationNumber, Micros, RevNumber};
 pub(crate) use order::{compare, encode, encode_string_prefix, equal, same_kind, skip};
-pub(crate) use path::find_in;
 pub use path::{Path, PathError};
+pub(crate) use path::{array_index, find_in};
 pub(crate) use write::{check, check_under, to_value};
 
 /// Reads JSON of any depth: what was stored was checked before.

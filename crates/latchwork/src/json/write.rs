@@ -24,7 +24,7 @@ pub(crate) fn to_value<T: Serialize + ?Sized>(value: &T) -> Result<Value, JsonEr
 
 /// Whether `value` may be stored: what [`to_value`] makes passes.
 pub(crate) fn check(value: &Value) -> Result<(), JsonError> {
-    check_in(0, value)
+    check_under(0, value)
 }
 
 /// The same of a value that is to be put at a depth.
@@ -32,10 +32,6 @@ pub(crate) fn check_under(depth: usize, value: &Value) -> Result<(), JsonError> 
     if depth > MAX_DEPTH {
         return Err(JsonError::TooDeep { path: String::new(), limit: MAX_DEPTH });
     }
-    check_in(depth, value)
-}
-
-fn check_in(depth: usize, value: &Value) -> Result<(), JsonError> {
     match value {
         Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
         // Always true, unless somebody has turned on serde_json's arbitrary_precision.
@@ -46,11 +42,11 @@ fn check_in(depth: usize, value: &Value) -> Result<(), JsonError> {
         Value::Array(items) => {
             let depth = deeper(depth)?;
             let mut items = items.iter().enumerate();
-            items.try_for_each(|(index, item)| check_in(depth, item).map_err(|error| error.under_index(index)))
+            items.try_for_each(|(index, item)| check_under(depth, item).map_err(|error| error.under_index(index)))
         }
         Value::Object(fields) => {
             let depth = deeper(depth)?;
-            fields.iter().try_for_each(|(key, field)| check_in(depth, field).map_err(|error| error.under_key(key)))
+            fields.iter().try_for_each(|(key, field)| check_under(depth, field).map_err(|error| error.under_key(key)))
         }
     }
 }
@@ -356,4 +352,31 @@ impl ser::SerializeMap for Fields {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::json::arbitrary;
+
+    #[test]
+    fn a_json_value_of_any_depth_is_looked_at_without_falling_over() {
+        let mut deep = (0..100_000).fold(Value::Null, |value, _| Value::Array(vec![value]));
+        let found = (check(&deep), to_value(&deep));
+        // Dropped as a whole it would need a deep stack, also by an assertion that fails.
+        while let Value::Array(mut items) = deep {
+            deep = items.remove(0);
+        }
+        let expected = JsonError::TooDeep { path: "[0]".repeat(MAX_DEPTH), limit: MAX_DEPTH };
+        assert_eq!(found, (Err(expected.clone()), Err(expected)));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn json_values_become_themselves(value in arbitrary::value()) {
+            prop_assert_eq!(check(&value), Ok(()));
+            prop_assert_eq!(to_value(&value), Ok(value));
+        }
+    }
+}

@@ -4,12 +4,10 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde_json::Value;
 
-use crate::json;
 use crate::lock::record::{Attempt, LockRecord, TokensSpent};
-use crate::state::{Changed, MutationError, Slot, StateError};
+use crate::state::{Changed, MutationError, Slot, StateError, to_json, typed};
 use crate::store::{ErrorKind, Timestamp};
 
 /// How long a lease is unless it is said.
@@ -52,7 +50,7 @@ pub enum LockSetupError {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlotLockError {
-    /// Nobody in particular.
+    /// No holder was given.
     #[error("a holder has a name")]
     NoHolder,
     /// A lease that cannot be.
@@ -233,12 +231,11 @@ where
     let changed = slot
         .container()
         .mutate(operation, move |stored: Option<Value>| std::future::ready(changed_by(&mut rules, stored, &name)));
-    let changed = match changed.await {
-        Ok(changed) => changed,
-        Err(MutationError::State(error)) => return Err(error.into()),
-        Err(MutationError::Refused(error)) => return Err(error),
-    };
-    let record = Option::<LockRecord>::deserialize(&changed.value).map_err(|error| mismatch(&key, &error))?;
+    let changed = changed.await.map_err(|error| match error {
+        MutationError::State(error) => error.into(),
+        MutationError::Refused(error) => error,
+    })?;
+    let record = typed(&key, &changed.value)?;
     Ok(changed.with(record))
 }
 
@@ -247,19 +244,11 @@ fn changed_by(
     stored: Option<Value>,
     key: &str,
 ) -> Result<Option<Value>, SlotLockError> {
-    let before = match &stored {
-        Some(stored) => LockRecord::deserialize(stored).map_err(|error| mismatch(key, &error))?,
-        None => LockRecord::default(),
-    };
+    let before: LockRecord = stored.as_ref().map(|stored| typed(key, stored)).transpose()?.unwrap_or_default();
     let mut after = before.clone();
     rules(&mut after)?;
     if after == before {
         return Ok(stored);
     }
-    let after = json::to_value(&after).map_err(|cause| StateError::Value { key: key.into(), cause })?;
-    Ok(Some(after))
-}
-
-fn mismatch(key: &str, error: &serde_json::Error) -> StateError {
-    StateError::Mismatch { key: key.into(), message: error.to_string() }
+    Ok(Some(to_json(key, &after)?))
 }

@@ -1,8 +1,11 @@
 //! Locks for code outside of workflows.
 
+use std::future::pending;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use tokio::sync::watch;
 
 use crate::lock::error::{LockError, LockKind, Result};
@@ -277,19 +280,16 @@ impl Asked<'_> {
         let service = &self.lock.service;
         let env = service.node.store.env();
         let mut heard = ear.subscribe();
-        let mut sleep = until.map(|until| env.sleep(until.saturating_sub(env.monotonic())));
         let is_in_time = {
-            let mut told = std::pin::pin!(heard.wait_for(|heard| !matches!(heard, Heard::Waits)));
-            std::future::poll_fn(|context| {
-                if told.as_mut().poll(context).is_ready() {
-                    return std::task::Poll::Ready(true);
+            let told = pin!(heard.wait_for(|heard| !matches!(heard, Heard::Waits)));
+            let too_late = pin!(async {
+                match until {
+                    Some(until) => env.sleep(until.saturating_sub(env.monotonic())).await,
+                    None => pending().await,
                 }
-                match sleep.as_mut().is_some_and(|sleep| sleep.as_mut().poll(context).is_ready()) {
-                    true => std::task::Poll::Ready(false),
-                    false => std::task::Poll::Pending,
-                }
-            })
-            .await
+            });
+            let first = select(told, too_late).await;
+            matches!(first, Either::Left(_))
         };
         if !is_in_time {
             // Somebody else who has made the same request waits on.

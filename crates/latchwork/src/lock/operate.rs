@@ -105,7 +105,7 @@ const MOST_WAITERS: usize = 1000;
 /// How many forced releases are told of.
 const MOST_FORCED: usize = 100;
 
-/// The locks in a store, without an service that serves them: on [`Store::open_read_only`], for instance. Reads, and
+/// The locks in a store, without a service that serves them: on [`Store::open_read_only`], for instance. Reads, and
 /// changes nothing.
 ///
 /// ```

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::json;
 use crate::store::Timestamp;
 
 /// Who holds a lock, and who waits for it.
@@ -25,12 +26,12 @@ pub struct Holder {
     /// Its name.
     pub holder_id: String,
     /// From then on the permit can be granted to others. As JSON, microseconds since 1970.
-    #[serde(with = "micros")]
+    #[serde(with = "json::Micros")]
     pub lease_expires_at: Timestamp,
     /// The grant's own number.
     pub token: FencingToken,
     /// When it was granted. As JSON, microseconds since 1970.
-    #[serde(with = "micros")]
+    #[serde(with = "json::Micros")]
     pub since: Timestamp,
 }
 
@@ -40,10 +41,10 @@ pub struct Waiter {
     /// Its name.
     pub holder_id: String,
     /// From then on its place is lost. As JSON, microseconds since 1970.
-    #[serde(with = "micros")]
+    #[serde(with = "json::Micros")]
     pub lease_expires_at: Timestamp,
     /// When it came. As JSON, microseconds since 1970.
-    #[serde(with = "micros")]
+    #[serde(with = "json::Micros")]
     pub since: Timestamp,
 }
 
@@ -168,21 +169,3 @@ impl Attempt {
         Attempt { acquired: false, position: Some(position), token: None }
     }
 }
-
-/// Times as numbers.
-mod micros {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use crate::store::Timestamp;
-
-    pub(super) fn serialize<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(time.0)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
-        u64::deserialize(deserializer).map(Timestamp)
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,6 +1,7 @@
 //! A container as callers hold it: a name, how to treat it, and the operations. Where it lives is of no consequence to
 //! them.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -317,8 +318,8 @@ impl Container {
         self.setup.wrong.clone().map_or(Ok(()), Err)
     }
 
-    fn value(&self, value: &impl Serialize) -> Result<Value> {
-        json::to_value(value).map_err(|cause| StateError::Value { key: self.name().to_string(), cause })
+    pub(crate) fn value(&self, value: &impl Serialize) -> Result<Value> {
+        to_json(self.name(), value)
     }
 
     fn place(&self, path: &str) -> Result<op::Place> {
@@ -387,12 +388,7 @@ impl Container {
         }
         let waiting = self.waiting(answer, progress);
         self.submit(job).await?;
-        let answer = match waiting.answered::<std::convert::Infallible>().await {
-            Ok(answer) => answer,
-            Err(MutationError::State(error)) => Err(error),
-            Err(MutationError::Refused(never)) => match never {},
-        };
-        match answer {
+        match waiting.answered::<Infallible>().await.unwrap_or_else(|error| Err(error.unrefused())) {
             Ok(changed) => Ok(changed),
             Err(error) => Err(self.told(error).await),
         }
@@ -459,6 +455,11 @@ where
         // What nobody waits for any more is the caller's own as well.
         drop(Quiet::new(self.reply.send(answer)));
     }
+}
+
+/// The JSON of a value for a container.
+pub(crate) fn to_json(key: &str, value: &impl Serialize) -> Result<Value> {
+    json::to_value(value).map_err(|cause| StateError::Value { key: key.into(), cause })
 }
 
 /// An object, for containers that start with one.

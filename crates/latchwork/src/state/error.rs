@@ -1,5 +1,6 @@
 //! What can go wrong with state, and what each failure means to a caller.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use crate::json::{JsonError, PathError};
@@ -122,6 +123,16 @@ pub enum MutationError<E> {
     /// The mutator refused.
     #[error("{0}")]
     Refused(E),
+}
+
+impl MutationError<Infallible> {
+    /// The error of a mutation that cannot refuse.
+    pub(crate) fn unrefused(self) -> StateError {
+        match self {
+            MutationError::State(error) => error,
+            MutationError::Refused(never) => match never {},
+        }
+    }
 }
 
 unreadable!(StateError);

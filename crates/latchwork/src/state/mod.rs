@@ -56,8 +56,9 @@ pub use slot::Slot;
 pub use watch::{Change, StateWatch};
 
 pub(crate) use batch::{Batch, Known};
-pub(crate) use container::{Place, Steward};
+pub(crate) use container::{Place, Steward, to_json};
 pub(crate) use queue::{Held, Job, Quiet, Settled};
+pub(crate) use slot::typed;
 pub(crate) use watch::Told;
 
 use container::{Setup, empty};

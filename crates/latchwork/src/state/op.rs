@@ -216,10 +216,7 @@ fn step<'a>(
     match here {
         Value::Object(map) => Ok(map.entry(segment).or_insert_with(missing)),
         // An element that is there can be reached; none is made.
-        Value::Array(items) => {
-            let index = segment.parse::<usize>().ok().filter(|index| index.to_string() == segment);
-            index.and_then(|index| items.get_mut(index)).ok_or_else(refuse)
-        }
+        Value::Array(items) => json::array_index(segment).and_then(|index| items.get_mut(index)).ok_or_else(refuse),
         _ => Err(refuse()),
     }
 }

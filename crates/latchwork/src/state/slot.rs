@@ -5,12 +5,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Number, Value};
 
-use crate::json;
-use crate::state::container::{Container, Steward};
+use crate::state::container::{Container, Steward, to_json};
 use crate::state::op::Op;
 use crate::state::queue::Changed;
 use crate::state::{MutationError, Result, StateError, StateWatch};
@@ -78,12 +77,12 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
 
     /// The value as it was last committed.
     pub async fn get(&self) -> Result<Option<T>> {
-        self.typed_option(self.container.get().await?)
+        self.container.get().await?.map(|value| typed(self.container.name(), value)).transpose()
     }
 
     /// Replaces the value.
     pub async fn set(&self, value: T) -> Result<Changed<T>> {
-        let changed = self.container.op("set", Op::Set(self.value(&value)?)).await?;
+        let changed = self.container.op("set", Op::Set(self.container.value(&value)?)).await?;
         Ok(changed.with(value))
     }
 
@@ -98,11 +97,7 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         F: FnMut(Option<T>) -> T + Send + 'static,
         T: 'static,
     {
-        let tried = self.try_update(move |value| Ok::<T, std::convert::Infallible>(change(value))).await;
-        tried.map_err(|error| match error {
-            MutationError::State(error) => error,
-            MutationError::Refused(never) => match never {},
-        })
+        self.try_update(move |value| Ok(change(value))).await.map_err(MutationError::unrefused)
     }
 
     /// Like [`Slot::update`], with a change that may refuse: then nothing is written, and its error comes back.
@@ -113,21 +108,12 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         T: 'static,
     {
         let name = Arc::<str>::from(self.container.name());
-        let mutator = move |state: Option<Value>| {
-            let current = state.map(|state| T::deserialize(state).map_err(|error| mismatch(&name, &error)));
-            let changed = match current.transpose() {
-                Err(error) => Err(MutationError::State(error)),
-                Ok(current) => match change(current) {
-                    Err(error) => Err(MutationError::Refused(error)),
-                    Ok(value) => match json::to_value(&value) {
-                        Ok(value) => Ok(Some(value)),
-                        Err(cause) => Err(MutationError::State(StateError::Value { key: name.to_string(), cause })),
-                    },
-                },
-            };
-            ready(changed)
+        let mut changed = move |state: Option<Value>| -> Result<Option<Value>, MutationError<E>> {
+            let current = state.map(|state| typed(&name, state)).transpose()?;
+            let value = change(current).map_err(MutationError::Refused)?;
+            Ok(Some(to_json(&name, &value)?))
         };
-        match self.container.mutate("update", mutator).await {
+        match self.container.mutate("update", move |state| ready(changed(state))).await {
             Ok(changed) => Ok(self.typed(changed)?),
             Err(MutationError::State(error) | MutationError::Refused(MutationError::State(error))) => Err(error.into()),
             Err(MutationError::Refused(MutationError::Refused(error))) => Err(MutationError::Refused(error)),
@@ -149,16 +135,8 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         self.container.watch(after).await
     }
 
-    fn value(&self, value: &impl Serialize) -> Result<Value> {
-        json::to_value(value).map_err(|cause| StateError::Value { key: self.container.name().to_string(), cause })
-    }
-
-    fn typed_option(&self, value: Option<Value>) -> Result<Option<T>> {
-        value.map(|value| T::deserialize(value).map_err(|error| mismatch(self.container.name(), &error))).transpose()
-    }
-
     fn typed(&self, changed: Changed) -> Result<Changed<T>> {
-        let value = T::deserialize(&changed.value).map_err(|error| mismatch(self.container.name(), &error))?;
+        let value = typed(self.container.name(), &changed.value)?;
         Ok(changed.with(value))
     }
 }
@@ -166,7 +144,7 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
 impl<E: Serialize + DeserializeOwned> Slot<Vec<E>> {
     /// Adds an element to the end. Answers the length.
     pub async fn append(&self, element: E) -> Result<Changed<u64>> {
-        let changed = self.container.op("append", Op::Push(None, vec![self.value(&element)?])).await?;
+        let changed = self.container.op("append", Op::Push(None, vec![self.container.value(&element)?])).await?;
         let length = changed.value.as_u64().unwrap_or_default();
         Ok(changed.with(length))
     }
@@ -183,10 +161,7 @@ impl<E: Serialize + DeserializeOwned> Slot<Vec<E>> {
 
     /// What was taken; if nothing was, nothing changed.
     fn removed(&self, changed: Changed) -> Result<Changed<Option<E>>> {
-        let taken = changed
-            .changed
-            .then(|| E::deserialize(&changed.value).map_err(|error| mismatch(self.container.name(), &error)));
-        let taken = taken.transpose()?;
+        let taken = changed.changed.then(|| typed(self.container.name(), &changed.value)).transpose()?;
         Ok(changed.with(taken))
     }
 }
@@ -195,6 +170,11 @@ fn fits<T: DeserializeOwned>(state: &Value) -> std::result::Result<(), String> {
     T::deserialize(state).map(drop).map_err(|error| error.to_string())
 }
 
-fn mismatch(key: &str, error: &serde_json::Error) -> StateError {
-    StateError::Mismatch { key: key.into(), message: error.to_string() }
+/// The state of a container as a value of a type.
+pub(crate) fn typed<'a, T, S>(key: &str, state: S) -> Result<T>
+where
+    T: Deserialize<'a>,
+    S: Deserializer<'a, Error = serde_json::Error>,
+{
+    T::deserialize(state).map_err(|error| StateError::Mismatch { key: key.into(), message: error.to_string() })
 }

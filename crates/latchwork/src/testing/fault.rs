@@ -46,6 +46,14 @@ impl<G: Gate> Life<G> {
     pub(crate) fn through(memory: Arc<MemoryBackend>, gate: G) -> Life<G> {
         Life { memory, gate }
     }
+
+    /// Reads from the memory, once the gate lets that through.
+    fn read<'a, T>(&'a self, read: impl FnOnce(&'a MemoryBackend) -> Answer<'a, T> + Send + 'a) -> Answer<'a, T> {
+        Box::pin(async move {
+            self.gate.pass().await?;
+            read(&self.memory).await
+        })
+    }
 }
 
 /// Crashes at one commit.
@@ -106,38 +114,23 @@ impl<G: Gate> Backend for Life<G> {
     }
 
     fn latest(&self) -> Answer<'_, Generation> {
-        Box::pin(async move {
-            self.gate.pass().await?;
-            self.memory.latest().await
-        })
+        self.read(|memory| memory.latest())
     }
 
     fn get<'a>(&'a self, key: &'a Key, at: Generation) -> Answer<'a, Option<Version>> {
-        Box::pin(async move {
-            self.gate.pass().await?;
-            self.memory.get(key, at).await
-        })
+        self.read(move |memory| memory.get(key, at))
     }
 
     fn scan(&self, scan: Scan, at: Generation) -> Answer<'_, Vec<(Key, Version)>> {
-        Box::pin(async move {
-            self.gate.pass().await?;
-            self.memory.scan(scan, at).await
-        })
+        self.read(move |memory| memory.scan(scan, at))
     }
 
     fn versions<'a>(&'a self, key: &'a Key, at: Generation, limit: usize) -> Answer<'a, Vec<Version>> {
-        Box::pin(async move {
-            self.gate.pass().await?;
-            self.memory.versions(key, at, limit).await
-        })
+        self.read(move |memory| memory.versions(key, at, limit))
     }
 
     fn changes(&self, range: Range, after: Generation, limit: usize) -> Answer<'_, Changes> {
-        Box::pin(async move {
-            self.gate.pass().await?;
-            self.memory.changes(range, after, limit).await
-        })
+        self.read(move |memory| memory.changes(range, after, limit))
     }
 
     fn newer(&self, than: Generation) -> Answer<'_, Generation> {
@@ -153,12 +146,10 @@ impl<G: Gate> Backend for Life<G> {
     }
 
     fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin> {
-        Box::pin(async move {
-            if at.is_none() {
-                self.gate.pass().await?;
-            }
-            self.memory.pin(at).await
-        })
+        match at {
+            None => self.read(|memory| memory.pin(None)),
+            Some(_) => self.memory.pin(at),
+        }
     }
 
     fn floor(&self, space: SpaceId) -> Generation {

@@ -45,30 +45,18 @@ pub struct Faults {
 
 impl Default for Faults {
     fn default() -> Faults {
-        Faults {
-            lives: 6,
-            crashes: true,
-            restarts: true,
-            pauses: true,
-            lost_answers: true,
-            slow: true,
-            clock_jumps: true,
-        }
+        Faults::with(6, true)
     }
 }
 
 impl Faults {
     /// No faults.
     pub fn none() -> Faults {
-        Faults {
-            lives: 0,
-            crashes: false,
-            restarts: false,
-            pauses: false,
-            lost_answers: false,
-            slow: false,
-            clock_jumps: false,
-        }
+        Faults::with(0, false)
+    }
+
+    fn with(lives: u32, all: bool) -> Faults {
+        Faults { lives, crashes: all, restarts: all, pauses: all, lost_answers: all, slow: all, clock_jumps: all }
     }
 }
 

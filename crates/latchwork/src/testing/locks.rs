@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::lock::LockName;
 use crate::lock::Owner;
-use crate::lock::name::{HEADS, OWNED, REQUESTS, SESSIONS, Spaces, read_ticket};
+use crate::lock::name::{HEADS, OWNED, REQUESTS, Spaces, read_ticket};
 use crate::lock::stored::{Head, Request, Ticket};
 use crate::record::Record;
 use crate::store::{Order, Space, Store, StoreError, View};
@@ -16,8 +16,8 @@ use crate::workflow::record::Execution;
 pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError> {
     let spaces = store.spaces().await?;
     let space = |name: &str| spaces.iter().find(|space| space.name() == name).cloned();
-    let (Some(heads), Some(requests), Some(owned), Some(sessions), Some(executions)) =
-        (space(HEADS), space(REQUESTS), space(OWNED), space(SESSIONS), space(EXECUTIONS))
+    let (Some(heads), Some(requests), Some(owned), Some(executions)) =
+        (space(HEADS), space(REQUESTS), space(OWNED), space(EXECUTIONS))
     else {
         return Ok(Vec::new());
     };
@@ -41,7 +41,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
                     wrong.push(format!("{} does not know of its request {ticket} for {lock}", request.owner));
                 }
             }
-            wrong.extend(dead(&view, &sessions, &executions, lock, *ticket, request).await?);
+            wrong.extend(dead(&view, &executions, lock, *ticket, request).await?);
         }
     }
     let owns = view.scan(&owned.all(), Order::Ascending, usize::MAX).await?.len();
@@ -58,27 +58,19 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
     Ok(wrong)
 }
 
-/// An execution that has ended holds nothing.
+/// An execution that has ended holds nothing. A session that has ended may: it is found to be over first, and then
+/// frees what it has.
 async fn dead(
     view: &View,
-    sessions: &Space,
     executions: &Space,
     lock: &LockName,
     ticket: u64,
     request: &Request,
 ) -> Result<Option<String>, StoreError> {
-    let is_alive = match &request.owner {
-        Owner::Session(id) => {
-            // It is found to be over first, and frees what it has then.
-            let _ = view.get(&sessions.key(id.as_bytes())).await?;
-            true
-        }
-        Owner::Execution(id) => {
-            let item = view.get(&executions.key(id.as_bytes())).await?;
-            let execution = item.and_then(|item| Execution::decode(&item.value).ok());
-            execution.is_some_and(|execution| !execution.status.is_terminal() && execution.has_locks)
-        }
-    };
+    let Owner::Execution(id) = &request.owner else { return Ok(None) };
+    let item = view.get(&executions.key(id.as_bytes())).await?;
+    let execution = item.and_then(|item| Execution::decode(&item.value).ok());
+    let is_alive = execution.is_some_and(|execution| !execution.status.is_terminal() && execution.has_locks);
     Ok((!is_alive).then(|| format!("{} is no more, and has request {ticket} for {lock}", request.owner)))
 }
 

@@ -33,10 +33,11 @@ mod simulation;
 mod trace;
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 
+use futures_util::future::select;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -206,17 +207,12 @@ async fn outcome<O: DeserializeOwned>(engine: &Engine, handle: &Handle<O>) -> Re
             }
         }
     };
-    let (mut parked, mut result) = (std::pin::pin!(parked), std::pin::pin!(handle.result()));
-    std::future::poll_fn(|context| match result.as_mut().poll(context) {
-        Poll::Pending => parked.as_mut().poll(context),
-        result => result,
-    })
-    .await
+    select(pin!(handle.result()), pin!(parked)).await.factor_first().0
 }
 
 /// Drives a future; whenever it and everybody else has had their turns, time goes on to the next sleeper.
 async fn while_time_passes<T>(clock: &VirtualClock, env: &Env, future: impl Future<Output = T>) -> T {
-    let mut future = std::pin::pin!(future);
+    let mut future = pin!(future);
     let mut turns = 0;
     std::future::poll_fn(|context| {
         if let Poll::Ready(value) = future.as_mut().poll(context) {
@@ -345,7 +341,7 @@ where
         let engine = engine(life, env, &self.set_up, bodies).await?;
         let handle = engine.start(&self.workflow, self.input.clone()).id(ID).or_join().await?;
         let mut outside = Some((self.outside)(engine.clone()));
-        let mut ended = std::pin::pin!(outcome(&engine, &handle));
+        let mut ended = pin!(outcome(&engine, &handle));
         // A crash leaves nobody to tell of it.
         std::future::poll_fn(|context| {
             if let Some(others) = &mut outside

@@ -66,7 +66,7 @@ pub struct Simulation {
 }
 
 type Look = Box<dyn FnOnce(Engine) -> Called + Send>;
-type Register = Box<dyn Fn(EngineBuilder) -> EngineBuilder + Send + Sync>;
+type Register = Arc<dyn Fn(EngineBuilder) -> EngineBuilder + Send + Sync>;
 type Client = Arc<dyn Fn(Caller) -> Called + Send + Sync>;
 type Called = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
@@ -108,15 +108,8 @@ impl Caller {
 impl Simulation {
     /// A simulation from a seed, with all faults.
     pub fn new(seed: u64) -> Simulation {
-        let limit = Duration::from_secs(30 * 86_400);
-        Simulation {
-            seed,
-            faults: Faults::default(),
-            limit,
-            register: Vec::new(),
-            clients: Vec::new(),
-            looks: Vec::new(),
-        }
+        let (faults, limit) = (Faults::default(), Duration::from_secs(30 * 86_400));
+        Simulation { seed, faults, limit, register: Vec::new(), clients: Vec::new(), looks: Vec::new() }
     }
 
     /// Which faults there may be.
@@ -134,7 +127,7 @@ impl Simulation {
     /// Makes a workflow known to every engine.
     pub fn register<I: 'static, O: 'static>(mut self, workflow: &Workflow<I, O>) -> Simulation {
         let workflow = workflow.clone();
-        self.register.push(Box::new(move |engine| engine.register(&workflow)));
+        self.register.push(Arc::new(move |engine| engine.register(&workflow)));
         self
     }
 
@@ -198,14 +191,10 @@ struct Begun {
 
 /// A simulation at work.
 struct Lives {
-    seed: u64,
-    limit: Duration,
+    simulation: Simulation,
     world: Arc<World>,
     /// The memory as nobody's engine sees it.
     outside: Option<Store>,
-    clients: Vec<Client>,
-    looks: Vec<Look>,
-    register: Arc<Vec<Register>>,
     done: Arc<Mutex<BTreeMap<usize, Result<()>>>>,
     begun: Vec<Begun>,
     rounds: usize,
@@ -215,13 +204,9 @@ struct Lives {
 impl Lives {
     fn new(simulation: Simulation) -> Lives {
         Lives {
-            seed: simulation.seed,
-            limit: simulation.limit,
-            world: Arc::new(World::new(simulation.seed, simulation.faults)),
+            world: Arc::new(World::new(simulation.seed, simulation.faults.clone())),
+            simulation,
             outside: None,
-            clients: simulation.clients,
-            looks: simulation.looks,
-            register: Arc::new(simulation.register),
             done: Arc::default(),
             begun: Vec::new(),
             rounds: 0,
@@ -263,10 +248,11 @@ impl Lives {
     /// Starts an engine and its callers.
     fn begin(&mut self, number: u32, is_calm: bool) {
         let life = Arc::new(Life::through(self.world.memory.clone(), Seeded::new(&self.world, number, is_calm)));
-        let waiting = self.clients.iter().cloned().enumerate().filter(|(n, _)| !self.done.lock().contains_key(n));
+        let waiting =
+            self.simulation.clients.iter().cloned().enumerate().filter(|(n, _)| !self.done.lock().contains_key(n));
         let waiting: Vec<_> = waiting.collect();
         let calls = Arc::new(AtomicUsize::new(waiting.len()));
-        let (world, register, done) = (self.world.clone(), self.register.clone(), self.done.clone());
+        let (world, register, done) = (self.world.clone(), self.simulation.register.clone(), self.done.clone());
         let task = tokio::spawn(live(life.clone(), number, world, register, waiting, done, calls.clone()));
         self.begun.push(Begun { life, task: task.abort_handle(), calls });
     }
@@ -333,7 +319,7 @@ impl Lives {
             if idle > IDLE_ROUNDS {
                 return Err(format!("nobody waits for any time: {}", self.left_over().await));
             }
-            if self.rounds > ROUNDS || self.world.env.monotonic() > self.limit {
+            if self.rounds > ROUNDS || self.world.env.monotonic() > self.simulation.limit {
                 return Err(format!("it takes too long: {}", self.left_over().await));
             }
         }
@@ -342,7 +328,7 @@ impl Lives {
     /// Whether everybody has what they wanted, nothing is to run any more and nobody stands still. The newest engine is
     /// the owner and has no callers left: nobody will start anything.
     async fn is_over(&self) -> bool {
-        self.done.lock().len() == self.clients.len()
+        self.done.lock().len() == self.simulation.clients.len()
             && self.begun.last().is_some_and(|newest| newest.calls.load(Ordering::SeqCst) == 0)
             && self.world.is_owner(self.begun.len() as u32)
             && !self.begun.iter().any(|begun| begun.life.gate.is_frozen())
@@ -350,7 +336,7 @@ impl Lives {
     }
 
     async fn left_over(&self) -> String {
-        let waiting = self.clients.len() - self.done.lock().len();
+        let waiting = self.simulation.clients.len() - self.done.lock().len();
         let unfinished = self.unfinished().await;
         format!("{waiting} callers wait; unfinished {unfinished:?}")
     }
@@ -407,7 +393,7 @@ impl Lives {
             for id in self.ids(&[Shelf::Completed, Shelf::Failed, Shelf::TimedOut, Shelf::Cancelled]).await {
                 results.insert(id.clone(), engine.handle_by_id(&id).result().await);
             }
-            for look in std::mem::take(&mut self.looks) {
+            for look in std::mem::take(&mut self.simulation.looks) {
                 looked.push(look(engine.clone()).await);
             }
         }
@@ -421,7 +407,17 @@ impl Lives {
         let events = self.world.trace.take();
         let mut misfiled = self.misfiled;
         misfiled.append(&mut self.world.audit.lock().wrong);
-        Report { seed: self.seed, lives: number, events, results, unfinished, parked, errors, misfiled, stuck }
+        Report {
+            seed: self.simulation.seed,
+            lives: number,
+            events,
+            results,
+            unfinished,
+            parked,
+            errors,
+            misfiled,
+            stuck,
+        }
     }
 }
 
@@ -430,7 +426,7 @@ async fn live(
     life: Arc<Life<Seeded>>,
     number: u32,
     world: Arc<World>,
-    register: Arc<Vec<Register>>,
+    register: Vec<Register>,
     clients: Vec<(usize, Client)>,
     done: Arc<Mutex<BTreeMap<usize, Result<()>>>>,
     calls_left: Arc<AtomicUsize>,

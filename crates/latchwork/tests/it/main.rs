@@ -6,6 +6,7 @@
 mod backends;
 mod entity;
 mod golden;
+mod json;
 mod lock;
 mod state;
 mod workflow;

@@ -90,6 +90,25 @@ fn comparisons(field: &Field, json: &Value, at: &str, all: &mut Vec<Node>) -> Re
     Ok(())
 }
 
+fn values(operator: &'static str, operand: Value) -> Result<Vec<Value>, FilterProblem> {
+    match operand {
+        Value::Array(values) => Ok(values),
+        _ => Err(FilterProblem::Operand { operator, wanted: "a list of values" }),
+    }
+}
+
+fn text(operator: &'static str, operand: Value) -> Result<String, FilterProblem> {
+    match operand {
+        Value::String(text) => Ok(text),
+        _ => Err(FilterProblem::Operand { operator, wanted: "a string" }),
+    }
+}
+
+fn ends(operand: Value) -> Result<[Value; 2], FilterProblem> {
+    let ends = operand.as_array().and_then(|ends| <[Value; 2]>::try_from(ends.clone()).ok());
+    ends.ok_or(FilterProblem::Operand { operator: "between", wanted: "[low, high]" })
+}
+
 fn comparison(name: &str, operand: &Value) -> Result<Comparison, FilterProblem> {
     let value = operand.clone();
     Ok(match name {
@@ -98,30 +117,15 @@ fn comparison(name: &str, operand: &Value) -> Result<Comparison, FilterProblem> 
         "at_least" => Comparison::AtLeast(ordered("at_least", value)?),
         "less" => Comparison::Less(ordered("less", value)?),
         "at_most" => Comparison::AtMost(ordered("at_most", value)?),
-        "between" => match value {
-            Value::Array(ends) => match <[Value; 2]>::try_from(ends) {
-                Ok([low, high]) => between(low, high)?,
-                Err(_) => return Err(FilterProblem::Operand { operator: "between", wanted: "[low, high]" }),
-            },
-            _ => return Err(FilterProblem::Operand { operator: "between", wanted: "[low, high]" }),
-        },
-        "one_of" => match value {
-            Value::Array(values) => Comparison::OneOf(values),
-            _ => return Err(FilterProblem::Operand { operator: "one_of", wanted: "a list of values" }),
-        },
+        "between" => {
+            let [low, high] = ends(value)?;
+            between(low, high)?
+        }
+        "one_of" => Comparison::OneOf(values("one_of", value)?),
         "contains" => Comparison::Contains(value),
-        "has_all" => match value {
-            Value::Array(values) => Comparison::HasAll(values),
-            _ => return Err(FilterProblem::Operand { operator: "has_all", wanted: "a list of values" }),
-        },
-        "starts_with" => match value {
-            Value::String(prefix) => Comparison::StartsWith(prefix),
-            _ => return Err(FilterProblem::Operand { operator: "starts_with", wanted: "a string" }),
-        },
-        "ends_with" => match value {
-            Value::String(suffix) => Comparison::EndsWith(suffix),
-            _ => return Err(FilterProblem::Operand { operator: "ends_with", wanted: "a string" }),
-        },
+        "has_all" => Comparison::HasAll(values("has_all", value)?),
+        "starts_with" => Comparison::StartsWith(text("starts_with", value)?),
+        "ends_with" => Comparison::EndsWith(text("ends_with", value)?),
         name => return Err(FilterProblem::UnknownOperator { name: name.into() }),
     })
 }

@@ -13,6 +13,7 @@ mod model;
 mod outside;
 mod promises;
 mod races;
+mod record;
 mod requests;
 mod simulation;
 mod slots;

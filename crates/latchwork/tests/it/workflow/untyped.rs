@@ -127,6 +127,50 @@ async fn an_input_that_does_not_fit_starts_nothing_and_removes_nothing() {
     assert_eq!(place(engine.start(&namesake, 1).await), "order: ");
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Parcel {
+    items: Vec<Part>,
+    note: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Part {
+    price: u8,
+    #[serde(default)]
+    sizes: Vec<(u8, u8)>,
+}
+
+#[tokio::test]
+async fn a_misfit_says_where_it_is() {
+    let parcel = workflow("parcel").run(async |_: Ctx, _: Parcel| Ok(()));
+    let test = TestEngine::new(&parcel, 1).await.unwrap();
+    let start = |value: &Value| test.engine().start_by_name("parcel", value);
+    let item = |item: Value| json!({"items": [{"price": 1, "sizes": [[1, 2]]}, item], "note": "], }\" {["});
+    for (value, path, message) in [
+        (json!(3), "", "invalid type: integer `3`"),
+        (json!({}), "", "missing field `items`"),
+        (json!({"items": {}}), "items", "invalid type: map"),
+        (json!({"items": [], "note": 1}), "note", "invalid type: integer"),
+        (json!({"a\"}": "],{", "items": []}), r#"["a\"}"]"#, "unknown field"),
+        (item(json!({})), "items[1]", "missing field `price`"),
+        (item(json!({"price": "[{ at line 7"})), "items[1].price", "invalid type: string \"[{ at line 7\""),
+        (item(json!({"price": 256})), "items[1].price", "invalid value: integer `256`"),
+        (item(json!({"price": [1]})), "items[1].price", "invalid type: sequence"),
+        (item(json!({"price": 1, "sizes": [[1, 2], [3, -4]]})), "items[1].sizes[1][1]", "invalid value"),
+        (item(json!({"price": 1, "sizes": [[1, 2], [3]]})), "items[1].sizes[1]", "invalid length 1"),
+    ] {
+        match start(&value).await {
+            Err(WorkflowError::Input { cause: JsonError::Misfit { path: at, message: why }, .. }) => {
+                assert_eq!(at, path, "{value}: {why}");
+                assert!(why.starts_with(message) && !why.contains("column"), "{value}: {why}");
+            }
+            other => panic!("{value}: {other:?}"),
+        }
+    }
+    assert!(start(&item(json!({"price": 2}))).await.is_ok());
+}
+
 #[tokio::test]
 async fn an_unknown_name_is_an_error_that_says_what_to_do() {
     let test = TestEngine::new(&order(), 1).await.unwrap();
