@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::workflow::Failure;
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, WaitsFor};
@@ -56,9 +58,9 @@ impl Beats {
     }
 
     /// One more, with how far the attempt is.
-    pub(crate) async fn beat(&self, progress: String) -> Result<(), Failure> {
+    pub(crate) async fn beat(&self, progress: &impl Serialize) -> Result<(), Failure> {
         let Inner { run, place, number, entry, last_us } = &*self.inner;
-        run.fits("the progress", progress.len())?;
+        let progress = run.text("the progress", progress)?;
         last_us.store(run.env().monotonic().as_micros() as u64, Ordering::SeqCst);
         let doing = Doing::begin(run, WaitsFor::Store, None);
         let _listed = Listed(&doing);

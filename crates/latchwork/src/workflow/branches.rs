@@ -12,9 +12,10 @@ use futures_util::stream::FuturesUnordered;
 use serde::{Deserialize, Serialize};
 
 use crate::workflow::Failure;
-use crate::workflow::ctx::{Call, Ctx};
+use crate::workflow::ctx::Ctx;
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, Kind};
+use crate::workflow::replay::Call;
 use crate::workflow::run::Branch;
 
 /// Branches at work. In a box, so that whoever awaits them need not know what they are made of.
@@ -96,7 +97,7 @@ impl Ctx {
             entry
         });
         let first = match &entry.state {
-            EntryState::Done(text) => Some(self.recorded(&call, &place, text).await),
+            EntryState::Done(text) => Some(self.recorded(&place, &entry, serde_json::from_str(text)).await),
             _ => None,
         };
         let in_saga = Branch::polled(&self.run).is_some_and(|(_, in_saga)| in_saga);

@@ -51,7 +51,7 @@ impl WorkflowBuilder {
     pub fn validate<R: DeserializeOwned>(
         mut self,
         update: &str,
-        validator: impl Fn(&PublishedValues<'_>, &R) -> std::result::Result<(), Failure> + Send + Sync + 'static,
+        validator: impl Fn(&PublishedValues<'_>, &R) -> Result<(), Failure> + Send + Sync + 'static,
     ) -> WorkflowBuilder {
         let validator = move |published: &PublishedValues<'_>, request: &str| {
             let wrong = |error| Failure::misfit("the request", &error);
@@ -66,11 +66,11 @@ impl WorkflowBuilder {
     pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
     where
         F: Fn(Ctx, I) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = std::result::Result<O, Failure>> + Send + 'static,
+        Fut: Future<Output = Result<O, Failure>> + Send + 'static,
         I: DeserializeOwned + Serialize,
         O: Serialize + DeserializeOwned,
     {
-        let begin = move |ctx: Ctx, input: &str| -> std::result::Result<Running, Failure> {
+        let begin = move |ctx: Ctx, input: &str| -> Result<Running, Failure> {
             let input = serde_json::from_str(input).map_err(|error| Failure::misfit("the input", &error))?;
             let run = ctx.run.clone();
             let running = function(ctx, input);
@@ -90,16 +90,16 @@ impl WorkflowBuilder {
 }
 
 /// An execution at work. It ends with JSON text, or with a failure.
-pub(crate) type Running = Pin<Box<dyn Future<Output = std::result::Result<String, Failure>> + Send>>;
+pub(crate) type Running = Pin<Box<dyn Future<Output = Result<String, Failure>> + Send>>;
 
-type Begin = dyn Fn(Ctx, &str) -> std::result::Result<Running, Failure> + Send + Sync;
+type Begin = dyn Fn(Ctx, &str) -> Result<Running, Failure> + Send + Sync;
 
 pub(crate) struct Definition {
     pub(crate) name: String,
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
     pub(crate) validators: HashMap<String, Validator>,
-    fits: fn(&str) -> std::result::Result<(), JsonError>,
+    fits: fn(&str) -> Result<(), JsonError>,
     pub(crate) begin: Box<Begin>,
 }
 

@@ -34,7 +34,7 @@ const AT_ONCE: u32 = 2;
 /// How an execution's stay in memory ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    Finished(std::result::Result<String, Failure>),
+    Finished(Result<String, Failure>),
     Panicked(Failure),
     TimedOut,
     Stopped,
@@ -438,7 +438,7 @@ async fn settle(ctx: &Ctx, ended: Ended) {
 }
 
 /// What an execution has come to. An output that is too large to be stored is a failure.
-fn finished(run: &Run, result: std::result::Result<String, Failure>) -> Status {
+fn finished(run: &Run, result: Result<String, Failure>) -> Status {
     // They are in one record.
     let result =
         result.and_then(|output| match run.fits("the output with the input", output.len() + run.input().len()) {

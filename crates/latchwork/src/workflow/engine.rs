@@ -19,7 +19,7 @@ use crate::node::Node;
 use crate::node::alarm::{self, Alarms};
 use crate::record::Record;
 use crate::state::States;
-use crate::store::{Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
+use crate::store::{Item, Key, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
 use crate::workflow::deadlock::{self, Suspect};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::kept::Kept;
@@ -459,6 +459,11 @@ impl Inner {
 
     pub(crate) fn definition(&self, name: &str) -> Option<&Arc<Definition>> {
         self.definitions.get(name)
+    }
+
+    /// The newest record under a key.
+    pub(crate) async fn get(&self, key: &Key) -> Result<Option<Item>> {
+        Ok(self.store.view().await?.get(key).await?)
     }
 
     pub(crate) async fn read(&self, id: &ExecutionId) -> Result<Option<(Execution, Rev)>> {

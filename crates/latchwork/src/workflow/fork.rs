@@ -31,7 +31,7 @@ pub struct Fork {
     source: ExecutionId,
     at: At,
     id: Option<ExecutionId>,
-    input: Option<std::result::Result<String, json::JsonError>>,
+    input: Option<Result<String, json::JsonError>>,
 }
 
 /// Where an execution is forked.

@@ -34,7 +34,7 @@ struct UntypedStart {
     engine: Engine,
     workflow: String,
     /// As JSON text.
-    input: std::result::Result<String, JsonError>,
+    input: Result<String, JsonError>,
     id: Option<ExecutionId>,
     key: Option<String>,
     join: bool,
@@ -203,11 +203,7 @@ impl<O: 'static> IntoFuture for Start<O> {
 
 impl Inner {
     /// The definition of that name, and an input for it that can be stored.
-    pub(crate) fn accept(
-        &self,
-        name: &str,
-        input: std::result::Result<String, JsonError>,
-    ) -> Result<(Arc<Definition>, String)> {
+    pub(crate) fn accept(&self, name: &str, input: Result<String, JsonError>) -> Result<(Arc<Definition>, String)> {
         let definition = self.definition(name).ok_or_else(|| WorkflowError::NotRegistered { name: name.into() })?;
         let input = input.map_err(|cause| WorkflowError::Input { workflow: name.into(), cause })?;
         match (input.len(), largest(self)) {

@@ -46,6 +46,7 @@ pub(crate) mod record;
 mod recover;
 pub(crate) mod rehearsal;
 mod remove;
+mod replay;
 mod retry;
 pub(crate) mod run;
 mod saga;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::workflow::Failure;
 
 /// What a mock gives in place of a step's body: JSON or a failure.
-type Given = std::result::Result<Value, Failure>;
+type Given = Result<Value, Failure>;
 
 /// Stands in for the body of a step. It is given the number of the attempt.
 #[cfg(feature = "testing")]

@@ -13,9 +13,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use tokio::sync::{Notify, oneshot};
 
 use crate::entity::EntityError;
+use crate::json;
 use crate::lock::LockName;
 use crate::record::BadRecord;
 use crate::state::StateError;
@@ -359,6 +361,14 @@ impl Run {
         self.stop_for(Stop::Parked(reason.into())).await
     }
 
+    /// What another layer has given. An error ends the execution's stay in memory.
+    pub(crate) async fn or_stop<T, E: Into<WorkflowError>>(&self, given: Result<T, E>) -> T {
+        match given {
+            Ok(value) => value,
+            Err(error) => self.stop_for(self.stops(error.into())).await,
+        }
+    }
+
     /// Notes why the execution stops, and tells whoever waits for its start.
     pub(crate) fn set_stop(&self, stop: Stop) {
         let started = {
@@ -420,7 +430,7 @@ impl Run {
     }
 
     /// Sends a commit, and measures how long that takes.
-    pub(crate) async fn measured(&self, commit: Commit) -> std::result::Result<Outcome, StoreError> {
+    pub(crate) async fn measured(&self, commit: Commit) -> Result<Outcome, StoreError> {
         let began = self.env().monotonic();
         let outcome = self.engine.store.commit(commit).await;
         self.engine.metrics.committed(self.env().monotonic().saturating_sub(began));
@@ -528,8 +538,16 @@ impl Run {
         state.beats.clear();
     }
 
+    /// A value as JSON text that is not too large to be stored.
+    pub(crate) fn text(&self, what: &str, value: &impl Serialize) -> Result<String, Failure> {
+        let json = json::to_value(value).map_err(|error| Failure::no_json(what, &error))?;
+        let text = json.to_string();
+        self.fits(what, text.len())?;
+        Ok(text)
+    }
+
     /// Refuses what is too large to be stored.
-    pub(crate) fn fits(&self, what: &str, length: usize) -> std::result::Result<(), Failure> {
+    pub(crate) fn fits(&self, what: &str, length: usize) -> Result<(), Failure> {
         let limit = largest(&self.engine);
         if length <= limit {
             return Ok(());

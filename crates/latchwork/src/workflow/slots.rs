@@ -14,9 +14,10 @@ use crate::state::{
 };
 use crate::store::{Commit, Receipt, Refusal, Rev, StoreError};
 use crate::workflow::Failure;
-use crate::workflow::ctx::{Call, Ctx};
+use crate::workflow::ctx::Ctx;
 use crate::workflow::place::Place as Spot;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
+use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Doing, Listed, Run, Seat};
 use crate::workflow::step::read_failure;
 
@@ -76,19 +77,19 @@ impl Steward for Journal {
         Box::pin(async move {
             let (run, name) = (&self.ctx.run, self.label("get", place));
             let call = Call { kind: Kind::Slot, name: &name, argument: 0 };
-            let (spot, found) = self.ctx.take(&call).await;
-            if let Some(found) = found {
-                return Ok(self.seen(&spot, found.state).await);
-            }
             let doing = Doing::begin(run, WaitsFor::Store, None);
             let _listed = Listed(&doing);
+            let operation = self.ctx.journaled(&call, doing.clone()).await;
+            if !operation.is_new {
+                return Ok(self.seen(&operation).await);
+            }
             let known = match place.shelf.read(&place.key, &place.name).await {
                 Err(error @ (StateError::Store(_) | StateError::UnknownVersion { .. })) => {
                     return Err(self.failed(error).await);
                 }
                 known => known?,
             };
-            run.put(&spot, call.entry(run.env().now(), saw(&known)));
+            operation.ends(saw(&known), None);
             Ok(known)
         })
     }
@@ -101,44 +102,35 @@ impl Steward for Journal {
         Box::pin(async move {
             let (name, argument) = (self.label(job.operation, place), job.fingerprint());
             let call = Call { kind: Kind::Slot, name: &name, argument };
-            let (spot, found) = self.ctx.take(&call).await;
-            match found.map(|found| found.state) {
-                None => {
-                    let run = self.ctx.run.clone();
-                    let entry = call.entry(run.env().now(), EntryState::Begun);
+            let run = &self.ctx.run;
+            let seat = Seat::new(Doing::begin(run, WaitsFor::Store, None));
+            let operation = self.ctx.journaled(&call, seat.doing.clone()).await;
+            match &operation.entry.state {
+                _ if operation.is_new => {
                     if run.with(|state| state.lost_lock().is_some()) {
-                        let failure = self.ctx.cancelled(&spot, entry);
-                        job.settle(fenced(place, &failure));
+                        job.settle(fenced(place, &operation.cancelled()));
                         return Ok(());
                     }
-                    let doing = Doing::begin(&run, WaitsFor::Store, None);
-                    let passenger = Passenger { seat: Seat::new(doing), spot, entry };
-                    passenger.seat.doing.carry().await;
-                    job.rider = Some(Box::new(passenger));
-                    place.shelf.submit(&place.key, job)
+                    seat.doing.carry().await;
+                    job.rider = Some(Box::new(Passenger { seat, spot: operation.place, entry: operation.entry }));
+                    return place.shelf.submit(&place.key, job);
                 }
-                Some(EntryState::Done(text)) => match serde_json::from_str::<Recorded>(&text) {
-                    Ok((value, rev, changed)) => {
-                        job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: false }));
-                        Ok(())
-                    }
-                    Err(_) => self.unreadable(&spot).await,
-                },
-                Some(EntryState::Gave(text)) => {
-                    job.settle(fenced(place, &read_failure(&text)));
-                    Ok(())
+                EntryState::Done(text) => {
+                    let (value, rev, changed): Recorded = self.readable(&operation, text).await;
+                    job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: false }));
                 }
+                EntryState::Gave(text) => job.settle(fenced(place, &read_failure(text))),
                 // What it came to on that state, it comes to again.
-                Some(state) => {
-                    let known = self.seen(&spot, state).await;
+                _ => {
+                    let known = self.seen(&operation).await;
                     let mut batch = Batch::new(known, place.name.clone());
-                    let limit = self.ctx.run.engine.store.limits().value_bytes;
+                    let limit = run.engine.store.limits().value_bytes;
                     if let Some(done) = batch.run_alone(job, Held::default()).await {
                         done.within(limit, &batch).settle(batch.rev());
                     }
-                    Ok(())
                 }
             }
+            Ok(())
         })
     }
 
@@ -154,17 +146,25 @@ impl Journal {
         format!("{operation} {}", name_within(&place.name, &self.ctx.run.id))
     }
 
-    async fn unreadable<T>(&self, spot: &Spot) -> T {
-        self.ctx.run.park(format!("what operation {spot} did cannot be read")).await
+    async fn unreadable<T>(&self, operation: &Journaled<'_>) -> T {
+        self.ctx.run.park(format!("what operation {} did cannot be read", operation.place)).await
+    }
+
+    async fn readable<T: DeserializeOwned>(&self, operation: &Journaled<'_>, text: &str) -> T {
+        match serde_json::from_str(text) {
+            Ok(value) => value,
+            Err(_) => self.unreadable(operation).await,
+        }
     }
 
     /// The state that an operation saw.
-    async fn seen(&self, spot: &Spot, recorded: EntryState) -> Known {
-        let EntryState::Saw { rev, state } = recorded else { return self.unreadable(spot).await };
-        match state.map(|text| serde_json::from_str(&text)).transpose() {
-            Ok(state) => Known { rev: rev.map(Rev), state },
-            Err(_) => self.unreadable(spot).await,
-        }
+    async fn seen(&self, operation: &Journaled<'_>) -> Known {
+        let EntryState::Saw { rev, state } = &operation.entry.state else { return self.unreadable(operation).await };
+        let state = match state {
+            Some(text) => Some(self.readable(operation, text).await),
+            None => None,
+        };
+        Known { rev: rev.map(Rev), state }
     }
 }
 

@@ -11,15 +11,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::json;
 use crate::lane::Part;
 use crate::record::Record;
 use crate::store::{Check, Key, Timestamp, Write};
-use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::handle::{Handle, read_as};
-use crate::workflow::kept::{Delivered, Letter, Message, Published};
-use crate::workflow::record::{EntryState, Execution, Kind, WaitsFor, failure_text};
+use crate::workflow::kept::{Delivered, Letter, Published};
+use crate::workflow::record::{Execution, Kind, WaitsFor, failure_text};
+use crate::workflow::replay::Call;
 use crate::workflow::run::{Stop, hash_text};
 use crate::workflow::signal::written;
 use crate::workflow::step::read_failure;
@@ -37,7 +37,7 @@ impl PublishedValues<'_> {
 }
 
 /// Decides whether an update may be sent.
-pub(crate) type Validator = Arc<dyn Fn(&PublishedValues<'_>, &str) -> std::result::Result<(), Failure> + Send + Sync>;
+pub(crate) type Validator = Arc<dyn Fn(&PublishedValues<'_>, &str) -> Result<(), Failure> + Send + Sync>;
 
 /// An update that is about to be sent.
 #[must_use = "nothing is sent until this is awaited"]
@@ -228,9 +228,17 @@ pub struct ReceiveUpdateFor<'a, R, A> {
 
 /// A receipt as it is recorded.
 #[derive(Serialize, Deserialize)]
-struct Receipt {
+pub(crate) struct Receipt {
     id: String,
     request: Value,
+}
+
+impl Receipt {
+    /// The receipt of an update whose request is this JSON text, as JSON text.
+    pub(crate) fn text(id: &str, request: &str) -> String {
+        let receipt = Receipt { id: id.into(), request: serde_json::from_str(request).unwrap_or_default() };
+        serde_json::to_string(&receipt).expect("a receipt can be written as JSON")
+    }
 }
 
 impl Ctx {
@@ -247,28 +255,18 @@ impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
         ReceiveUpdateFor { receive: self, timeout }
     }
 
-    async fn receive(&self, timeout: Option<Duration>) -> std::result::Result<Option<Request<R, A>>, Failure> {
+    async fn receive(&self, timeout: Option<Duration>) -> Result<Option<Request<R, A>>, Failure> {
         // Those that do not fit do not make it longer.
         let mut end = None;
         loop {
-            let argument = timeout.map_or(0, |timeout| hash(&(timeout.as_micros() as u64)));
-            let call = Call { kind: Kind::Update, name: &self.name, argument };
-            let is_it = |message: &Message| matches!(&message.body, Letter::Update { name, .. } if *name == self.name);
-            let read = |letter: &Letter| match letter {
-                Letter::Update { id, payload, .. } => {
-                    let request = serde_json::from_str(payload).unwrap_or_default();
-                    let receipt = Receipt { id: id.clone(), request };
-                    Ok(serde_json::to_string(&receipt).expect("a receipt can be written as JSON"))
-                }
-                _ => Ok("null".into()),
-            };
+            let call = Call::timed(Kind::Update, &self.name, timeout);
+            let is_it = |letter: &Letter| matches!(letter, Letter::Update { name, .. } if *name == self.name);
             let what = WaitsFor::Update(self.name.clone());
             let until = |now: Timestamp| end.or(timeout.map(|timeout| now.plus(timeout)));
-            let (place, since, received) = self.ctx.await_message(call, what, until, is_it, read).await;
+            let read = |text: &str| serde_json::from_str::<Receipt>(text);
+            let received = self.ctx.await_message(call, what, until, is_it, read).await?;
+            let Some((since, receipt)) = received else { return Ok(None) };
             end = end.or(timeout.map(|timeout| since.plus(timeout)));
-            let Some(text) = received? else { return Ok(None) };
-            let call = Call { kind: Kind::Update, name: &self.name, argument };
-            let receipt: Receipt = self.ctx.recorded(&call, &place, &text).await;
             let (ctx, name) = (self.ctx.clone(), self.name.clone());
             match R::deserialize(receipt.request) {
                 Ok(value) => return Ok(Some(Request { ctx, id: receipt.id, name, value, answer: PhantomData })),
@@ -288,10 +286,8 @@ impl<R, A: Serialize> Request<R, A> {
     }
 
     /// Answers. The answer is stored with the next commit, at the latest when the workflow waits.
-    pub async fn answer(self, answer: &A) -> std::result::Result<(), Failure> {
-        let json = json::to_value(answer).map_err(|error| Failure::no_json("the answer", &error))?;
-        let text = json.to_string();
-        self.ctx.run.fits("the answer", text.len())?;
+    pub async fn answer(self, answer: &A) -> Result<(), Failure> {
+        let text = self.ctx.run.text("the answer", answer)?;
         self.record(Ok(text)).await;
         Ok(())
     }
@@ -302,26 +298,14 @@ impl<R, A: Serialize> Request<R, A> {
         self.record(Err(failure_text(&failure))).await;
     }
 
-    async fn record(self, answer: std::result::Result<String, String>) {
+    async fn record(self, answer: Result<String, String>) {
         let Request { ctx, id, name, .. } = &self;
-        let operation = ctx.operation(WaitsFor::Store, |_| async move {
+        let call = Call { kind: Kind::Answer, name, argument: hash(&answer) };
+        let answered = ctx.replay::<(), _>(WaitsFor::Store, call, |operation| async move {
             let run = &ctx.run;
-            let call = Call { kind: Kind::Answer, name, argument: hash(&answer) };
-            let (place, found) = ctx.take(&call).await;
-            if found.is_some() {
-                return;
-            }
             let key = run.kept().update(id);
-            let view = run.engine.store.view().await;
-            let item = match view {
-                Ok(view) => view.get(&key).await,
-                Err(error) => Err(error),
-            };
-            let sent = match item {
-                Ok(item) => item.map(|item| Delivered::decode(&item.value)),
-                Err(error) => return run.stop_for(run.failed(error)).await,
-            };
-            let fingerprint = match sent {
+            let sent = run.or_stop(run.engine.get(&key).await).await;
+            let fingerprint = match sent.map(|item| Delivered::decode(&item.value)) {
                 Some(Ok(Delivered::Update(sent, _))) => sent,
                 Some(Err(why)) if why.is_version() => {
                     return run.stop_for(Stop::unknown_version(why.at(format!("update {id:?}")))).await;
@@ -331,9 +315,11 @@ impl<R, A: Serialize> Request<R, A> {
             let part = Part::default().put(&key, Delivered::Update(fingerprint, Some(answer)).encode());
             let (engine, execution, update) = (run.engine.clone(), run.id.clone(), id.clone());
             let part = part.then(move |_| engine.tell(&execution, Some(&update)));
-            run.put_with(&place, call.entry(run.env().now(), EntryState::Done("null".into())), Some(part.into()));
+            operation.done_with(&(), Some(part.into()));
+            Ok(())
         });
-        operation.await
+        // It cannot fail.
+        let _ = answered.await;
     }
 }
 
@@ -342,7 +328,7 @@ where
     R: DeserializeOwned + Send + 'a,
     A: Serialize + Send + 'a,
 {
-    type Output = std::result::Result<Request<R, A>, Failure>;
+    type Output = Result<Request<R, A>, Failure>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -355,7 +341,7 @@ where
     R: DeserializeOwned + Send + 'a,
     A: Serialize + Send + 'a,
 {
-    type Output = std::result::Result<Option<Request<R, A>>, Failure>;
+    type Output = Result<Option<Request<R, A>>, Failure>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {

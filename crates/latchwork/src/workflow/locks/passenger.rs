@@ -106,10 +106,7 @@ impl Run {
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_locks) {
             return;
         }
-        let owned = match self.engine.locks.requests_of(&Owner::Execution(self.id.clone())).await {
-            Ok(owned) => owned,
-            Err(error) => return self.stop_for(self.failed(error)).await,
-        };
+        let owned = self.or_stop(self.engine.locks.requests_of(&Owner::Execution(self.id.clone())).await).await;
         for (lock, requests) in owned {
             for (_, id) in requests {
                 let place = read_request_id(self, &id);
@@ -150,14 +147,14 @@ impl Passenger {
         self
     }
 
-    async fn send(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockError> {
+    async fn send(self, lock: &LockName, ask: Ask) -> Result<Answer, LockError> {
         let engine = self.seat.run.engine.clone();
         self.seat.doing.carry().await;
         engine.locks.ask(lock, ask, Some(Box::new(self))).await
     }
 
     /// Has something done to a lock, in a commit with the execution. What the lock refuses is given back.
-    pub(super) async fn ask(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockRefused> {
+    pub(super) async fn ask(self, lock: &LockName, ask: Ask) -> Result<Answer, LockRefused> {
         let run = self.seat.run.clone();
         match self.send(lock, ask).await {
             Ok(answer) => Ok(answer),
@@ -226,7 +223,7 @@ impl Rider for Passenger {
         self.seat.failed(error);
     }
 
-    fn rests(&mut self, answer: &std::result::Result<Answer, LockError>) {
+    fn rests(&mut self, answer: &Result<Answer, LockError>) {
         self.seat.rise();
         match answer {
             // Of a withdrawal that came too late, there is a message.
