@@ -38,7 +38,7 @@ impl Landing<'_> {
 }
 
 /// Where a part stands in a commit.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Placed {
     first_check: usize,
     tags: Vec<Tag>,

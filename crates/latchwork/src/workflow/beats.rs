@@ -72,8 +72,4 @@ impl Beats {
     }
 }
 
-impl std::fmt::Debug for Beats {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Beats").field("silence", &self.silence()).finish_non_exhaustive()
-    }
-}
+shown!(Beats, it => silence: it.silence());

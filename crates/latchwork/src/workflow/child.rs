@@ -17,7 +17,7 @@ use crate::lock::Owner;
 use crate::lock::free::Freed;
 use crate::lock::lane::Ask;
 use crate::record::Record;
-use crate::store::{Commit, ErrorKind, Order, Outcome, Timestamp, Write};
+use crate::store::{Commit, ErrorKind, Order, Outcome, Write};
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Inner, check_name};
@@ -368,7 +368,7 @@ impl Run {
                 has_children: state.has_children,
                 has_locks: state.has_locks,
                 parent: state.execution.parent.clone(),
-                ..Execution::new("", String::new(), Timestamp(0))
+                ..Execution::default()
             });
             let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), how).await {
                 Ok(closing) => closing,

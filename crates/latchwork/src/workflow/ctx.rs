@@ -24,11 +24,7 @@ pub struct Ctx {
     pub(crate) is_shielded: bool,
 }
 
-impl std::fmt::Debug for Ctx {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ctx").field("id", &self.run.id).finish_non_exhaustive()
-    }
-}
+shown!(Ctx, it => id: it.run.id);
 
 pub(crate) fn hash(value: &impl Serialize) -> u64 {
     hash_text(&json::to_value(value).unwrap_or_default().to_string())

@@ -129,14 +129,6 @@ impl<I, O> Clone for Workflow<I, O> {
     }
 }
 
-impl<I, O> std::fmt::Debug for Workflow<I, O> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Workflow").field("name", &self.definition.name).finish_non_exhaustive()
-    }
-}
+shown!(Workflow<I, O>, it => name: it.definition.name);
 
-impl std::fmt::Debug for WorkflowBuilder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WorkflowBuilder").field("name", &self.name).finish_non_exhaustive()
-    }
-}
+shown!(WorkflowBuilder, it => name: it.name);

@@ -404,11 +404,7 @@ impl Engine {
     }
 }
 
-impl std::fmt::Debug for Engine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").finish_non_exhaustive()
-    }
-}
+shown!(Engine, _it => );
 
 impl Inner {
     pub(crate) fn stop(&self) {

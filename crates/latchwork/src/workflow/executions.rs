@@ -149,11 +149,7 @@ impl Executions {
     }
 }
 
-impl std::fmt::Debug for Executions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Executions").finish_non_exhaustive()
-    }
-}
+shown!(Executions, _it => );
 
 impl Inner {
     /// What this engine's store holds, to be read.

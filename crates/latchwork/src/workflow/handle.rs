@@ -500,8 +500,4 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl<O> std::fmt::Debug for Handle<O> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Handle").field("id", &self.id).finish_non_exhaustive()
-    }
-}
+shown!(Handle<O>, it => id: it.id);

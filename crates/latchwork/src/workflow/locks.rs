@@ -414,11 +414,7 @@ pub struct CtxGuard {
     is_released: bool,
 }
 
-impl std::fmt::Debug for CtxGuard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CtxGuard").field("lock", &self.lock).field("token", &self.token.number).finish_non_exhaustive()
-    }
-}
+shown!(CtxGuard, it => lock: it.lock, token: it.token.number);
 
 impl CtxGuard {
     fn new(ctx: &Ctx, lock: &LockName, ticket: u64, place: &Place, grant: Grant) -> CtxGuard {

@@ -12,7 +12,7 @@ use crate::workflow::place::{Path, Place};
 use crate::workflow::{ExecutionId, Failure};
 
 /// An execution.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Execution {
     /// The name of the definition.
     pub(crate) workflow: String,
@@ -160,8 +160,9 @@ impl WaitsFor {
 }
 
 /// How an execution is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) enum Status {
+    #[default]
     Running,
     /// Out of memory until the timer fires.
     Waiting,
@@ -185,28 +186,7 @@ impl Status {
 impl Execution {
     /// One that is about to start.
     pub(crate) fn new(workflow: impl Into<String>, input: String, started: Timestamp) -> Execution {
-        Execution {
-            workflow: workflow.into(),
-            status: Status::Running,
-            input,
-            deadline_us: None,
-            timer_us: None,
-            started_us: started.0,
-            run: 0,
-            resumes: 0,
-            key: None,
-            intent: None,
-            tail: Vec::new(),
-            waits: Vec::new(),
-            parent: None,
-            cancel: None,
-            labels: Labels::default(),
-            forked: None,
-            removal_us: None,
-            begins_us: None,
-            has_children: false,
-            has_locks: false,
-        }
+        Execution { workflow: workflow.into(), input, started_us: started.0, ..Execution::default() }
     }
 }
 
@@ -361,32 +341,9 @@ pub enum Kind {
 
 impl std::fmt::Display for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Kind::Step => "step",
-            Kind::Sleep => "sleep",
-            Kind::Now => "now",
-            Kind::Uuid => "uuid",
-            Kind::Random => "random",
-            Kind::Version => "version",
-            Kind::IsCancelled => "is cancelled",
-            Kind::Slot => "slot",
-            Kind::Transaction => "transaction",
-            Kind::Join => "join",
-            Kind::Race => "race",
-            Kind::Signal => "signal",
-            Kind::Update => "update",
-            Kind::Answer => "answer",
-            Kind::Publish => "publish",
-            Kind::Published => "published",
-            Kind::Child => "child",
-            Kind::ChildEnd => "child end",
-            Kind::Send => "send",
-            Kind::Token => "token",
-            Kind::Completion => "completion",
-            Kind::Label => "label",
-            Kind::Lock => "lock",
-            Kind::Unlock => "unlock",
-        })
+        // As it is stored, in words.
+        let name = serde_json::to_string(self).unwrap_or_default();
+        f.write_str(&name.trim_matches('"').replace('_', " "))
     }
 }
 

@@ -56,6 +56,7 @@ pub(crate) struct Run {
     nudge: Notify,
 }
 
+#[derive(Default)]
 pub(crate) struct State {
     /// As it is stored.
     pub(crate) execution: Execution,
@@ -231,42 +232,8 @@ impl Run {
             has_locks,
             labels,
             cancel,
-            pending: BTreeMap::new(),
-            draft: Draft::default(),
-            is_polled: false,
-            asides: Vec::new(),
-            pending_bytes: 0,
             first_pending: u64::MAX,
-            stamps: 0,
-            wanted: 0,
-            wants_record: false,
-            flying: BTreeMap::new(),
-            boardings: 0,
-            lost: Vec::new(),
-            called_off: Vec::new(),
-            sagas: Vec::new(),
-            carrier: None,
-            ops: BTreeMap::new(),
-            last_op: 0,
-            waiting: BTreeMap::new(),
-            waits: 0,
-            inbox: None,
-            told_count: 0,
-            receipts: 0,
-            beats: BTreeMap::new(),
-            published: None,
-            held: BTreeMap::new(),
-            left: Vec::new(),
-            dropped: Vec::new(),
-            leaving: Vec::new(),
-            is_fresh: false,
-            submitted: Vec::new(),
-            continues: None,
-            taken_up: 0,
-            probation: None,
-            stop: None,
-            has_left: false,
-            started: None,
+            ..State::default()
         };
         let key = engine.spaces.executions.key(id.as_bytes());
         Run { engine, id, key, definition, state: Mutex::new(state), nudge: Notify::new() }

@@ -58,11 +58,7 @@ impl CtxState {
     }
 }
 
-impl std::fmt::Debug for CtxState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CtxState").field("id", &self.run.id).finish_non_exhaustive()
-    }
-}
+shown!(CtxState, it => id: it.run.id);
 
 /// Has every read and change of a slot recorded in the execution's journal.
 struct Journal {

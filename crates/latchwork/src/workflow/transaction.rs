@@ -107,11 +107,7 @@ impl Tx {
     }
 }
 
-impl std::fmt::Debug for Tx {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tx").field("generation", &self.inner.view.generation()).finish_non_exhaustive()
-    }
-}
+shown!(Tx, it => generation: it.inner.view.generation());
 
 /// The slots of a transaction as they will be.
 struct Staged {
