@@ -31,6 +31,11 @@ pub(crate) struct Landing<'a> {
 }
 
 impl Landing<'_> {
+    /// The rev that the last of the writes has given its key.
+    pub(crate) fn last(&self) -> Option<Rev> {
+        self.revs.last().copied().flatten()
+    }
+
     /// The rev that one of the writes has given its key.
     pub(crate) fn rev(&self, write: usize) -> Option<Rev> {
         self.revs.get(write).copied().flatten()

@@ -28,7 +28,7 @@ use crate::workflow::record::{
     Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
 };
 use crate::workflow::replay::{Call, Journaled};
-use crate::workflow::run::{Doing, Effect, Listed, Next, RECORD, Run, Stop, hash_text, turn};
+use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Stop, hash_text, turn};
 use crate::workflow::signal::as_is;
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -138,12 +138,8 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
             let (birth, is_of_source) = birth(&operation);
             let id = id.unwrap_or_else(|| derived(run, &operation.place));
             let now = run.env().now();
-            let child = Execution {
-                deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
-                parent: Some(Parent { id: run.id.clone(), close, root: run.root(), birth }),
-                labels,
-                ..Execution::new(name, input, now)
-            };
+            let parent = Some(Parent { id: run.id.clone(), close, root: run.root(), birth });
+            let child = Execution { parent, ..definition.first_record(input, labels, now, now) };
             while run.is_full() {
                 let _ = doing.flush().await;
             }
@@ -194,14 +190,12 @@ fn first_commit(
     definition: Arc<Definition>,
 ) -> Effect {
     let engine = &run.engine;
-    let key = engine.spaces.executions.key(id.as_bytes());
     let (close, birth) = child.parent.as_ref().map(|parent| (parent.close, parent.birth)).unwrap_or_default();
-    let part = engine.node.for_any(id.as_bytes()).absent(RECORD, &key).put(&key, child.encode());
-    let (part, _) = turn(engine, part, id, None, &mut child, None);
-    let part = part.put(&run.kept().child(id), kept::Child { close, birth }.encode());
+    let part = Part::default().put(&run.kept().child(id), kept::Child { close, birth }.encode());
+    let (part, _) = turn(engine, engine.at_record(id, None).and(part), id, None, &mut child, None);
     let (engine, id) = (engine.clone(), id.clone());
     let part = part.then(move |landing| {
-        let rev = landing.rev(0).unwrap_or_default();
+        let rev = landing.last().unwrap_or_default();
         engine.metrics.started(&definition.name);
         let run = Run::stored(engine.clone(), definition, id, child, rev).fresh();
         engine.spawn_stored(Arc::new(run));

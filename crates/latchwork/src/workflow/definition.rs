@@ -11,6 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json::{self, JsonError};
+use crate::store::Timestamp;
+use crate::workflow::record::{Execution, Labels, Status, Wait, WaitsFor};
 use crate::workflow::update::{PublishedValues, Validator};
 use crate::workflow::{Ctx, Failure, Result, WorkflowError};
 
@@ -107,6 +109,19 @@ impl Definition {
     /// Refuses an input, as JSON text, that the function cannot be given.
     pub(crate) fn check(&self, input: &str) -> Result<()> {
         (self.fits)(input).map_err(|cause| WorkflowError::Input { workflow: self.name.clone(), cause })
+    }
+
+    /// The first record of an execution that is started now. If it is to begin later, it waits until then.
+    pub(crate) fn first_record(&self, input: String, labels: Labels, now: Timestamp, begins: Timestamp) -> Execution {
+        let deadline_us = self.timeout.map(|timeout| begins.max(now).plus(timeout).0);
+        let mut first = Execution { deadline_us, labels, ..Execution::new(&self.name, input, now) };
+        if begins > now {
+            let until_us = Some(begins.0);
+            let wait = Wait { what: WaitsFor::Timer, since_us: now.0, until_us };
+            (first.status, first.waits) = (Status::Waiting, vec![wait]);
+            (first.timer_us, first.begins_us) = (until_us, until_us);
+        }
+        first
     }
 }
 

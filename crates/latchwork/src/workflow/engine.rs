@@ -17,7 +17,6 @@ use crate::lock::service::Service;
 use crate::lock::{self, Lock, LockName, Locks, ReadWriteLock, session};
 use crate::node::Node;
 use crate::node::alarm::{self, Alarms};
-use crate::record::Record;
 use crate::state::States;
 use crate::store::{Item, Key, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
 use crate::workflow::deadlock::{self, Suspect};
@@ -25,7 +24,7 @@ use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::kept::Kept;
 use crate::workflow::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
 use crate::workflow::metrics::Metrics;
-use crate::workflow::record::{Execution, Status};
+use crate::workflow::record::{Execution, Status, fetch_execution};
 use crate::workflow::rehearsal::Rehearsal;
 use crate::workflow::run::{Run, Stop};
 use crate::workflow::{ExecutionId, Result, WorkflowError, recover, remove};
@@ -444,7 +443,7 @@ impl Inner {
     }
 
     /// The keys of what is kept of an execution beside its record and journal.
-    pub(crate) fn kept(&self, id: &ExecutionId) -> Kept<'_> {
+    pub(crate) fn kept<'a>(&'a self, id: &'a ExecutionId) -> Kept<'a> {
         Kept::new(&self.spaces.kept, id)
     }
 
@@ -463,10 +462,18 @@ impl Inner {
     }
 
     pub(crate) async fn read(&self, id: &ExecutionId) -> Result<Option<(Execution, Rev)>> {
-        let item = self.store.view().await?.get(&self.spaces.executions.key(id.as_bytes())).await?;
-        let Some(item) = item else { return Ok(None) };
-        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
-        Ok(Some((execution, item.rev)))
+        let found = fetch_execution(&self.store.view().await?, &self.spaces.executions, id).await?;
+        Ok(found.map(|(execution, item)| (execution, item.rev)))
+    }
+
+    /// An execution that must be there.
+    pub(crate) async fn known(&self, id: &ExecutionId) -> Result<(Execution, Rev)> {
+        self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })
+    }
+
+    /// Whether an execution has ended. What is in memory has not, and need not be read.
+    pub(crate) async fn has_ended(&self, id: &ExecutionId) -> Result<bool> {
+        Ok(!self.is_resident(id) && self.known(id).await?.0.status.is_terminal())
     }
 
     /// Tells those who wait for an execution that it has left memory, and what it has come to, if that is known.

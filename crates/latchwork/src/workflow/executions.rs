@@ -6,13 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::record::Record;
 use crate::store::{Order, Space, Store, Timestamp, View};
 use crate::workflow::engine::{EXECUTIONS, Engine, Inner, JOURNAL, KEPT};
 use crate::workflow::history::{ExecutionState, value};
-use crate::workflow::kept::{Kept, Published};
+use crate::workflow::kept::Kept;
 use crate::workflow::listed::{LISTED, Lists, RUNNING};
-use crate::workflow::record::{Attribute, Close, Execution, Wait};
+use crate::workflow::record::{Attribute, Close, Execution, Wait, fetch_execution};
 use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, WorkflowError};
 
 /// The executions in a store, without an engine that runs them: on [`Store::open_read_only`], for instance.
@@ -118,12 +117,7 @@ impl Executions {
         let view = self.store.view().await?;
         let (spaces, execution, changed) = self.read(&view, &id).await?;
         let kept = Kept::new(&spaces.kept, &id);
-        let published = match view.get(&kept.published()).await? {
-            None => Published::default(),
-            Some(item) => {
-                Published::decode(&item.value).map_err(|why| why.at(format!("what execution {id:?} has published")))?
-            }
-        };
+        let published = kept.fetch_published(&view).await?.map(|(published, _)| published).unwrap_or_default();
         let children = match execution.has_children {
             true => view.scan(&kept.children(), Order::Ascending, usize::MAX).await?,
             false => Vec::new(),
@@ -143,8 +137,7 @@ impl Executions {
     pub(crate) async fn read(&self, view: &View, id: &ExecutionId) -> Result<(&ReadSpaces, Execution, Timestamp)> {
         let missing = || WorkflowError::NotFound { id: id.clone() };
         let spaces = self.spaces.as_ref().ok_or_else(missing)?;
-        let item = view.get(&spaces.executions.key(id.as_bytes())).await?.ok_or_else(missing)?;
-        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
+        let (execution, item) = fetch_execution(view, &spaces.executions, id).await?.ok_or_else(missing)?;
         Ok((spaces, execution, item.time))
     }
 }

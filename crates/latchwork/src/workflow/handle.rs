@@ -17,8 +17,8 @@ use crate::store::Timestamp;
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Engine, Inner, Waiter, check_name};
 use crate::workflow::kept::{Delivered, Letter, Message};
-use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, Wait, WaitsFor, keyed_key};
-use crate::workflow::run::{RECORD, Run, hash_text, largest, turn};
+use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, fetch, keyed_key};
+use crate::workflow::run::{Run, hash_text, largest, turn};
 use crate::workflow::signal::{Signal, written};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -237,17 +237,8 @@ impl UntypedStart {
             Begins::After(delay) => now.plus(delay),
             Begins::At(time) => time,
         };
-        let mut execution = Execution {
-            deadline_us: definition.timeout.map(|timeout| begins.max(now).plus(timeout).0),
-            key: self.key,
-            labels: self.labels,
-            ..Execution::new(&name, input, now)
-        };
-        if begins > now {
-            let wait = Wait { what: WaitsFor::Timer, since_us: now.0, until_us: Some(begins.0) };
-            (execution.status, execution.timer_us, execution.waits) = (Status::Waiting, Some(begins.0), vec![wait]);
-            execution.begins_us = Some(begins.0);
-        }
+        let first = definition.first_record(input, self.labels, now, begins);
+        let execution = Execution { key: self.key, ..first };
         let is_given = self.id.is_some();
         let id = self.id.unwrap_or_else(|| inner.store.env().uuid().to_string().into());
         check_name("the id of an execution", &id)?;
@@ -331,9 +322,7 @@ impl Starting {
         }
         let (inner, id) = (&self.inner, &self.id);
         let mut execution = self.execution.clone();
-        let key = inner.spaces.executions.key(id.as_bytes());
-        let part = inner.node.for_any(id.as_bytes()).absent(RECORD, &key).put(&key, execution.encode());
-        let (mut part, _) = turn(inner, part, id, None, &mut execution, None);
+        let (mut part, _) = turn(inner, inner.at_record(id, None), id, None, &mut execution, None);
         if let Some((name, payload, signal_id)) = self.signal.clone() {
             let (kept, env) = (inner.kept(id), inner.store.env());
             if let Some(signal_id) = signal_id {
@@ -413,8 +402,8 @@ async fn first(
 /// The execution that was started under an idempotency key, if one was.
 async fn keyed(inner: &Inner, workflow: &str, key: &str, input: &str) -> Result<Option<ExecutionId>> {
     let place = inner.spaces.keys.key(keyed_key(workflow, key));
-    let Some(item) = inner.store.view().await?.get(&place).await? else { return Ok(None) };
-    let found = Keyed::decode(&item.value).map_err(|why| why.at(format!("idempotency key {key:?}")))?;
+    let found = fetch::<Keyed>(&inner.store.view().await?, &place, || format!("idempotency key {key:?}")).await?;
+    let Some((found, _)) = found else { return Ok(None) };
     let id = ExecutionId::from(found.id);
     if found.input == hash_text(input) { Ok(Some(id)) } else { Err(WorkflowError::KeyReused { key: key.into(), id }) }
 }

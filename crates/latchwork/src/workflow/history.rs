@@ -11,7 +11,7 @@ use crate::record::{Record, Unreadable};
 use crate::store::{Generation, Item, Key, Order, Space, Store, Timestamp, View};
 use crate::workflow::engine::{EXECUTIONS, Engine, JOURNAL};
 use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{Entry, EntryState, Execution, Kind, Status, read_place, run_key};
+use crate::workflow::record::{Entry, EntryState, Execution, Kind, Status, fetch_execution, read_place, run_key};
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -185,8 +185,7 @@ impl History {
         let id = id.into();
         let Some((executions, journal)) = spaces(store).await? else { return Ok(None) };
         let view = store.view().await?;
-        let Some(item) = view.get(&executions.key(id.as_bytes())).await? else { return Ok(None) };
-        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
+        let Some((execution, item)) = fetch_execution(&view, &executions, &id).await? else { return Ok(None) };
         let operations = operations(&view, &journal, &id, &execution, &item).await?;
         Ok(Some(History::new(&id, execution, item.time, operations)))
     }

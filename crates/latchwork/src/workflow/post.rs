@@ -20,7 +20,7 @@ use crate::store::{
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Letter, Message, grant_id};
 use crate::workflow::record::{Execution, Status, Wait};
-use crate::workflow::run::{RECORD, turn};
+use crate::workflow::run::turn;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// What the caller of a delivery has asked for beside it.
@@ -54,7 +54,7 @@ impl Inner {
         if let Some(known) = known {
             return Ok(known);
         }
-        let (execution, rev) = self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
+        let (execution, rev) = self.known(id).await?;
         match execution.status {
             Status::Running => Ok(Target::Running(rev)),
             ref status if status.is_terminal() => Err(WorkflowError::Ended { id: id.clone() }),
@@ -73,9 +73,7 @@ impl Inner {
         let at_us = env.now().0;
         let messages: Vec<(Key, Message)> =
             letters.into_iter().map(|body| (kept.message(letter_id(env, &body)), Message { at_us, body })).collect();
-        let record: Key = self.spaces.executions.key(id.as_bytes());
-        let mut part = self.node.for_any(id.as_bytes()).at_rev(RECORD, &record, target.rev());
-        part = part.put(&kept.count(), Vec::new());
+        let mut part = self.at_record(id, Some(target.rev())).put(&kept.count(), Vec::new());
         part = messages.iter().fold(part, |part, (key, message)| part.put(key, message.encode()));
         let mut is_woken = false;
         if let Target::Resting(before, _) = target
@@ -114,25 +112,23 @@ impl Inner {
         }
         after.cancel = after.cancel.or(cancel.map(str::to_string));
         let (part, _) = turn(self, part, id, Some(before), &mut after, None);
-        (part.put(&self.spaces.executions.key(id.as_bytes()), after.encode()), after)
+        (part, after)
     }
 
     /// The cancellation of an execution, as a part of a commit. Nothing if that is on its way already.
     pub(crate) async fn cancelling(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<Option<Part>> {
-        let (before, rev) = self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
+        let (before, rev) = self.known(id).await?;
         if before.status.is_terminal() {
             return Err(WorkflowError::Ended { id: id.clone() });
         }
         if before.cancel.is_some() {
             return Ok(None);
         }
-        let part = self.node.for_any(id.as_bytes()).at_rev(RECORD, &self.spaces.executions.key(id.as_bytes()), rev);
-        // The record is what is written last.
-        let (part, after) = self.woken(part, id, &before, Some(reason));
+        let (part, after) = self.woken(self.at_record(id, Some(rev)), id, &before, Some(reason));
         let (engine, id) = (self.clone(), id.clone());
         Ok(Some(part.then(move |landing| {
             if let Some(run) = engine.resident(&id) {
-                run.cancelled(rev, landing.revs.last().copied().flatten(), after);
+                run.cancelled(rev, landing.last(), after);
             }
             // It may be about to leave memory, if it does not know yet that it waits.
             if before.status == Status::Waiting {
@@ -143,12 +139,11 @@ impl Inner {
 
     /// Has an execution look whether it is as it was, as a part of a commit.
     async fn looking(self: &Arc<Inner>, id: &ExecutionId) -> Result<Part> {
-        let (before, rev) = self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-        let mut part = self.node.for_any(id.as_bytes());
-        if before.status == Status::Waiting {
-            part = part.at_rev(RECORD, &self.spaces.executions.key(id.as_bytes()), rev);
-            part = self.woken(part, id, &before, None).0;
-        }
+        let (before, rev) = self.known(id).await?;
+        let part = match before.status {
+            Status::Waiting => self.woken(self.at_record(id, Some(rev)), id, &before, None).0,
+            _ => self.node.for_any(id.as_bytes()),
+        };
         let (engine, id) = (self.clone(), id.clone());
         Ok(part.then(move |_| {
             engine.resident(&id).iter().for_each(|run| run.doubt());
@@ -166,21 +161,24 @@ impl Inner {
     /// held.
     pub(crate) async fn perform(self: &Arc<Inner>, part: Part) -> Result<bool> {
         let engine = self.clone();
-        let performed = self.node.runtime.run(async move {
-            let (commit, placed, rest) = part.place_whole(Commit::new());
-            match engine.store.commit(commit).await.inspect_err(|_| engine.node.doubt())? {
-                Outcome::Applied(receipt) => {
-                    rest.land(placed.landing(&receipt));
-                    Ok(true)
-                }
-                Outcome::Refused(refusal) => {
-                    let is_fenced = placed.has_failed(&refusal, SHARD);
-                    rest.refuse(&placed, &refusal);
-                    if is_fenced { Err(WorkflowError::Stopped) } else { Ok(false) }
-                }
-            }
-        });
+        let performed = self.node.runtime.run(async move { engine.send(part).await.map(|sent| sent.is_some()) });
         performed.await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+
+    /// Sends a commit that holds a part and nothing else. Nothing if a check has failed.
+    pub(crate) async fn send(&self, part: Part) -> Result<Option<Receipt>> {
+        let (commit, placed, rest) = part.place_whole(Commit::new());
+        match self.store.commit(commit).await.inspect_err(|_| self.node.doubt())? {
+            Outcome::Applied(receipt) => {
+                rest.land(placed.landing(&receipt));
+                Ok(Some(receipt))
+            }
+            Outcome::Refused(refusal) => {
+                let is_fenced = placed.has_failed(&refusal, SHARD);
+                rest.refuse(&placed, &refusal);
+                if is_fenced { Err(WorkflowError::Stopped) } else { Ok(None) }
+            }
+        }
     }
 
     /// Delivers a message, with checks and a write of the caller's in the same commit. Gives whether the checks held.

@@ -3,7 +3,6 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::record::Record;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::handle::{Handle, read_as};
@@ -79,21 +78,16 @@ impl Run {
 
 impl Inner {
     async fn read_published(&self, id: &ExecutionId) -> Result<Published> {
-        let item = self.store.view().await?.get(&self.kept(id).published()).await?;
-        let place = || format!("what execution {id:?} has published");
-        let Some(item) = item else { return Ok(Published::default()) };
-        Ok(Published::decode(&item.value).map_err(|why| why.at(place()))?)
+        let published = self.kept(id).fetch_published(&self.store.view().await?).await?;
+        Ok(published.map(|(published, _)| published).unwrap_or_default())
     }
 
     async fn query<T: DeserializeOwned>(&self, id: &ExecutionId, name: &str) -> Result<Option<T>> {
         let published = self.read_published(id).await?;
-        let Some(text) = published.0.get(name) else {
-            return match self.read(id).await? {
-                Some(_) => Ok(None),
-                None => Err(WorkflowError::NotFound { id: id.clone() }),
-            };
-        };
-        read_as(id, text).map(Some)
+        match published.0.get(name) {
+            Some(text) => read_as(id, text).map(Some),
+            None => self.known(id).await.map(|_| None),
+        }
     }
 }
 
@@ -115,15 +109,7 @@ impl<O> Handle<O> {
     pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T> {
         let (engine, id) = (&self.engine, self.id());
         let look = || async {
-            let is_resident = engine.is_resident(id);
-            let ended = match is_resident {
-                true => false,
-                false => {
-                    let found = engine.read(id).await?;
-                    let (execution, _) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-                    execution.status.is_terminal()
-                }
-            };
+            let ended = engine.has_ended(id).await?;
             // What was published last was so before the end was seen.
             match engine.query::<T>(id, name).await?.filter(|value| is_it(value)) {
                 Some(value) => Ok(Some(value)),

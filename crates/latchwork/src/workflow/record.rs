@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::node::write_text;
 use crate::record::{self, Record, Unreadable, stored};
-use crate::store::{Bytes, Timestamp};
+use crate::store::{Bytes, Item, Key, Space, Timestamp, View};
 use crate::workflow::place::{Path, Place};
-use crate::workflow::{ExecutionId, Failure};
+use crate::workflow::{ExecutionId, Failure, WorkflowError};
 
 /// An execution.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -410,6 +410,26 @@ pub(crate) struct Keyed {
 struct Told(Entry, Option<Intent>);
 
 stored!(Execution, Removal, Keyed, Told);
+
+/// The record under a key, as a view shows it. One that cannot be read is an error that tells its place.
+pub(crate) async fn fetch<R: Record>(
+    view: &View,
+    key: &Key,
+    place: impl FnOnce() -> String,
+) -> Result<Option<(R, Item)>, WorkflowError> {
+    let Some(item) = view.get(key).await? else { return Ok(None) };
+    let record = R::decode(&item.value).map_err(|why| why.at(place()))?;
+    Ok(Some((record, item)))
+}
+
+/// The record of an execution, as a view shows it.
+pub(crate) async fn fetch_execution(
+    view: &View,
+    executions: &Space,
+    id: &ExecutionId,
+) -> Result<Option<(Execution, Item)>, WorkflowError> {
+    fetch(view, &executions.key(id.as_bytes()), || format!("execution {id:?}")).await
+}
 
 /// The longest text that is kept of a failure, in bytes.
 const FAILURE_BYTES: usize = 64 << 10;

@@ -337,11 +337,10 @@ impl Inner {
 
     /// Takes an execution up whose last commit may still be on its way. A record of a later rev has that refused.
     pub(crate) async fn pick_up_fenced(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
-        let resident = self.residents.lock().contains_key(id);
-        if let (false, Some((execution, rev))) = (resident, self.read(id).await?)
+        if let (false, Some((execution, rev))) = (self.is_resident(id), self.read(id).await?)
             && !execution.status.is_terminal()
         {
-            let key = self.spaces.executions.key(id.as_bytes());
+            let key = self.record_of(id);
             let part = self.node.for_owner(id).at_rev(RECORD, &key, rev).put(&key, execution.encode());
             // If it is refused, something has landed since, or this engine is no longer the owner.
             let _ = self.store.commit(part.place(Commit::new()).0).await?;

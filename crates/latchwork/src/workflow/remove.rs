@@ -143,7 +143,7 @@ impl<'a> Broom<'a> {
 
     /// What is removed from here on is of this execution.
     fn of(&mut self, id: &ExecutionId, rev: Rev) {
-        self.record = Some((self.engine.spaces.executions.key(id.as_bytes()), rev));
+        self.record = Some((self.engine.record_of(id), rev));
         self.is_checked = false;
     }
 
@@ -168,7 +168,7 @@ impl<'a> Broom<'a> {
             let is_its = |value: &[u8]| Keyed::decode(value).is_ok_and(|keyed| keyed.id == **id);
             last.extend(found.filter(|item| is_its(&item.value)).map(|_| key));
         }
-        last.push(self.engine.spaces.executions.key(id.as_bytes()));
+        last.push(self.engine.record_of(id));
         if self.part.writes().len() + last.len() > WRITES {
             self.sweep().await?;
         }

@@ -235,7 +235,7 @@ impl Run {
             first_pending: u64::MAX,
             ..State::default()
         };
-        let key = engine.spaces.executions.key(id.as_bytes());
+        let key = engine.record_of(&id);
         Run { engine, id, key, definition, state: Mutex::new(state), nudge: Notify::new() }
     }
 

@@ -83,13 +83,13 @@ impl Signal {
         check_name("the id of a signal", &signal_id)?;
         let key = self.engine.kept(&self.id).signal(&signal_id);
         let write = Write::Put(key.clone(), delivered.encode());
-        let mut item = self.engine.store.view().await?.get(&key).await?;
+        let mut item = self.engine.get(&key).await?;
         if item.is_none() {
             let sent = self.engine.deliver(&self.id, letter, Some((vec![Check::Absent(key.clone())], write))).await;
             if let Ok(true) = sent {
                 return Ok(());
             }
-            item = self.engine.store.view().await?.get(&key).await?;
+            item = self.engine.get(&key).await?;
             // Somebody else may have sent it before the execution has ended.
             if let (Err(error), None) = (sent, &item) {
                 return Err(error);

@@ -13,7 +13,7 @@ use crate::store::{Check, Uuid, Write};
 use crate::workflow::ctx::Ctx;
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::kept::{Letter, Token};
-use crate::workflow::record::{Kind, WaitsFor, failure_text};
+use crate::workflow::record::{Kind, WaitsFor, failure_text, fetch};
 use crate::workflow::replay::Call;
 use crate::workflow::signal::{as_is, until, written};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -91,8 +91,8 @@ async fn complete(engine: &Arc<Inner>, text: &str, result: Result<String, String
     let (token, id): (Uuid, ExecutionId) = (token.parse().map_err(|_| unknown())?, id.into());
     let key = engine.kept(&id).token(token);
     loop {
-        let item = engine.store.view().await?.get(&key).await?.ok_or_else(unknown)?;
-        let record = Token::decode(&item.value).map_err(|why| why.at(format!("token {text:?}")))?;
+        let found = fetch::<Token>(&engine.store.view().await?, &key, || format!("token {text:?}")).await?;
+        let (record, item) = found.ok_or_else(unknown)?;
         if record.is_used {
             return Err(WorkflowError::TokenUsed { token: text.into() });
         }

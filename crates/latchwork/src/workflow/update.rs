@@ -18,7 +18,7 @@ use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::handle::{Handle, read_as};
 use crate::workflow::kept::{Delivered, Letter, Published};
-use crate::workflow::record::{Execution, Kind, WaitsFor, failure_text};
+use crate::workflow::record::{Execution, Kind, WaitsFor, failure_text, fetch_execution};
 use crate::workflow::replay::Call;
 use crate::workflow::run::{Stop, hash_text};
 use crate::workflow::signal::written;
@@ -112,7 +112,7 @@ impl Inner {
         let fingerprint = hash_text(&format!("{name}\0{request}"));
         let key = self.kept(id).update(&update_id);
         loop {
-            match self.store.view().await?.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
+            match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
                 None => {}
                 Some(Ok(Delivered::Update(sent, _))) if sent == fingerprint => return Ok(update_id),
                 Some(Err(why)) if why.is_version() => return Err(why.at(format!("update {update_id:?}")).into()),
@@ -127,7 +127,7 @@ impl Inner {
                 Ok(true) => return Ok(update_id),
                 Ok(false) => {}
                 // Another caller may have sent it before the execution ended.
-                Err(error) if self.store.view().await?.get(&key).await?.is_none() => return Err(error),
+                Err(error) if self.get(&key).await?.is_none() => return Err(error),
                 Err(_) => {}
             }
         }
@@ -137,21 +137,13 @@ impl Inner {
     async fn answer(&self, id: &ExecutionId, update_id: &str) -> Result<String> {
         let key = self.kept(id).update(update_id);
         let look = || async {
-            // What runs here has not ended.
-            let mut ended = None;
-            if !self.is_resident(id) {
-                match self.read(id).await? {
-                    Some((execution, _)) if !execution.status.is_terminal() => {}
-                    Some(_) => ended = Some(WorkflowError::Ended { id: id.clone() }),
-                    None => return Err(WorkflowError::NotFound { id: id.clone() }),
-                }
-            }
+            let ended = self.has_ended(id).await?;
             // What was answered last was so before the end was seen.
-            let item = self.store.view().await?.get(&key).await?;
-            match item.map(|item| Delivered::decode(&item.value)) {
+            match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
                 Some(Ok(Delivered::Update(_, Some(answer)))) => Ok(Some(answer)),
                 Some(Err(why)) if why.is_version() => Err(why.at(format!("update {update_id:?}")).into()),
-                _ => ended.map_or(Ok(None), Err),
+                _ if ended => Err(WorkflowError::Ended { id: id.clone() }),
+                _ => Ok(None),
             }
         };
         let answer = self.listen(id, Some(update_id), look).await?;
@@ -162,18 +154,14 @@ impl Inner {
 /// Asks the validator, if there is one. Gives the check that what it was shown is still so.
 async fn validated(engine: &Inner, id: &ExecutionId, name: &str, request: &str) -> Result<Option<Check>> {
     let view = engine.store.view().await?;
-    let item = view.get(&engine.spaces.executions.key(id.as_bytes())).await?;
-    let item = item.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-    let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
-    let workflow = execution.workflow;
+    let found = fetch_execution(&view, &engine.spaces.executions, id).await?;
+    let (Execution { workflow, .. }, _) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
     let definition = engine.definition(&workflow);
     let definition = definition.ok_or(WorkflowError::NotRegistered { name: workflow })?;
     let Some(validator) = definition.validators.get(name) else { return Ok(None) };
     let key: Key = engine.kept(id).published();
-    let item = view.get(&key).await?;
-    let published = item.as_ref().map(|item| Published::decode(&item.value)).transpose();
-    let published =
-        published.map_err(|why| why.at(format!("what execution {id:?} has published")))?.unwrap_or_default();
+    let (published, item) = engine.kept(id).fetch_published(&view).await?.unzip();
+    let published = published.unwrap_or_default();
     if let Err(failure) = validator(&PublishedValues(&published), request) {
         return Err(WorkflowError::UpdateRefused { id: id.clone(), failure });
     }

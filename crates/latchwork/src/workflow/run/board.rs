@@ -203,12 +203,11 @@ impl Run {
             _ => None,
         };
         (part, boarded.removal) = turn(&self.engine, part, &self.id, before, &mut after, note);
+        let write = part.writes().len() - 1;
         let timer = before.and_then(|before| before.timer_us);
         if let Some(timer) = timer.filter(|_| state.taken_up > 0 && boarded.progress && timer == after.timer_us) {
             part = part.put(&self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)), Vec::new());
         }
-        let write = part.writes().len();
-        part = part.put(&self.key, after.encode());
         boarded.after = Some((after, write));
         part
     }
@@ -368,8 +367,24 @@ pub(crate) fn at_count(key: Key, count: u64) -> Check {
     if count == 0 { Check::Absent(key) } else { Check::AtRev(key, Rev(count)) }
 }
 
-/// Adds to a part what goes with a change of an execution's record, which is then to be written as it is left. Gives
-/// when something of the execution is to be removed.
+impl Inner {
+    /// The key of an execution's record.
+    pub(crate) fn record_of(&self, id: &ExecutionId) -> Key {
+        self.spaces.executions.key(id.as_bytes())
+    }
+
+    /// What any node does to an execution whose record is at this rev; without one, to an execution that is not there.
+    pub(crate) fn at_record(&self, id: &ExecutionId, rev: Option<Rev>) -> Part {
+        let (part, key) = (self.node.for_any(id.as_bytes()), self.record_of(id));
+        match rev {
+            Some(rev) => part.at_rev(RECORD, &key, rev),
+            None => part.absent(RECORD, &key),
+        }
+    }
+}
+
+/// Adds to a part the change of an execution's record, which is its last write, and what goes with that. Gives when
+/// something of the execution is to be removed.
 pub(crate) fn turn(
     engine: &Inner,
     mut part: Part,
@@ -410,8 +425,10 @@ pub(crate) fn turn(
         }
         false => before.filter(|before| before.run != after.run).map(|_| (now, Removal::Before(after.run))),
     };
-    let Some((due, removal)) = removal else { return (part, None) };
-    (part.put(&spaces.removals.key(alarm_key(due, id)), removal.encode()), Some(due))
+    if let Some((due, removal)) = &removal {
+        part = part.put(&spaces.removals.key(alarm_key(*due, id)), removal.encode());
+    }
+    (part.put(&engine.record_of(id), after.encode()), removal.map(|(due, _)| due))
 }
 
 /// Whether an entry tells of anything but of a body that is begun once more.
