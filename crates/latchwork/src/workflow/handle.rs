@@ -15,12 +15,13 @@ use crate::json::{self, JsonError};
 use crate::record::Record;
 use crate::store::Timestamp;
 use crate::workflow::definition::{Definition, Workflow};
-use crate::workflow::engine::{Engine, Inner, Waiter, check_name};
+use crate::workflow::engine::{Engine, Inner, News, check_name};
 use crate::workflow::kept::{Delivered, Letter, Message};
 use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, fetch, keyed_key};
 use crate::workflow::run::{Run, hash_text, largest, turn};
 use crate::workflow::signal::{Signal, written};
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::step::read_failure;
+use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// A start that is about to be awaited.
 #[must_use = "nothing starts until this is awaited"]
@@ -435,29 +436,28 @@ pub(crate) fn read_as<T: DeserializeOwned>(id: &ExecutionId, text: &str) -> Resu
 impl Inner {
     /// Waits for the end of an execution, of this workflow if one is asked for, and gives the output as JSON text.
     async fn output(&self, id: &ExecutionId, mut asked: Option<&str>) -> Result<String> {
-        loop {
-            let (waiter, wait) = self.waiting(id);
-            let waiting = Waiting { engine: self, id, waiter };
-            // What runs here has not ended: there is nothing to read until it has left.
-            if asked.is_some() || !self.is_resident(id) || self.is_stopped() {
-                let found = self.read(id).await?;
-                let (execution, _) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-                if let Some(asked) = asked.take().filter(|asked| *asked != execution.workflow) {
-                    let (id, asked) = (id.clone(), asked.into());
-                    return Err(WorkflowError::OtherWorkflow { id, asked, found: execution.workflow });
-                }
-                if execution.status.is_terminal() {
-                    return outcome(id, &execution.status);
-                }
-                if self.is_stopped() {
-                    return Err(WorkflowError::Stopped);
-                }
+        let look = |ended: Option<Status>| {
+            // That is looked at once.
+            let asked = asked.take();
+            async move {
+                let status = match (ended, asked) {
+                    (Some(status), None) => status,
+                    // What runs here has not ended: there is nothing to read until it has left.
+                    (None, None) if self.is_resident(id) && !self.is_stopped() => return Ok(None),
+                    (ended, asked) => {
+                        let (execution, _) = self.known(id).await?;
+                        if let Some(asked) = asked.filter(|asked| *asked != execution.workflow) {
+                            let (id, asked) = (id.clone(), asked.into());
+                            return Err(WorkflowError::OtherWorkflow { id, asked, found: execution.workflow });
+                        }
+                        // Another execution may have the id by now.
+                        ended.unwrap_or(execution.status)
+                    }
+                };
+                if status.is_terminal() { outcome(id, &status).map(Some) } else { Ok(None) }
             }
-            wait.await;
-            if let Some(status) = waiting.waiter.ended.get() {
-                return outcome(id, status);
-            }
-        }
+        };
+        self.listen(id, News::End, look).await
     }
 }
 
@@ -466,26 +466,10 @@ fn outcome(id: &ExecutionId, status: &Status) -> Result<String> {
     let id = id.clone();
     match status {
         Status::Completed(output) => Ok(output.clone()),
-        Status::Failed(text) => {
-            let failure = serde_json::from_str(text).unwrap_or_else(|_| Failure::new(text));
-            Err(WorkflowError::Failed { id, failure })
-        }
+        Status::Failed(text) => Err(WorkflowError::Failed { id, failure: read_failure(text) }),
         Status::TimedOut => Err(WorkflowError::TimedOut { id }),
         Status::Cancelled(reason) => Err(WorkflowError::Cancelled { id, reason: reason.clone() }),
         Status::Running | Status::Waiting | Status::Parked(_) => Err(WorkflowError::Stopped),
-    }
-}
-
-/// Somebody who waits for an execution's end.
-struct Waiting<'a> {
-    engine: &'a Inner,
-    id: &'a ExecutionId,
-    waiter: Arc<Waiter>,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.engine.forget_waiting(self.id, &self.waiter);
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::record::{Record, Unreadable};
 use crate::store::{Generation, Item, Key, Order, Space, Store, Timestamp, View};
-use crate::workflow::engine::{EXECUTIONS, Engine, JOURNAL};
+use crate::workflow::engine::{Engine, Spaces};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, EntryState, Execution, Kind, Status, fetch_execution, read_place, run_key};
 use crate::workflow::step::read_failure;
@@ -183,18 +183,19 @@ impl History {
     /// What happened to an execution so far, as a store holds it. Needs no engine, and changes nothing.
     pub async fn of(store: &Store, id: impl Into<ExecutionId>) -> Result<Option<History>> {
         let id = id.into();
-        let Some((executions, journal)) = spaces(store).await? else { return Ok(None) };
+        let Some(spaces) = Spaces::find(store).await? else { return Ok(None) };
         let view = store.view().await?;
-        let Some((execution, item)) = fetch_execution(&view, &executions, &id).await? else { return Ok(None) };
-        let operations = operations(&view, &journal, &id, &execution, &item).await?;
+        let Some((execution, item)) = fetch_execution(&view, &spaces.executions, &id).await? else { return Ok(None) };
+        let entries = entries(&view, &spaces.journal, &id, &execution, &item).await?;
+        let operations = entries.into_iter().map(|(place, it)| Operation::new(&place, it.entry, it.time)).collect();
         Ok(Some(History::new(&id, execution, item.time, operations)))
     }
 
     /// The ids of all executions in a store, and the names of their workflows.
     pub async fn ids(store: &Store) -> Result<Vec<(ExecutionId, String)>> {
-        let Some((executions, _)) = spaces(store).await? else { return Ok(Vec::new()) };
+        let Some(spaces) = Spaces::find(store).await? else { return Ok(Vec::new()) };
         let view = store.view().await?;
-        let (mut rest, mut ids) = (executions.all(), Vec::new());
+        let (mut rest, mut ids) = (spaces.executions.all(), Vec::new());
         loop {
             let found = view.scan(&rest, Order::Ascending, BATCH).await?;
             let Some((last, _)) = found.last() else { return Ok(ids) };
@@ -230,23 +231,6 @@ impl History {
     pub fn find(&self, kind: Kind, name: &str) -> Option<&Operation> {
         self.operations.iter().find(|operation| (operation.kind, operation.name.as_str()) == (kind, name))
     }
-}
-
-async fn spaces(store: &Store) -> Result<Option<(Space, Space)>> {
-    let known = store.spaces().await?;
-    let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
-    Ok(space(EXECUTIONS).zip(space(JOURNAL)))
-}
-
-async fn operations(
-    view: &View,
-    journal: &Space,
-    id: &ExecutionId,
-    execution: &Execution,
-    item: &Item,
-) -> Result<Vec<Operation>> {
-    let entries = entries(view, journal, id, execution, item).await?;
-    Ok(entries.into_iter().map(|(place, it)| Operation::new(&place, it.entry, it.time)).collect())
 }
 
 /// What a journal holds of an operation, and since when.

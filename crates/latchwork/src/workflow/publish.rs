@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::workflow::ctx::{Ctx, hash};
-use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::engine::{Engine, Inner, News};
 use crate::workflow::handle::{Handle, read_as};
 use crate::workflow::kept::Published;
 use crate::workflow::record::{EntryState, Kind, WaitsFor};
@@ -108,7 +108,7 @@ impl<O> Handle<O> {
     /// an error.
     pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T> {
         let (engine, id) = (&self.engine, self.id());
-        let look = || async {
+        let look = |_| async {
             let ended = engine.has_ended(id).await?;
             // What was published last was so before the end was seen.
             match engine.query::<T>(id, name).await?.filter(|value| is_it(value)) {
@@ -117,6 +117,6 @@ impl<O> Handle<O> {
                 None => Ok(None),
             }
         };
-        engine.listen(id, None, look).await
+        engine.listen(id, News::Published, look).await
     }
 }

@@ -15,7 +15,7 @@ use crate::lane::Part;
 use crate::record::Record;
 use crate::store::{Check, Key, Timestamp, Write};
 use crate::workflow::ctx::{Ctx, hash};
-use crate::workflow::engine::{Engine, Inner, check_name};
+use crate::workflow::engine::{Engine, Inner, News, check_name};
 use crate::workflow::handle::{Handle, read_as};
 use crate::workflow::kept::{Delivered, Letter, Published};
 use crate::workflow::record::{Execution, Kind, WaitsFor, failure_text, fetch_execution};
@@ -136,7 +136,7 @@ impl Inner {
     /// Waits for the answer to an update, as JSON text.
     async fn answer(&self, id: &ExecutionId, update_id: &str) -> Result<String> {
         let key = self.kept(id).update(update_id);
-        let look = || async {
+        let look = |_| async {
             let ended = self.has_ended(id).await?;
             // What was answered last was so before the end was seen.
             match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
@@ -146,7 +146,7 @@ impl Inner {
                 _ => Ok(None),
             }
         };
-        let answer = self.listen(id, Some(update_id), look).await?;
+        let answer = self.listen(id, News::Answer(update_id.into()), look).await?;
         answer.map_err(|text| WorkflowError::UpdateRefused { id: id.clone(), failure: read_failure(&text) })
     }
 }
@@ -302,7 +302,7 @@ impl<R, A: Serialize> Request<R, A> {
             };
             let part = Part::default().put(&key, Delivered::Update(fingerprint, Some(answer)).encode());
             let (engine, execution, update) = (run.engine.clone(), run.id.clone(), id.clone());
-            let part = part.then(move |_| engine.tell(&execution, Some(&update)));
+            let part = part.then(move |_| engine.tell(&execution, News::Answer(update)));
             operation.done_with(&(), Some(part.into()));
             Ok(())
         });

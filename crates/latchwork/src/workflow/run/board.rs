@@ -9,7 +9,7 @@ use crate::record::Record;
 use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::definition::DEFAULT_KEEP;
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::{Inner, News};
 use crate::workflow::locks::Grant;
 use crate::workflow::place::Path;
 use crate::workflow::record::{
@@ -287,7 +287,7 @@ impl Run {
         }
         drop(state);
         if boarded.publishes {
-            self.engine.published(&self.id);
+            self.engine.tell(&self.id, News::Published);
         }
         effects.into_iter().for_each(|(part, placed)| part.land(placed.landing(receipt)));
     }
