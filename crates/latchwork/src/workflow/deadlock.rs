@@ -17,7 +17,7 @@ use crate::node::read_text;
 use crate::record::{Record, Unreadable};
 use crate::store::{ErrorKind, Item, Key, Order, View};
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Execution, Status, Wait, WaitsFor};
+use crate::workflow::record::{Execution, Status, Wait, WaitsFor, next_page};
 use crate::workflow::{ExecutionId, WorkflowError};
 
 /// How many holders of a lock, waiters before a request and waits of an execution are followed. Where there are more,
@@ -332,9 +332,7 @@ impl Inner {
         let mut rest = spaces.requests_from(lock, head.granted + 1).before(&spaces.request(lock, ticket));
         // Of a mutex, and of everything that is wanted whole, no waiter wants more.
         while permits < capacity && before.len() <= MOST {
-            let page = view.scan(&rest, Order::Ascending, MOST).await?;
-            let Some((last, _)) = page.last() else { break };
-            rest = rest.after(last);
+            let Some(page) = next_page(view, &mut rest, MOST).await? else { break };
             let page = page.iter().map(owner).collect::<Result<Vec<_>>>()?;
             before.extend(page.into_iter().filter(|(_, wanted)| *wanted > permits));
         }

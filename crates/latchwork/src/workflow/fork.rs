@@ -8,14 +8,16 @@ use serde::Serialize;
 use crate::json;
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Bytes, Generation, Item, Key, Order, Rev, StoreError, Uuid, View, Write};
+use crate::store::{Bytes, Generation, Item, Key, Rev, StoreError, Uuid, View, Write};
 use crate::workflow::child::keep_birth;
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::history::{Recorded, entries};
 use crate::workflow::kept::Token;
 use crate::workflow::locks::Unlocked;
 use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch_execution, journal_key};
+use crate::workflow::record::{
+    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch_execution, journal_key, next_page,
+};
 use crate::workflow::run::{CALLED_OFF, turn};
 use crate::workflow::step::read_failure;
 use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
@@ -213,10 +215,7 @@ impl Source {
         let changes = dropped.iter().filter(|(_, it)| changes_slots(&it.entry)).map(|(_, it)| it.generation);
         let undone: BTreeSet<Generation> = changes.collect();
         let (mut rest, mut slots) = (engine.states.slots_of(id), Vec::new());
-        loop {
-            let found = view.scan(&rest, Order::Ascending, WRITES).await?;
-            let Some((newest, _)) = found.last() else { return Ok(slots) };
-            rest = rest.after(newest);
+        while let Some(found) = next_page(view, &mut rest, WRITES).await? {
             for (key, item) in found {
                 let was = match slot_at(engine, &key, item, last, &undone).await {
                     Err(WorkflowError::Store(StoreError::HistoryDropped { .. })) => {
@@ -229,6 +228,7 @@ impl Source {
                 slots.extend(was.map(|value| (key, value)));
             }
         }
+        Ok(slots)
     }
 
     /// Everything that is stored of the fork but its record and its slots.

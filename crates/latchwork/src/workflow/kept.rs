@@ -96,6 +96,19 @@ impl Delivered {
     pub(crate) fn signal(name: &str, payload: &str) -> Delivered {
         Delivered::Signal(hash_text(&format!("{name}\0{payload}")))
     }
+
+    /// An update that is not answered.
+    pub(crate) fn update(name: &str, payload: &str) -> Delivered {
+        Delivered::Update(hash_text(&format!("{name}\0{payload}")), None)
+    }
+
+    /// Whether the same was sent, whatever became of it.
+    pub(crate) fn is_same(&self, other: &Delivered) -> bool {
+        match (self, other) {
+            (Delivered::Signal(a), Delivered::Signal(b)) | (Delivered::Update(a, _), Delivered::Update(b, _)) => a == b,
+            _ => false,
+        }
+    }
 }
 
 /// A token.

@@ -119,19 +119,26 @@ pub(crate) fn by_value(name: &str, value: &Attribute) -> Vec<u8> {
     key
 }
 
+impl WaitsFor {
+    /// What keys tell of it, and its name. `None` for what is not listed.
+    pub(crate) fn listed(&self) -> Option<(u8, &str)> {
+        match self {
+            WaitsFor::Retry(name) => Some((0, name)),
+            WaitsFor::Signal(name) => Some((1, name)),
+            WaitsFor::Update(name) => Some((2, name)),
+            WaitsFor::Child(name) => Some((3, name)),
+            WaitsFor::Completion(name) => Some((4, name)),
+            WaitsFor::Published(name) => Some((5, name)),
+            WaitsFor::Lock(name) => Some((6, name)),
+            // A time is a status of its own, and the others are not waited for out of memory.
+            WaitsFor::Timer | WaitsFor::Step(_) | WaitsFor::Store => None,
+        }
+    }
+}
+
 /// What keys start with that list by what is waited for. `None` for what is not listed.
 pub(crate) fn by_wait(what: &WaitsFor) -> Option<Vec<u8>> {
-    let (kind, name) = match what {
-        WaitsFor::Retry(name) => (0, name),
-        WaitsFor::Signal(name) => (1, name),
-        WaitsFor::Update(name) => (2, name),
-        WaitsFor::Child(name) => (3, name),
-        WaitsFor::Completion(name) => (4, name),
-        WaitsFor::Published(name) => (5, name),
-        WaitsFor::Lock(name) => (6, name),
-        // A time is a status of its own, and the others are not waited for out of memory.
-        WaitsFor::Timer | WaitsFor::Step(_) | WaitsFor::Store => return None,
-    };
+    let (kind, name) = what.listed()?;
     let mut key = vec![BY_WAIT, kind];
     write_text(&mut key, name);
     Some(key)

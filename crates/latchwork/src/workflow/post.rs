@@ -5,6 +5,7 @@
 //! that the count is what it knows: so no message is overlooked between the two.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::future::Future;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -18,7 +19,7 @@ use crate::store::{
     Check, Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, Store, StoreError, Uuid, Write,
 };
 use crate::workflow::engine::Inner;
-use crate::workflow::kept::{Letter, Message, grant_id};
+use crate::workflow::kept::{Delivered, Letter, Message, grant_id};
 use crate::workflow::record::{Execution, Status, Wait};
 use crate::workflow::run::turn;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -62,13 +63,8 @@ impl Inner {
         }
     }
 
-    /// The delivery of a message, as a part of a commit.
-    pub(crate) fn delivery(self: &Arc<Inner>, id: &ExecutionId, target: Target, letter: Letter) -> Part {
-        self.deliveries(id, target, vec![letter])
-    }
-
     /// The delivery of messages, as a part of a commit.
-    fn deliveries(self: &Arc<Inner>, id: &ExecutionId, target: Target, letters: Vec<Letter>) -> Part {
+    pub(crate) fn deliveries(self: &Arc<Inner>, id: &ExecutionId, target: Target, letters: Vec<Letter>) -> Part {
         let (kept, env) = (self.kept(id), self.store.env());
         let at_us = env.now().0;
         let messages: Vec<(Key, Message)> =
@@ -192,6 +188,45 @@ impl Inner {
         let (answer, answered) = oneshot::channel();
         Lanes::submit(self, id, Delivery { letter, asked, answer }).map_err(|_| WorkflowError::Stopped)?;
         answered.await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+}
+
+impl Inner {
+    /// Delivers a message that counts once under an id of its sender's, however often it is sent. `check` tells what
+    /// else must hold, each time that it is tried.
+    pub(crate) async fn deliver_once<F>(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        message: &str,
+        delivered: Delivered,
+        letter: Letter,
+        check: impl Fn() -> F,
+    ) -> Result<()>
+    where
+        F: Future<Output = Result<Option<Check>>>,
+    {
+        let (kind, key) = match &delivered {
+            Delivered::Signal(_) => ("signal", self.kept(id).signal(message)),
+            Delivered::Update(..) => ("update", self.kept(id).update(message)),
+        };
+        loop {
+            match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
+                None => {}
+                Some(Ok(sent)) if sent.is_same(&delivered) => return Ok(()),
+                Some(Err(why)) if why.is_version() => return Err(why.at(format!("{kind} {message:?}")).into()),
+                Some(_) => return Err(WorkflowError::MessageReused { id: id.clone(), message: message.into() }),
+            }
+            let checks = [Check::Absent(key.clone())].into_iter().chain(check().await?).collect();
+            let write = Write::Put(key.clone(), delivered.encode());
+            // If it is refused, another caller has sent it, or what else must hold has changed.
+            match self.deliver(id, letter.clone(), Some((checks, write))).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                // Another caller may have sent it before the execution ended.
+                Err(error) if self.get(&key).await?.is_none() => return Err(error),
+                Err(_) => {}
+            }
+        }
     }
 }
 
@@ -431,7 +466,7 @@ impl Mail {
                 }
                 continue;
             }
-            match engine.posted(&id, post.letters, post.cancel, post.looks, from_store).await {
+            match engine.posted(&id, &post, from_store).await {
                 Ok(posted) => parts.extend(posted),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) if !post.is_needed => {}
                 Err(error) if error.kind() == ErrorKind::Corrupt && !post.is_needed => {
@@ -445,28 +480,21 @@ impl Mail {
 }
 
 impl Inner {
-    async fn posted(
-        self: &Arc<Inner>,
-        id: &ExecutionId,
-        letters: Vec<Letter>,
-        cancel: Option<String>,
-        looks: bool,
-        from_store: bool,
-    ) -> Result<Vec<Part>> {
+    async fn posted(self: &Arc<Inner>, id: &ExecutionId, post: &Post, from_store: bool) -> Result<Vec<Part>> {
         let mut parts = Vec::new();
-        if looks && cancel.is_none() {
+        if post.looks && post.cancel.is_none() {
             parts.push(self.looking(id).await?);
         }
-        if let Some(reason) = &cancel {
+        if let Some(reason) = &post.cancel {
             parts.extend(self.cancelling(id, reason).await?);
         }
-        if !letters.is_empty() {
+        if !post.letters.is_empty() {
             let target = match self.target(id, from_store || !parts.is_empty()).await? {
                 // It is set running already.
                 Target::Resting(_, rev) if !parts.is_empty() => Target::Running(rev),
                 target => target,
             };
-            parts.push(self.deliveries(id, target, letters));
+            parts.push(self.deliveries(id, target, post.letters.clone()));
         }
         Ok(parts)
     }

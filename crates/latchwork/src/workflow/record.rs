@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::node::write_text;
 use crate::record::{self, Record, Unreadable, stored};
-use crate::store::{Bytes, Item, Key, Space, Timestamp, View};
+use crate::store::{Bytes, Item, Key, Order, Range, Space, StoreError, Timestamp, View};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::{ExecutionId, Failure, WorkflowError};
 
@@ -420,6 +420,18 @@ pub(crate) async fn fetch<R: Record>(
     let Some(item) = view.get(key).await? else { return Ok(None) };
     let record = R::decode(&item.value).map_err(|why| why.at(place()))?;
     Ok(Some((record, item)))
+}
+
+/// The next records of a range, which is then what is left of it. None if there are no more.
+pub(crate) async fn next_page(
+    view: &View,
+    rest: &mut Range,
+    most: usize,
+) -> Result<Option<Vec<(Key, Item)>>, StoreError> {
+    let found = view.scan(rest, Order::Ascending, most).await?;
+    let Some((last, _)) = found.last() else { return Ok(None) };
+    *rest = rest.after(last);
+    Ok(Some(found))
 }
 
 /// The record of an execution, as a view shows it.

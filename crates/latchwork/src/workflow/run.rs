@@ -533,7 +533,7 @@ impl State {
                 *heard = Some(progress.clone());
                 self.put(place, Entry { progress: Some(progress), ..begun.clone() }, None);
                 // Whoever drives it may look before the attempt waits for that.
-                self.wanted = self.stamps;
+                self.want_all();
                 true
             }
             _ => false,

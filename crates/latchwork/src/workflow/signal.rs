@@ -11,8 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::json;
 use crate::lane::Part;
-use crate::record::Record;
-use crate::store::{Check, Timestamp, Write};
+use crate::store::Timestamp;
 use crate::workflow::child::outcome;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
@@ -81,26 +80,7 @@ impl Signal {
             return self.engine.deliver(&self.id, letter, None).await.map(drop);
         };
         check_name("the id of a signal", &signal_id)?;
-        let key = self.engine.kept(&self.id).signal(&signal_id);
-        let write = Write::Put(key.clone(), delivered.encode());
-        let mut item = self.engine.get(&key).await?;
-        if item.is_none() {
-            let sent = self.engine.deliver(&self.id, letter, Some((vec![Check::Absent(key.clone())], write))).await;
-            if let Ok(true) = sent {
-                return Ok(());
-            }
-            item = self.engine.get(&key).await?;
-            // Somebody else may have sent it before the execution has ended.
-            if let (Err(error), None) = (sent, &item) {
-                return Err(error);
-            }
-        }
-        // It was sent before, if it is the same.
-        match item.map(|item| Delivered::decode(&item.value)) {
-            Some(Ok(sent)) if sent == delivered => Ok(()),
-            Some(Err(why)) if why.is_version() => Err(why.at(format!("signal {signal_id:?}")).into()),
-            _ => Err(WorkflowError::MessageReused { id: self.id, message: signal_id }),
-        }
+        self.engine.deliver_once(&self.id, &signal_id, delivered, letter, || async { Ok(None) }).await
     }
 }
 
@@ -159,7 +139,7 @@ impl Ctx {
                     Some(rev) => Target::Running(rev),
                     None => engine.target(id, true).await?,
                 };
-                Ok(Some(engine.delivery(id, target, letter)))
+                Ok(Some(engine.deliveries(id, target, vec![letter])))
             }
         })
         .await

@@ -13,14 +13,14 @@ use serde_json::Value;
 
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Check, Key, Timestamp, Write};
+use crate::store::{Check, Key, Timestamp};
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, News, check_name};
 use crate::workflow::handle::{Handle, read_as};
 use crate::workflow::kept::{Delivered, Letter, Published};
 use crate::workflow::record::{Execution, Kind, WaitsFor, failure_text, fetch_execution};
 use crate::workflow::replay::Call;
-use crate::workflow::run::{Stop, hash_text};
+use crate::workflow::run::Stop;
 use crate::workflow::signal::written;
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -109,28 +109,11 @@ impl Inner {
         check_name("the name of an update", &name)?;
         let update_id = update_id.unwrap_or_else(|| self.store.env().uuid().to_string());
         check_name("the id of an update", &update_id)?;
-        let fingerprint = hash_text(&format!("{name}\0{request}"));
-        let key = self.kept(id).update(&update_id);
-        loop {
-            match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
-                None => {}
-                Some(Ok(Delivered::Update(sent, _))) if sent == fingerprint => return Ok(update_id),
-                Some(Err(why)) if why.is_version() => return Err(why.at(format!("update {update_id:?}")).into()),
-                Some(_) => return Err(WorkflowError::MessageReused { id: id.clone(), message: update_id }),
-            }
-            let mut checks = vec![Check::Absent(key.clone())];
-            checks.extend(validated(self, id, &name, &request).await?);
-            let write = Write::Put(key.clone(), Delivered::Update(fingerprint, None).encode());
-            let letter = Letter::Update { name: name.clone(), id: update_id.clone(), payload: request.clone() };
-            // If it is refused, another caller has sent it, or what the validator has seen has changed.
-            match self.deliver(id, letter, Some((checks, write))).await {
-                Ok(true) => return Ok(update_id),
-                Ok(false) => {}
-                // Another caller may have sent it before the execution ended.
-                Err(error) if self.get(&key).await?.is_none() => return Err(error),
-                Err(_) => {}
-            }
-        }
+        let delivered = Delivered::update(&name, &request);
+        let letter = Letter::Update { name: name.clone(), id: update_id.clone(), payload: request.clone() };
+        let check = || validated(self, id, &name, &request);
+        self.deliver_once(id, &update_id, delivered, letter, check).await?;
+        Ok(update_id)
     }
 
     /// Waits for the answer to an update, as JSON text.
