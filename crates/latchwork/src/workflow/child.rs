@@ -2,9 +2,8 @@
 //! other.
 
 use std::collections::BTreeSet;
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +30,7 @@ use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Stop, hash_text, turn};
 use crate::workflow::signal::as_is;
 use crate::workflow::step::read_failure;
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 /// A child that is about to be started.
 #[must_use = "nothing starts until this is awaited"]
@@ -195,21 +194,16 @@ fn first_commit(
     let (part, _) = turn(engine, engine.at_record(id, None).and(part), id, None, &mut child, None);
     let (engine, id) = (engine.clone(), id.clone());
     let part = part.then(move |landing| {
-        let rev = landing.last().unwrap_or_default();
         engine.metrics.started(&definition.name);
-        let run = Run::stored(engine.clone(), definition, id, child, rev).fresh();
+        let run = Run::new(engine.clone(), definition, id, child, landing.last()).fresh();
         engine.spawn_stored(Arc::new(run));
     });
     Effect { op: doing.op, ..part.into() }
 }
 
-impl<'a, I, O> IntoFuture for StartChild<'a, I, O>
-where
-    I: Serialize + Send + 'a,
-    O: DeserializeOwned + Send + 'a,
-{
+impl<'a, I: Serialize + Send + 'a, O: DeserializeOwned + Send + 'a> IntoFuture for StartChild<'a, I, O> {
     type Output = Result<O, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.start().await?.result().await })

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use crate::json::{self, JsonError};
 use crate::store::Timestamp;
 use crate::workflow::record::{Execution, Labels, Status, Wait, WaitsFor};
 use crate::workflow::update::{PublishedValues, Validator};
-use crate::workflow::{Ctx, Failure, Result, WorkflowError};
+use crate::workflow::{Boxed, Ctx, Failure, Result, WorkflowError};
 
 /// How long an execution is kept after its end, unless it is said.
 pub(crate) const DEFAULT_KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -92,7 +91,7 @@ impl WorkflowBuilder {
 }
 
 /// An execution at work. It ends with JSON text, or with a failure.
-pub(crate) type Running = Pin<Box<dyn Future<Output = Result<String, Failure>> + Send>>;
+pub(crate) type Running = Boxed<'static, Result<String, Failure>>;
 
 type Begin = dyn Fn(Ctx, &str) -> Result<Running, Failure> + Send + Sync;
 

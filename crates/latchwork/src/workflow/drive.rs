@@ -3,7 +3,6 @@
 use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -15,7 +14,6 @@ use tracing::Instrument;
 use crate::backoff::jittered;
 use crate::state::Quiet;
 use crate::store::{Commit, ErrorKind, StoreError};
-use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::deadlock::Suspect;
 use crate::workflow::definition::Running;
@@ -23,6 +21,7 @@ use crate::workflow::engine::{Inner, Resident};
 use crate::workflow::record::{Status, Wait, failure_text};
 use crate::workflow::run::{Branch, Next, Run, Sent, Stop, Todo};
 use crate::workflow::step::panicked;
+use crate::workflow::{Boxed, Failure};
 
 /// How long it takes at the most until an execution is taken up again that could not be committed.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -168,7 +167,7 @@ impl Wake for Woken {
 }
 
 /// Something on its way to the store or from it.
-type Flight = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Flight = Boxed<'static, ()>;
 
 struct Driver<'a> {
     run: &'a Arc<Run>,

@@ -1,8 +1,7 @@
 //! Starting executions, and waiting for what they come to.
 
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, fetch
 use crate::workflow::run::{Run, hash_text, largest, turn};
 use crate::workflow::signal::{Signal, written};
 use crate::workflow::step::read_failure;
-use crate::workflow::{ExecutionId, Result, WorkflowError};
+use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
 /// A start that is about to be awaited.
 #[must_use = "nothing starts until this is awaited"]
@@ -193,7 +192,7 @@ impl<O> Start<O> {
 
 impl<O: 'static> IntoFuture for Start<O> {
     type Output = Result<Handle<O>>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+    type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         let engine = self.start.engine.inner.clone();
@@ -389,8 +388,8 @@ async fn first(
     definition: &Arc<Definition>,
 ) -> Result<bool> {
     let (started, answer) = oneshot::channel();
-    let run = Run::new(inner.clone(), definition.clone(), id.clone(), execution.clone(), started);
-    if !inner.spawn(Arc::new(run)) {
+    let run = Run::new(inner.clone(), definition.clone(), id.clone(), execution.clone(), None);
+    if !inner.spawn(Arc::new(run.starting(started))) {
         return Ok(false);
     }
     match answer.await {

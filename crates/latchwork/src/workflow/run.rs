@@ -201,33 +201,19 @@ pub(crate) enum Next {
 }
 
 impl Run {
-    /// An execution that is about to be stored by its first commit; `started` is told when it is.
+    /// An execution that is stored, unless there is no rev: then its first commit stores it.
     pub(crate) fn new(
         engine: Arc<Inner>,
         definition: Arc<Definition>,
         id: ExecutionId,
         execution: Execution,
-        started: oneshot::Sender<Result<()>>,
-    ) -> Run {
-        let mut run = Run::stored(engine, definition, id, execution, Rev(0));
-        let state = run.state.get_mut();
-        (state.rev, state.is_fresh, state.started) = (None, true, Some(started));
-        run
-    }
-
-    /// An execution that is stored.
-    pub(crate) fn stored(
-        engine: Arc<Inner>,
-        definition: Arc<Definition>,
-        id: ExecutionId,
-        execution: Execution,
-        rev: Rev,
+        rev: Option<Rev>,
     ) -> Run {
         let (labels, cancel) = (execution.labels.clone(), execution.cancel.clone());
         let (has_children, has_locks) = (execution.has_children, execution.has_locks);
         let state = State {
             execution,
-            rev: Some(rev),
+            rev,
             has_children,
             has_locks,
             labels,
@@ -237,6 +223,13 @@ impl Run {
         };
         let key = engine.record_of(&id);
         Run { engine, id, key, definition, state: Mutex::new(state), nudge: Notify::new() }
+    }
+
+    /// The same, whose starter is told when it is stored.
+    pub(crate) fn starting(mut self, started: oneshot::Sender<Result<()>>) -> Run {
+        let state = self.state.get_mut();
+        (state.is_fresh, state.started) = (true, Some(started));
+        self
     }
 
     /// The same, taken up so often by now without coming to anything.

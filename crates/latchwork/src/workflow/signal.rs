@@ -2,7 +2,6 @@
 
 use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Effect, Received, State, Waited, largest};
 use crate::workflow::step::read_failure;
 use crate::workflow::update::Receipt;
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 /// A signal that is about to be sent.
 #[must_use = "nothing is sent until this is awaited"]
@@ -86,7 +85,7 @@ impl Signal {
 
 impl IntoFuture for Signal {
     type Output = Result<()>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+    type IntoFuture = Boxed<'static, Result<()>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.send())
@@ -273,7 +272,7 @@ impl<'a, T: DeserializeOwned> Receive<'a, T> {
 
 impl<'a, T: DeserializeOwned + Send + 'a> IntoFuture for Receive<'a, T> {
     type Output = Result<T, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.receive(None).await?.ok_or_else(Failure::time) })
@@ -282,7 +281,7 @@ impl<'a, T: DeserializeOwned + Send + 'a> IntoFuture for Receive<'a, T> {
 
 impl<'a, T: DeserializeOwned + Send + 'a> IntoFuture for ReceiveFor<'a, T> {
     type Output = Result<Option<T>, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.receive.receive(Some(self.timeout)).await })

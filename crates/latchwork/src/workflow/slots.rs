@@ -1,8 +1,6 @@
 //! Slots from within a workflow: the change of the slot and the record that it was made are one commit. Changes stand
 //! in the slot's queue with those from outside, and share commits with their neighbours there.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -13,13 +11,13 @@ use crate::state::{
     Batch, Changed, Held, Job, Known, Place, Rider, Settled, Slot, Slots, StateError, Steward, name_within,
 };
 use crate::store::{Commit, Receipt, Refusal, Rev, StoreError};
-use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::place::Place as Spot;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Doing, Listed, Run, Seat};
 use crate::workflow::step::read_failure;
+use crate::workflow::{Boxed, Failure};
 
 /// The slots that a workflow can reach.
 #[derive(Clone)]
@@ -69,7 +67,7 @@ struct Journal {
 type Recorded = (Value, u64, bool);
 
 impl Steward for Journal {
-    fn read<'a>(&'a self, place: &'a Place) -> Pin<Box<dyn Future<Output = Result<Known, StateError>> + Send + 'a>> {
+    fn read<'a>(&'a self, place: &'a Place) -> Boxed<'a, Result<Known, StateError>> {
         Box::pin(async move {
             let (run, name) = (&self.ctx.run, self.label("get", place));
             let call = Call { kind: Kind::Slot, name: &name, argument: 0 };
@@ -90,11 +88,7 @@ impl Steward for Journal {
         })
     }
 
-    fn change<'a>(
-        &'a self,
-        place: &'a Place,
-        mut job: Job,
-    ) -> Pin<Box<dyn Future<Output = Result<(), StateError>> + Send + 'a>> {
+    fn change<'a>(&'a self, place: &'a Place, mut job: Job) -> Boxed<'a, Result<(), StateError>> {
         Box::pin(async move {
             let (name, argument) = (self.label(job.operation, place), job.fingerprint());
             let call = Call { kind: Kind::Slot, name: &name, argument };
@@ -130,7 +124,7 @@ impl Steward for Journal {
         })
     }
 
-    fn failed(&self, error: StateError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>> {
+    fn failed(&self, error: StateError) -> Boxed<'_, StateError> {
         let run = &self.ctx.run;
         Box::pin(async move { run.stop_for(run.stops(error.into())).await })
     }

@@ -2,7 +2,6 @@
 
 use std::future::{Future, IntoFuture};
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -20,7 +19,7 @@ use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
 use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Effect, Run, Waited};
-use crate::workflow::{Failure, Retry};
+use crate::workflow::{Boxed, Failure, Retry};
 
 /// A step that is about to be awaited.
 #[must_use = "a step does nothing until it is awaited"]
@@ -149,7 +148,7 @@ where
     B::Error: Into<Failure> + Send + 'a,
 {
     type Output = Result<B::Output, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         // `execute` borrows: by value, the future would have room for the step twice.

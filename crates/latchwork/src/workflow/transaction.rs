@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::future::{Future, IntoFuture};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +14,13 @@ use crate::entity::{Add, Entity, EntityError, EntityId, EntityView, Page, Query,
 use crate::record::Record as _;
 use crate::state::{Batch, Held, Job, Known, Place, Slot, StateError, Steward, Told};
 use crate::store::{Check, Commit, Key, Outcome, Right};
-use crate::workflow::Failure;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Next, Run, Sent, Stop};
 use crate::workflow::slots::CtxState;
 use crate::workflow::step::caught;
+use crate::workflow::{Boxed, Failure};
 
 /// How often a transaction is tried that others outran. Each time one of them got through.
 const TRIES: u32 = 1000;
@@ -120,18 +119,14 @@ struct Staged {
 }
 
 impl Steward for Staged {
-    fn read<'a>(&'a self, place: &'a Place) -> Pin<Box<dyn Future<Output = Result<Known, StateError>> + Send + 'a>> {
+    fn read<'a>(&'a self, place: &'a Place) -> Boxed<'a, Result<Known, StateError>> {
         Box::pin(async move {
             let mut slots = self.slots.lock().await;
             Ok(self.batch(&mut slots, place).await?.now())
         })
     }
 
-    fn change<'a>(
-        &'a self,
-        place: &'a Place,
-        job: Job,
-    ) -> Pin<Box<dyn Future<Output = Result<(), StateError>> + Send + 'a>> {
+    fn change<'a>(&'a self, place: &'a Place, job: Job) -> Boxed<'a, Result<(), StateError>> {
         Box::pin(async move {
             let mut slots = self.slots.lock().await;
             self.guards.lock().extend(job.guard.clone().map(|(check, _)| check));
@@ -143,7 +138,7 @@ impl Steward for Staged {
         })
     }
 
-    fn failed(&self, error: StateError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>> {
+    fn failed(&self, error: StateError) -> Boxed<'_, StateError> {
         Box::pin(std::future::ready(error))
     }
 }
@@ -213,7 +208,7 @@ where
     E: Into<Failure> + Send + 'a,
 {
     type Output = Result<T, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {

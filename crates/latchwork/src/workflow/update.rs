@@ -1,9 +1,8 @@
 //! Updates: requests to an execution that are answered. A validator may refuse one before anything is recorded; from
 //! then on it is durable, counts once, and so does its answer.
 
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ use crate::workflow::replay::Call;
 use crate::workflow::run::Stop;
 use crate::workflow::signal::written;
 use crate::workflow::step::read_failure;
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 /// What a validator is shown of the execution: the values that it has published.
 #[derive(Debug)]
@@ -165,7 +164,7 @@ impl<A: DeserializeOwned> SentUpdate<A> {
 
 impl<A: DeserializeOwned + Send + 'static> IntoFuture for Update<A> {
     type Output = Result<A>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Result<A>> + Send>>;
+    type IntoFuture = Boxed<'static, Result<A>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.send().await?.answer().await })
@@ -294,26 +293,18 @@ impl<R, A: Serialize> Request<R, A> {
     }
 }
 
-impl<'a, R, A> IntoFuture for ReceiveUpdate<'a, R, A>
-where
-    R: DeserializeOwned + Send + 'a,
-    A: Serialize + Send + 'a,
-{
+impl<'a, R: DeserializeOwned + Send + 'a, A: Serialize + Send + 'a> IntoFuture for ReceiveUpdate<'a, R, A> {
     type Output = Result<Request<R, A>, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.receive(None).await?.ok_or_else(Failure::time) })
     }
 }
 
-impl<'a, R, A> IntoFuture for ReceiveUpdateFor<'a, R, A>
-where
-    R: DeserializeOwned + Send + 'a,
-    A: Serialize + Send + 'a,
-{
+impl<'a, R: DeserializeOwned + Send + 'a, A: Serialize + Send + 'a> IntoFuture for ReceiveUpdateFor<'a, R, A> {
     type Output = Result<Option<Request<R, A>>, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.receive.receive(Some(self.timeout)).await })

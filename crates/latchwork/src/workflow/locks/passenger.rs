@@ -26,20 +26,18 @@ fn read_request_id(run: &Run, id: &[u8]) -> Option<Place> {
     (u32::from_be_bytes(*number) == run.number().1).then(|| Place::read(place)).flatten()
 }
 
-/// Something that was let go of without waiting for it.
-pub(crate) enum Dropped {
-    Guard(LockName, u64, Vec<u8>),
-    Request(LockName, Vec<u8>),
-}
+/// Something that was let go of without waiting for it: what is to be asked of the lock.
+pub(crate) type Dropped = (LockName, Ask);
 
 impl Run {
     /// A request that nobody waits for any more is taken back, unless it is to be there when the execution goes on.
     pub(super) fn let_go(&self, lock: &LockName, id: Vec<u8>) {
-        self.drop_lock(Dropped::Request(lock.clone(), id));
+        let owner = Owner::Execution(self.id.clone());
+        self.drop_lock((lock.clone(), Ask::Abandon { owner, id, ear: None }));
     }
 
     pub(super) fn release_soon(&self, lock: &LockName, ticket: u64, place: &Place) {
-        self.drop_lock(Dropped::Guard(lock.clone(), ticket, request_id(self, place)));
+        self.drop_lock((lock.clone(), Ask::Release { ticket, id: Some(request_id(self, place)) }));
     }
 
     fn drop_lock(&self, dropped: Dropped) {
@@ -58,19 +56,10 @@ impl Run {
 
     /// Releases what was dropped, with everything that came before.
     pub(crate) fn release_dropped(self: &Arc<Run>) {
-        for dropped in self.with(|state| std::mem::take(&mut state.dropped)) {
+        for (lock, ask) in self.with(|state| std::mem::take(&mut state.dropped)) {
             let seat = Seat::new(Doing::aside(self));
             let passenger = Passenger { seat, entry: None, unlocks: None, receives: None };
-            let name = match &dropped {
-                Dropped::Guard(lock, ..) | Dropped::Request(lock, _) => lock.clone(),
-            };
-            self.with(|state| state.leaving.push(name));
-            let (lock, ask) = match dropped {
-                Dropped::Guard(lock, ticket, id) => (lock, Ask::Release { ticket, id: Some(id) }),
-                Dropped::Request(lock, id) => {
-                    (lock, Ask::Abandon { owner: Owner::Execution(self.id.clone()), id, ear: None })
-                }
-            };
+            self.with(|state| state.leaving.push(lock.clone()));
             let run = self.clone();
             self.engine.node.runtime.spawn(async move {
                 if let Err(error) = passenger.send(&lock, ask).await {
@@ -88,10 +77,7 @@ impl Run {
 
     /// Waits until what its code has dropped of a lock is released.
     pub(super) async fn until_left(self: &Arc<Run>, lock: &LockName) {
-        let is_of_it = |dropped: &Dropped| match dropped {
-            Dropped::Guard(other, ..) | Dropped::Request(other, _) => other == lock,
-        };
-        if self.with(|state| state.dropped.iter().any(is_of_it)) {
+        if self.with(|state| state.dropped.iter().any(|(other, _)| other == lock)) {
             self.release_dropped();
         }
         if self.with(|state| state.leaving.contains(lock)) {
