@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::workflow::Failure;
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, WaitsFor};
-use crate::workflow::run::{Doing, Listed, Run};
+use crate::workflow::run::{Listed, Run};
 
 /// When this is dropped, no attempt at the step is under way.
 pub(crate) struct BeatsEnd<'a> {
@@ -62,8 +62,7 @@ impl Beats {
         let Inner { run, place, number, entry, last_us } = &*self.inner;
         let progress = run.text("the progress", progress)?;
         last_us.store(run.env().monotonic().as_micros() as u64, Ordering::SeqCst);
-        let doing = Doing::begin(run, WaitsFor::Store, None);
-        let _listed = Listed(&doing);
+        let doing = Listed::begin(run, WaitsFor::Store);
         if !run.with(|state| state.beat(place, *number, entry, progress)) {
             return Err(over());
         }

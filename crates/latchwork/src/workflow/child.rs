@@ -28,7 +28,6 @@ use crate::workflow::record::{
 };
 use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Stop, hash_text, turn};
-use crate::workflow::signal::as_is;
 use crate::workflow::step::read_failure;
 use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
@@ -277,8 +276,7 @@ impl<O: DeserializeOwned> Child<O> {
         }
         let is_it = |letter: &Letter| is_end_of(letter, id, self.birth);
         let what = WaitsFor::Child(id.to_string());
-        let received = self.ctx.await_message(call, what, |_| None, is_it, as_is).await?;
-        let (_, text) = received.ok_or_else(Failure::time)?;
+        let text = self.ctx.await_text(call, what, None, is_it).await?.ok_or_else(Failure::time)?;
         serde_json::from_str(&text).map_err(wrong)
     }
 }
@@ -288,7 +286,7 @@ impl Ctx {
     /// of the end, so it is looked for in the child's record, now and then.
     async fn end_of_another(&self, call: Call<'_>, id: &ExecutionId, birth: u64) -> Result<String, Failure> {
         let what = WaitsFor::Child(id.to_string());
-        let again = |_: &Journaled<'_>, text: &str| as_is(text);
+        let again = |_: &Journaled<'_>, text: &str| Ok(text.to_string());
         let ended = self.replay_as(what.clone(), call, again, |operation| async move {
             let run = &self.run;
             run.effect().await;
@@ -322,8 +320,7 @@ impl Run {
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_children) {
             return;
         }
-        let doing = Doing::begin(self, WaitsFor::Store, None);
-        let _listed = Listed(&doing);
+        let doing = Listed::begin(self, WaitsFor::Store);
         self.ensure_inbox().await;
         // Also one that a branch has started which was then given up.
         doing.arrived().await;

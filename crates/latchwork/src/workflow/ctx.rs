@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::json;
 use crate::store::{Timestamp, Uuid};
-use crate::workflow::record::{EntryState, Kind, WaitsFor};
+use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::replay::Call;
 use crate::workflow::run::{Branch, Run, Waited, hash_text};
 use crate::workflow::slots::CtxState;
@@ -66,15 +66,7 @@ impl Ctx {
     /// and return what it gives; it never does.
     pub async fn continue_as_new<T>(&self, input: impl Serialize) -> Result<T, Failure> {
         let input = self.run.text("the next input", &input)?;
-        match self.here().peek(&self.run).await {
-            Ok(None) => {}
-            Ok(Some(entry)) => {
-                let reason =
-                    format!("the code continues as new, and the journal goes on with {} {:?}", entry.kind, entry.name);
-                return self.run.park(reason).await;
-            }
-            Err(stop) => return self.run.stop_for(stop).await,
-        }
+        self.expect_no_more(&self.here(), "the code continues as new").await;
         self.run.effect().await;
         self.operation(WaitsFor::Store, |doing| async move {
             if self.run.with(|state| state.rev.is_none()) {
@@ -133,14 +125,20 @@ impl Ctx {
 
     /// That a branch has come to its end where the journal has.
     pub(crate) async fn expect_end(&self) {
-        match self.branch.peek(&self.run).await {
-            Ok(None) => {}
-            Ok(Some(entry)) => {
-                let (path, kind, name) = (&self.branch.path, entry.kind, entry.name);
-                let reason =
-                    format!("the code of branch {path} has ended, and the journal goes on with {kind} {name:?}");
-                self.run.park(reason).await
-            }
+        self.expect_no_more(&self.branch, &format!("the code of branch {} has ended", self.branch.path)).await
+    }
+
+    /// That the journal holds nothing more of a branch.
+    async fn expect_no_more(&self, branch: &Branch, what: &str) {
+        if let Some(Entry { kind, name, .. }) = self.peek(branch).await {
+            self.run.park(format!("{what}, and the journal goes on with {kind} {name:?}")).await
+        }
+    }
+
+    /// What the journal holds next of a branch.
+    async fn peek(&self, branch: &Branch) -> Option<Entry> {
+        match branch.peek(&self.run).await {
+            Ok(next) => next,
             Err(stop) => self.run.stop_for(stop).await,
         }
     }
@@ -199,11 +197,10 @@ impl Ctx {
     /// the first time gets the last of the range; who did before has the version it had then, or, if this was not asked
     /// at that time, the first.
     pub async fn version(&self, change: &str, range: std::ops::RangeInclusive<u32>) -> u32 {
-        match self.here().peek(&self.run).await {
-            // It came by before there was anything to ask, and went on with something else.
-            Ok(Some(entry)) if (entry.kind, &*entry.name) != (Kind::Version, change) => return *range.start(),
-            Ok(_) => {}
-            Err(stop) => return self.run.stop_for(stop).await,
+        // It came by before there was anything to ask, and went on with something else.
+        let next = self.peek(&self.here()).await;
+        if next.is_some_and(|entry| (entry.kind, &*entry.name) != (Kind::Version, change)) {
+            return *range.start();
         }
         let version = self.value(Kind::Version, change, |_| *range.end()).await;
         if range.contains(&version) {

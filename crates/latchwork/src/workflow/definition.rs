@@ -55,8 +55,7 @@ impl WorkflowBuilder {
         validator: impl Fn(&PublishedValues<'_>, &R) -> Result<(), Failure> + Send + Sync + 'static,
     ) -> WorkflowBuilder {
         let validator = move |published: &PublishedValues<'_>, request: &str| {
-            let wrong = |error| Failure::misfit("the request", &error);
-            validator(published, &serde_json::from_str(request).map_err(wrong)?)
+            validator(published, &Failure::read("the request", request)?)
         };
         self.validators.insert(update.into(), Arc::new(validator));
         self
@@ -72,7 +71,7 @@ impl WorkflowBuilder {
         O: Serialize + DeserializeOwned,
     {
         let begin = move |ctx: Ctx, input: &str| -> Result<Running, Failure> {
-            let input = serde_json::from_str(input).map_err(|error| Failure::misfit("the input", &error))?;
+            let input = Failure::read("the input", input)?;
             let run = ctx.run.clone();
             let running = function(ctx, input);
             Ok(Box::pin(async move {

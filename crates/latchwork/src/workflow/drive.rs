@@ -86,13 +86,14 @@ async fn drive(run: Arc<Run>) {
     };
     drop(root);
     let inner = &run.engine;
+    let is_parked = run.with(|state| matches!(state.execution.status, Status::Parked(_)));
     let (missed, left) = {
         let mut residents = inner.residents.lock();
         (residents.remove(&run.id).is_some_and(|resident| resident.missed), residents.len())
     };
     inner.metrics.residents(left);
     run.leave();
-    inner.begun().notify_waiters();
+    inner.begun.notify_waiters();
     let stop = run.stop();
     tracing::debug!(?stop, "left memory");
     match stop {
@@ -116,7 +117,7 @@ async fn drive(run: Arc<Run>) {
                 }
                 Some(Stop::Failed(error)) => tracing::warn!(%error, "could not be committed"),
                 // That could not be stored.
-                Some(Stop::Parked(reason)) if !run.is_parked() => inner.put_aside(&run.id, reason),
+                Some(Stop::Parked(reason)) if !is_parked => inner.put_aside(&run.id, reason),
                 _ => {}
             }
             inner.ended(&run.id, run.ended_as());
@@ -194,7 +195,8 @@ struct Driver<'a> {
 /// Drives the future until it ends or is to stop.
 pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
     let now = run.env().now();
-    let left = run.deadline().map(|deadline| Duration::from_micros(deadline.0.saturating_sub(now.0)));
+    let deadline = run.with(|state| state.execution.deadline_us);
+    let left = deadline.map(|deadline| Duration::from_micros(deadline.saturating_sub(now.0)));
     if left.is_some_and(|left| left.is_zero()) && !run.engine.rehearsal.is_replay() {
         return Ended::TimedOut;
     }

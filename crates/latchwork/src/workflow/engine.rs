@@ -111,7 +111,7 @@ pub(crate) struct Inner {
     pub(crate) suspects: mpsc::UnboundedSender<Suspect>,
     pub(crate) metrics: Metrics,
     /// Told whenever an execution was stored or has left memory.
-    begun: Arc<Notify>,
+    pub(crate) begun: Notify,
     /// Executions that cannot run here as things are, and why: others need not wait for that.
     pub(crate) set_aside: Mutex<BTreeMap<ExecutionId, String>>,
     /// Executions whose locks were taken away while they were in memory.
@@ -288,7 +288,7 @@ impl EngineBuilder {
             locks,
             suspects,
             metrics,
-            begun: Arc::default(),
+            begun: Notify::new(),
             set_aside: Mutex::default(),
             forced: Mutex::default(),
             timers,
@@ -545,11 +545,6 @@ impl Inner {
             }
             told.await;
         }
-    }
-
-    /// Where to wait for executions to be stored.
-    pub(crate) fn begun(&self) -> Arc<Notify> {
-        self.begun.clone()
     }
 
     /// Whether an execution is in memory. It leaves after its last commit and before those who wait are told.

@@ -221,7 +221,8 @@ impl Source {
                     Err(WorkflowError::Store(StoreError::HistoryDropped { .. })) => {
                         let reason = "a slot of the execution was changed after that, and what it held then is no \
                                       longer in the history of `state`";
-                        return Err(refused(id, at, reason.into()));
+                        let at = at.map(Place::to_string).unwrap_or_default();
+                        return Err(WorkflowError::Fork { id: id.clone(), at, reason: reason.into() });
                     }
                     was => was?,
                 };
@@ -268,10 +269,6 @@ impl Source {
         }
         Ok(writes)
     }
-}
-
-fn refused(id: &ExecutionId, at: Option<&Place>, reason: String) -> WorkflowError {
-    WorkflowError::Fork { id: id.clone(), at: at.map(Place::to_string).unwrap_or_default(), reason }
 }
 
 /// Stores a fork, in one commit unless it is too large for that: then it is parked until everything is there.

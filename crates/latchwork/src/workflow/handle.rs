@@ -243,13 +243,11 @@ impl UntypedStart {
         let id = self.id.unwrap_or_else(|| inner.store.env().uuid().to_string().into());
         check_name("the id of an execution", &id)?;
         let starting = Starting { inner, id, execution, definition, signal, join: self.join, restart: self.restart };
-        if let Some(key) = &starting.execution.key {
-            check_name("an idempotency key", key)?;
-            if let Some(id) = starting.keyed(key).await? {
-                return Ok(id);
-            }
+        starting.execution.key.iter().try_for_each(|key| check_name("an idempotency key", key))?;
+        match starting.keyed().await? {
+            Some(id) => Ok(id),
+            None => starting.start(is_given).await,
         }
-        starting.start(is_given).await
     }
 }
 
@@ -274,17 +272,14 @@ impl Starting {
         // An input that no execution would be given, as in a repeated start or a join, need not fit.
         self.definition.check(&self.execution.input)?;
         loop {
-            let begun = inner.begun();
-            let mut begun = std::pin::pin!(begun.notified());
+            let mut begun = std::pin::pin!(inner.begun.notified());
             begun.as_mut().enable();
             if self.first().await? {
                 inner.metrics.started(&self.execution.workflow);
                 return Ok(self.id);
             }
             // Somebody starts it at this very moment, or has just done so.
-            if let Some(key) = &self.execution.key
-                && let Some(id) = self.keyed(key).await?
-            {
+            if let Some(id) = self.keyed().await? {
                 return Ok(id);
             }
             if let Some(id) = self.existing().await? {
@@ -300,9 +295,16 @@ impl Starting {
     }
 
     /// The execution that was started under that key, if there is one. The signal goes to that.
-    async fn keyed(&self, key: &str) -> Result<Option<ExecutionId>> {
-        let Execution { workflow, input, .. } = &self.execution;
-        let Some(id) = keyed(&self.inner, workflow, key, input).await? else { return Ok(None) };
+    async fn keyed(&self) -> Result<Option<ExecutionId>> {
+        let (inner, Execution { workflow, input, key, .. }) = (&self.inner, &self.execution);
+        let Some(key) = key else { return Ok(None) };
+        let place = inner.spaces.keys.key(keyed_key(workflow, key));
+        let found = fetch::<Keyed>(&inner.store.view().await?, &place, || format!("idempotency key {key:?}")).await?;
+        let Some((found, _)) = found else { return Ok(None) };
+        let id = ExecutionId::from(found.id);
+        if found.input != hash_text(input) {
+            return Err(WorkflowError::KeyReused { key: key.into(), id });
+        }
         if let Some(signal) = self.signal(&id) {
             signal.send().await?;
         }
@@ -317,11 +319,19 @@ impl Starting {
 
     /// Starts it, unless there is one of that id or under that key.
     async fn first(&self) -> Result<bool> {
-        if self.signal.is_none() && self.execution.status == Status::Running {
-            return first(&self.inner, &self.id, &self.execution, &self.definition).await;
+        let (inner, id, mut execution) = (&self.inner, &self.id, self.execution.clone());
+        if self.signal.is_none() && execution.status == Status::Running {
+            let (started, answer) = oneshot::channel();
+            let run = Run::new(inner.clone(), self.definition.clone(), id.clone(), execution, None);
+            if !inner.spawn(Arc::new(run.starting(started))) {
+                return Ok(false);
+            }
+            return match answer.await {
+                Ok(Ok(())) => Ok(true),
+                Ok(Err(WorkflowError::AlreadyStarted { .. })) | Err(_) => Ok(false),
+                Ok(Err(error)) => Err(error),
+            };
         }
-        let (inner, id) = (&self.inner, &self.id);
-        let mut execution = self.execution.clone();
         let (mut part, _) = turn(inner, inner.at_record(id, None), id, None, &mut execution, None);
         if let Some((name, payload, signal_id)) = self.signal.clone() {
             let (kept, env) = (inner.kept(id), inner.store.env());
@@ -378,34 +388,6 @@ impl Starting {
             (false, _) => Err(WorkflowError::AlreadyStarted { id: id.clone() }),
         }
     }
-}
-
-/// Starts an execution, unless one of that id is in memory or stored, or one under its key.
-async fn first(
-    inner: &Arc<Inner>,
-    id: &ExecutionId,
-    execution: &Execution,
-    definition: &Arc<Definition>,
-) -> Result<bool> {
-    let (started, answer) = oneshot::channel();
-    let run = Run::new(inner.clone(), definition.clone(), id.clone(), execution.clone(), None);
-    if !inner.spawn(Arc::new(run.starting(started))) {
-        return Ok(false);
-    }
-    match answer.await {
-        Ok(Ok(())) => Ok(true),
-        Ok(Err(WorkflowError::AlreadyStarted { .. })) | Err(_) => Ok(false),
-        Ok(Err(error)) => Err(error),
-    }
-}
-
-/// The execution that was started under an idempotency key, if one was.
-async fn keyed(inner: &Inner, workflow: &str, key: &str, input: &str) -> Result<Option<ExecutionId>> {
-    let place = inner.spaces.keys.key(keyed_key(workflow, key));
-    let found = fetch::<Keyed>(&inner.store.view().await?, &place, || format!("idempotency key {key:?}")).await?;
-    let Some((found, _)) = found else { return Ok(None) };
-    let id = ExecutionId::from(found.id);
-    if found.input == hash_text(input) { Ok(Some(id)) } else { Err(WorkflowError::KeyReused { key: key.into(), id }) }
 }
 
 impl<O> Handle<O> {

@@ -20,7 +20,7 @@ use crate::workflow::kept::Letter;
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
 use crate::workflow::replay::{Call, Journaled};
-use crate::workflow::run::{Doing, Effect, Listed, Received, Run, State, Waited};
+use crate::workflow::run::{Effect, Listed, Received, Run, State, Waited};
 
 pub(crate) use passenger::Dropped;
 use passenger::{Passenger, request_id};
@@ -310,8 +310,7 @@ impl Waits<'_> {
             return Err(failure);
         }
         // It was granted, or taken away, at the same time: there is a message that says so.
-        let doing = Doing::begin(run, self.what(), None);
-        let _listed = Listed(&doing);
+        let doing = Listed::begin(run, self.what());
         let found = doing.wait(self.what(), run.env().now(), None, |state| state.inbox().take(&is_it)).await;
         let Waited::Got(received) = found else { return std::future::pending().await };
         let is_granted = matches!(received.message.body, Letter::Lock { refused: None, .. });

@@ -118,8 +118,7 @@ impl Ctx {
         F: Future<Output = T>,
     {
         let here = self.begins().await;
-        let doing = Doing::begin(&self.run, what, Some(here.path.clone())).shielded(self.is_shielded);
-        let listed = Listed(&doing);
+        let doing = Listed(Doing::begin(&self.run, what, Some(here.path.clone())).shielded(self.is_shielded));
         if self.run.engine.rehearsal.is_strict() {
             tokio::task::yield_now().await;
         }
@@ -137,7 +136,7 @@ impl Ctx {
             }
         };
         let done = std::future::poll_fn(poll).await;
-        drop(listed);
+        drop(doing);
         here.ends();
         done
     }

@@ -264,20 +264,10 @@ impl Run {
         self.state.lock().execution.input.clone()
     }
 
-    /// When it is to have ended.
-    pub(crate) fn deadline(&self) -> Option<Timestamp> {
-        self.state.lock().execution.deadline_us.map(Timestamp)
-    }
-
     /// The first of its ancestors; itself if it has none.
     pub(crate) fn root(&self) -> ExecutionId {
         let root = self.with(|state| state.execution.parent.as_ref().map(|parent| parent.root.clone()));
         root.unwrap_or_else(|| self.id.clone())
-    }
-
-    /// How often an operator has let it go on.
-    pub(crate) fn resumes(&self) -> u32 {
-        self.state.lock().execution.resumes
     }
 
     /// What it has come to, if that is stored.
@@ -290,11 +280,6 @@ impl Run {
     pub(crate) fn number(&self) -> (u64, u32) {
         let state = self.state.lock();
         (state.execution.started_us, state.execution.run)
-    }
-
-    /// Whether it is stored as parked.
-    pub(crate) fn is_parked(&self) -> bool {
-        matches!(self.state.lock().execution.status, Status::Parked(_))
     }
 
     /// Why it is to stop, if it is.

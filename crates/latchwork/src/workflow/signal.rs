@@ -179,6 +179,19 @@ impl Ctx {
         .await
     }
 
+    /// Waits for a message, for so long at the most, and records its receipt. Gives its text; nothing if time is up.
+    pub(crate) async fn await_text(
+        &self,
+        call: Call<'_>,
+        what: WaitsFor,
+        timeout: Option<Duration>,
+        is_it: impl Fn(&Letter) -> bool,
+    ) -> Result<Option<String>, Failure> {
+        let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
+        let received = self.await_message(call, what, until, is_it, |text| Ok(text.into())).await?;
+        Ok(received.map(|(_, text)| text))
+    }
+
     /// Waits for a message and records its receipt. Gives since when it was waited for, and what `read` makes of the
     /// text of the message; nothing if time is up.
     pub(crate) async fn await_message<T>(
@@ -244,16 +257,6 @@ impl Letter {
     }
 }
 
-/// When a wait is over that begins now.
-pub(crate) fn until(timeout: Option<Duration>) -> impl FnOnce(Timestamp) -> Option<Timestamp> {
-    move |now| timeout.map(|timeout| now.plus(timeout))
-}
-
-/// The text of a message, for those who read it themselves.
-pub(crate) fn as_is(text: &str) -> serde_json::Result<String> {
-    Ok(text.into())
-}
-
 impl<'a, T: DeserializeOwned> Receive<'a, T> {
     /// For so long at the most: then there is none.
     pub fn timeout(self, timeout: Duration) -> ReceiveFor<'a, T> {
@@ -263,10 +266,10 @@ impl<'a, T: DeserializeOwned> Receive<'a, T> {
     async fn receive(&self, timeout: Option<Duration>) -> Result<Option<T>, Failure> {
         let call = Call::timed(Kind::Signal, &self.name, timeout);
         let is_it = |letter: &Letter| matches!(letter, Letter::Signal { name, .. } if *name == self.name);
-        let (what, until) = (WaitsFor::Signal(self.name.clone()), until(timeout));
-        let Some((_, text)) = self.ctx.await_message(call, what, until, is_it, as_is).await? else { return Ok(None) };
-        let wrong = |error| Failure::misfit(format!("the payload of signal {:?}", self.name), &error);
-        serde_json::from_str(&text).map(Some).map_err(wrong)
+        let what = WaitsFor::Signal(self.name.clone());
+        let received = self.ctx.await_text(call, what, timeout, is_it).await?;
+        let read = |text: String| Failure::read(format!("the payload of signal {:?}", self.name), &text);
+        received.map(read).transpose()
     }
 }
 

@@ -71,8 +71,7 @@ impl Steward for Journal {
         Box::pin(async move {
             let (run, name) = (&self.ctx.run, self.label("get", place));
             let call = Call { kind: Kind::Slot, name: &name, argument: 0 };
-            let doing = Doing::begin(run, WaitsFor::Store, None);
-            let _listed = Listed(&doing);
+            let doing = Listed::begin(run, WaitsFor::Store);
             let operation = self.ctx.journaled(&call, doing.clone()).await;
             if !operation.is_new {
                 return Ok(self.seen(&operation).await);

@@ -13,7 +13,7 @@ use crate::workflow::handle::Handle;
 use crate::workflow::history::ExecutionState;
 use crate::workflow::kept::Letter;
 use crate::workflow::record::{Execution, Status, Wait, WaitsFor, failure_text};
-use crate::workflow::run::{Doing, Listed, RECORD, Stop, turn};
+use crate::workflow::run::{Listed, RECORD, Stop, turn};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// What an execution waits for.
@@ -147,8 +147,7 @@ impl Inner {
                 is_tried = true;
                 // What is on its way lands, and then it ends.
                 run.set_stop(Stop::Terminated(status.clone()));
-                let doing = Doing::begin(&run, WaitsFor::Store, None);
-                let _listed = Listed(&doing);
+                let doing = Listed::begin(&run, WaitsFor::Store);
                 doing.outside(|_| None::<()>).await;
                 if self.is_stopped() {
                     return Err(WorkflowError::Stopped);
@@ -195,8 +194,7 @@ impl Inner {
     pub(crate) async fn cancel(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
         loop {
             if let Some(run) = self.resident(id) {
-                let doing = Doing::begin(&run, WaitsFor::Store, None);
-                let _listed = Listed(&doing);
+                let doing = Listed::begin(&run, WaitsFor::Store);
                 run.ask_cancel(reason);
                 // It goes into the next commit of its own.
                 let is_done = doing.outside(|state| {

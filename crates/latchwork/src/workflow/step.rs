@@ -237,7 +237,7 @@ where
             }
             return doing.does(WaitsFor::Step(self.name.to_string()));
         }
-        if entry.attempts >= self.retry.attempts().saturating_add(run.resumes()) {
+        if entry.attempts >= self.retry.attempts().saturating_add(run.with(|state| state.execution.resumes)) {
             let reason = format!("step {:?} was begun {} times and did not end", self.name, entry.attempts);
             run.park(reason).await
         }

@@ -15,7 +15,7 @@ use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::kept::{Letter, Token};
 use crate::workflow::record::{Kind, WaitsFor, failure_text, fetch};
 use crate::workflow::replay::Call;
-use crate::workflow::signal::{as_is, until, written};
+use crate::workflow::signal::written;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// Something that somebody outside is to complete.
@@ -65,10 +65,9 @@ impl<T: DeserializeOwned> Completion<T> {
         let its = self.token.as_u128();
         let call = Call::timed(Kind::Completion, &self.name, timeout);
         let is_it = |letter: &Letter| matches!(letter, Letter::Completed { token, .. } if *token == its);
-        let (what, until) = (WaitsFor::Completion(self.name.clone()), until(timeout));
-        let Some((_, text)) = self.ctx.await_message(call, what, until, is_it, as_is).await? else { return Ok(None) };
-        let wrong = |error| Failure::misfit(format!("what completed {:?}", self.name), &error);
-        serde_json::from_str(&text).map(Some).map_err(wrong)
+        let what = WaitsFor::Completion(self.name.clone());
+        let received = self.ctx.await_text(call, what, timeout, is_it).await?;
+        received.map(|text| Failure::read(format!("what completed {:?}", self.name), &text)).transpose()
     }
 }
 

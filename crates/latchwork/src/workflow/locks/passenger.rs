@@ -81,8 +81,7 @@ impl Run {
             self.release_dropped();
         }
         if self.with(|state| state.leaving.contains(lock)) {
-            let doing = Doing::begin(self, WaitsFor::Store, None);
-            let _listed = Listed(&doing);
+            let doing = Listed::begin(self, WaitsFor::Store);
             doing.until(|state| (!state.leaving.contains(lock)).then_some(())).await;
         }
     }

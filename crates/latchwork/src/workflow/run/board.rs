@@ -283,7 +283,7 @@ impl Run {
         state.wake(|_, waits| !waits);
         if let Some(started) = state.started.take() {
             let _ = started.send(Ok(()));
-            self.engine.begun().notify_waiters();
+            self.engine.begun.notify_waiters();
         }
         drop(state);
         if boarded.publishes {

@@ -63,10 +63,25 @@ pub(crate) enum Todo {
 #[derive(Debug)]
 pub(crate) struct Refused;
 
-/// Takes an operation off the list.
-pub(crate) struct Listed<'a>(pub(crate) &'a Doing);
+/// An operation that is on the list until this is dropped.
+pub(crate) struct Listed(pub(crate) Doing);
 
-impl Drop for Listed<'_> {
+impl Listed {
+    /// One that is not of the code.
+    pub(crate) fn begin(run: &Arc<Run>, what: WaitsFor) -> Listed {
+        Listed(Doing::begin(run, what, None))
+    }
+}
+
+impl std::ops::Deref for Listed {
+    type Target = Doing;
+
+    fn deref(&self) -> &Doing {
+        &self.0
+    }
+}
+
+impl Drop for Listed {
     fn drop(&mut self) {
         self.0.ends();
     }
