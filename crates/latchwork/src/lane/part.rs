@@ -31,6 +31,11 @@ pub(crate) struct Landing<'a> {
 }
 
 impl Landing<'_> {
+    /// The rev that the last of the writes has given its key.
+    pub(crate) fn last(&self) -> Option<Rev> {
+        self.revs.last().copied().flatten()
+    }
+
     /// The rev that one of the writes has given its key.
     pub(crate) fn rev(&self, write: usize) -> Option<Rev> {
         self.revs.get(write).copied().flatten()
@@ -38,7 +43,7 @@ impl Landing<'_> {
 }
 
 /// Where a part stands in a commit.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Placed {
     first_check: usize,
     tags: Vec<Tag>,

@@ -60,7 +60,7 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
         run: history.run,
         ..Execution::new(&history.workflow, history.input.to_string(), Timestamp(history.started_us))
     };
-    let run = Arc::new(Run::stored(inner.clone(), definition, id, execution, Rev(1)));
+    let run = Arc::new(Run::new(inner.clone(), definition, id, execution, Some(Rev(1))));
     let ctx = Ctx::root(&run);
     let came_to = match live(&run, ctx.clone()).await {
         Ended::Panicked(failure) => return Ok(Some(failure.message().to_string())),

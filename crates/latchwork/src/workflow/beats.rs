@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::workflow::Failure;
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, WaitsFor};
-use crate::workflow::run::{Doing, Listed, Run};
+use crate::workflow::run::{Listed, Run};
 
 /// When this is dropped, no attempt at the step is under way.
 pub(crate) struct BeatsEnd<'a> {
@@ -56,12 +58,11 @@ impl Beats {
     }
 
     /// One more, with how far the attempt is.
-    pub(crate) async fn beat(&self, progress: String) -> Result<(), Failure> {
+    pub(crate) async fn beat(&self, progress: &impl Serialize) -> Result<(), Failure> {
         let Inner { run, place, number, entry, last_us } = &*self.inner;
-        run.fits("the progress", progress.len())?;
+        let progress = run.text("the progress", progress)?;
         last_us.store(run.env().monotonic().as_micros() as u64, Ordering::SeqCst);
-        let doing = Doing::begin(run, WaitsFor::Store, None);
-        let _listed = Listed(&doing);
+        let doing = Listed::begin(run, WaitsFor::Store);
         if !run.with(|state| state.beat(place, *number, entry, progress)) {
             return Err(over());
         }
@@ -70,8 +71,4 @@ impl Beats {
     }
 }
 
-impl std::fmt::Debug for Beats {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Beats").field("silence", &self.silence()).finish_non_exhaustive()
-    }
-}
+shown!(Beats, it => silence: it.silence());

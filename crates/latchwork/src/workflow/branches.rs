@@ -5,20 +5,24 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use serde::{Deserialize, Serialize};
 
 use crate::workflow::Failure;
-use crate::workflow::ctx::{Call, Ctx};
+use crate::workflow::ctx::Ctx;
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, Kind};
+use crate::workflow::replay::Call;
 use crate::workflow::run::Branch;
 
-/// Branches at work. In a box, so that whoever awaits them need not know what they are made of.
+/// A future in a box, so that whoever awaits it need not know what it is made of.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A branch at work, which ends with its number.
+type Numbered<'a, T> = Boxed<'a, (usize, T)>;
 
 /// A fork that the code has come to.
 struct Fork {
@@ -47,40 +51,39 @@ impl Fork {
     }
 }
 
-/// Branches that are under way. Those that are left when this is dropped are given up.
+/// Branches of a fork that are under way. Those that are left when this is dropped are given up.
 struct Branches<'a, T> {
     ctx: &'a Ctx,
     fork: Place,
-    running: Vec<Option<Boxed<'a, T>>>,
+    running: FuturesUnordered<Numbered<'a, T>>,
+    numbers: BTreeSet<usize>,
+}
+
+impl<'a, T: Send + 'a> Branches<'a, T> {
+    fn new(ctx: &'a Ctx, fork: &Fork) -> Branches<'a, T> {
+        Branches { ctx, fork: fork.place.clone(), running: FuturesUnordered::new(), numbers: BTreeSet::new() }
+    }
+
+    fn add(&mut self, branch: usize, running: Numbered<'a, T>) {
+        self.numbers.insert(branch);
+        self.running.push(running);
+    }
+
+    /// The next that has ended.
+    async fn next(&mut self) -> Option<(usize, T)> {
+        let (branch, done) = self.running.next().await?;
+        self.numbers.remove(&branch);
+        Some((branch, done))
+    }
 }
 
 impl<T> Drop for Branches<'_, T> {
     fn drop(&mut self) {
         self.ctx.run.is_past(&self.fork);
-        for (branch, running) in self.running.iter_mut().enumerate() {
-            if running.take().is_some() {
-                self.ctx.run.give_up(&self.fork.fork(branch));
-            }
+        self.running.clear();
+        for branch in &self.numbers {
+            self.ctx.run.give_up(&self.fork.fork(*branch));
         }
-    }
-}
-
-impl<T> Branches<'_, T> {
-    fn is_running(&self) -> bool {
-        self.running.iter().any(Option::is_some)
-    }
-
-    /// Polls all that are left; gives the first that has ended.
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<(usize, T)> {
-        for (branch, running) in self.running.iter_mut().enumerate() {
-            if let Some(future) = running
-                && let Poll::Ready(done) = future.as_mut().poll(context)
-            {
-                *running = None;
-                return Poll::Ready((branch, done));
-            }
-        }
-        Poll::Pending
     }
 }
 
@@ -96,7 +99,7 @@ impl Ctx {
             entry
         });
         let first = match &entry.state {
-            EntryState::Done(text) => Some(self.recorded(&call, &place, text).await),
+            EntryState::Done(text) => Some(self.recorded(&place, &entry, serde_json::from_str(text)).await),
             _ => None,
         };
         let in_saga = Branch::polled(&self.run).is_some_and(|(_, in_saga)| in_saga);
@@ -109,22 +112,33 @@ impl Ctx {
         Fork { here, place, entry, is_replayed, first, in_saga, ends_all }
     }
 
-    /// A branch of a fork: its code runs with a context of its own, and has to come to the journal's end.
-    fn branch<'a, T, F>(&'a self, fork: &Fork, branch: usize, code: impl FnOnce(Ctx) -> F + Send + 'a) -> Boxed<'a, T>
+    /// A branch of a fork, if it is run: its code has a context of its own, and has to come to the journal's end.
+    /// `give` makes of its output what the branch gives, with its number.
+    fn branch<'a, T, U, F>(
+        &'a self,
+        fork: &Fork,
+        branch: usize,
+        code: impl FnOnce(Ctx) -> F + Send + 'a,
+        give: fn(T) -> U,
+    ) -> Option<Numbered<'a, U>>
     where
         F: Future<Output = T> + Send + 'a,
         T: Send + 'a,
+        U: 'a,
     {
+        if !fork.runs(branch) {
+            return None;
+        }
         let ctx = self.on(Branch::forked(fork.place.fork(branch), fork.is_replayed));
         let in_saga = fork.in_saga;
-        Box::pin(async move {
+        Some(Box::pin(async move {
             let mut running = std::pin::pin!(ctx.branch.poll(&ctx.run, in_saga, || code(ctx.clone())));
             let poll =
                 |context: &mut Context<'_>| ctx.branch.poll(&ctx.run, in_saga, || running.as_mut().poll(context));
             let done = std::future::poll_fn(poll).await;
             ctx.expect_end().await;
-            done
-        })
+            (branch, give(done))
+        }))
     }
 
     /// Records which branch was first, of so many that have begun.
@@ -147,15 +161,66 @@ impl Ctx {
         fork.here.ends();
     }
 
-    /// All branches have ended, and none has failed.
-    async fn succeeded(&self, fork: &Fork) {
-        if let Some((first, _)) = fork.first {
-            let path = fork.place.fork(first);
-            let reason =
-                format!("branch {path} has failed by the journal of operation {}, and now has not", fork.place);
-            return self.run.park(reason).await;
+    /// Runs the branches of a fork, so many at once at the most, until all have ended, or one has as is not to be.
+    /// Gives what each gave, in their order, and the bad one.
+    async fn all<'a, T: Send + 'a>(
+        &'a self,
+        fork: &Fork,
+        waiting: impl IntoIterator<Item = Option<Numbered<'a, T>>>,
+        at_once: usize,
+        is_bad: fn(&T) -> bool,
+    ) -> (Vec<T>, Option<T>) {
+        let (mut branches, mut waiting) = (Branches::new(self, fork), waiting.into_iter());
+        let (mut done, mut bad) = (Vec::new(), None);
+        loop {
+            while branches.numbers.len() < at_once.max(1)
+                && (bad.is_none() || fork.first.is_some())
+                && let Some(next) = waiting.next()
+            {
+                next.into_iter().for_each(|running| branches.add(done.len(), running));
+                done.push(None);
+            }
+            let Some((branch, value)) = branches.next().await else { break };
+            if !is_bad(&value) {
+                done[branch] = Some(value);
+            } else if bad.is_none() && fork.is_first(branch) {
+                self.was_first(fork, branch, done.len());
+                bad = Some((branch, value));
+            }
+            if bad.is_some() && !fork.ends_all {
+                break;
+            }
         }
-        fork.here.ends();
+        drop(branches);
+        match (&bad, fork.first) {
+            (Some((branch, _)), _) => self.gave_up(fork, *branch).await,
+            (None, None) => fork.here.ends(),
+            (None, Some((first, _))) => {
+                let (path, place) = (fork.place.fork(first), &fork.place);
+                let reason = format!("branch {path} has failed by the journal of operation {place}, and now has not");
+                self.run.park(reason).await
+            }
+        }
+        (done.into_iter().flatten().collect(), bad.map(|(_, value)| value))
+    }
+
+    /// Runs the branches of a fork until the first has ended. Gives which it was, and what it gave.
+    async fn first<'a, T: Send + 'a>(
+        &'a self,
+        fork: &Fork,
+        running: impl IntoIterator<Item = Option<Numbered<'a, T>>>,
+    ) -> (usize, T) {
+        let (mut branches, mut begun) = (Branches::new(self, fork), 0);
+        for running in running {
+            running.into_iter().for_each(|running| branches.add(begun, running));
+            begun += 1;
+        }
+        let Some((branch, done)) = branches.next().await else { return std::future::pending().await };
+        // First what is recorded: what was given up goes by it.
+        self.was_first(fork, branch, begun);
+        drop(branches);
+        self.gave_up(fork, branch).await;
+        (branch, done)
     }
 
     /// Runs branches side by side and waits for all of them: a tuple of functions that are given a context each. Gives
@@ -188,32 +253,13 @@ impl Ctx {
         F: Future<Output = T> + Send + 'a,
         T: Send + 'a,
     {
-        Box::pin(self.race_items(items.into_iter().collect(), code))
-    }
-
-    async fn race_items<'a, I, T, F>(
-        &'a self,
-        items: Vec<I>,
-        code: impl Fn(Ctx, I) -> F + Send + Sync + 'a,
-    ) -> (usize, T)
-    where
-        I: Send + 'a,
-        F: Future<Output = T> + Send + 'a,
-        T: Send + 'a,
-    {
-        let fork = self.fork(Kind::Race, items.len()).await;
-        let code = &code;
-        let mut branches = Branches { ctx: self, fork: fork.place.clone(), running: Vec::new() };
-        for (branch, item) in items.into_iter().enumerate() {
-            let running = fork.runs(branch).then(|| self.branch(&fork, branch, move |ctx| code(ctx, item)));
-            branches.running.push(running);
-        }
-        let (branch, done) = std::future::poll_fn(|context| branches.poll(context)).await;
-        // First what is recorded: what was given up goes by it.
-        self.was_first(&fork, branch, branches.running.len());
-        drop(branches);
-        self.gave_up(&fork, branch).await;
-        (branch, done)
+        let items: Vec<I> = items.into_iter().collect();
+        Box::pin(async move {
+            let fork = self.fork(Kind::Race, items.len()).await;
+            let (fork, code) = (&fork, &code);
+            let branch = |(branch, item)| self.branch(fork, branch, move |ctx| code(ctx, item), |done| done);
+            self.first(fork, items.into_iter().enumerate().map(branch)).await
+        })
     }
 
     /// Runs a branch for each item, so many at once at the most, and waits for all of them. Gives what they give, in
@@ -267,76 +313,9 @@ impl Ctx {
         T: Send + 'a,
     {
         let fork = self.fork(Kind::Join, items.len()).await;
-        let (count, code) = (items.len(), &code);
-        let mut done: Vec<Option<T>> = (0..count).map(|_| None).collect();
-        let mut waiting = items.into_iter().enumerate();
-        let (running, branches) = (FuturesUnordered::new(), BTreeSet::new());
-        let mut crowd = Crowd { ctx: self, fork: fork.place.clone(), running, branches };
-        let (mut bad, mut begun) = (None, 0);
-        loop {
-            while crowd.branches.len() < at_once.max(1)
-                && (bad.is_none() || fork.first.is_some())
-                && let Some((branch, item)) = waiting.next()
-            {
-                begun = branch + 1;
-                if fork.runs(branch) {
-                    crowd.add(branch, self.branch(&fork, branch, move |ctx| code(ctx, item)));
-                }
-            }
-            let Some((branch, value)) = crowd.next().await else { break };
-            if !is_bad(&value) {
-                done[branch] = Some(value);
-            } else if bad.is_none() && fork.is_first(branch) {
-                self.was_first(&fork, branch, begun);
-                bad = Some((branch, value));
-            }
-            if bad.is_some() && !fork.ends_all {
-                break;
-            }
-        }
-        drop(crowd);
-        let bad = match bad {
-            Some((branch, value)) => {
-                self.gave_up(&fork, branch).await;
-                Some(value)
-            }
-            None => {
-                self.succeeded(&fork).await;
-                None
-            }
-        };
-        (done.into_iter().flatten().collect(), bad)
-    }
-}
-
-/// Branches of a map that are under way. Those that are left when this is dropped are given up.
-struct Crowd<'a, T> {
-    ctx: &'a Ctx,
-    fork: Place,
-    running: FuturesUnordered<Boxed<'a, (usize, T)>>,
-    branches: BTreeSet<usize>,
-}
-
-impl<'a, T: Send + 'a> Crowd<'a, T> {
-    fn add(&mut self, branch: usize, running: Boxed<'a, T>) {
-        self.branches.insert(branch);
-        self.running.push(Box::pin(async move { (branch, running.await) }));
-    }
-
-    async fn next(&mut self) -> Option<(usize, T)> {
-        let (branch, done) = self.running.next().await?;
-        self.branches.remove(&branch);
-        Some((branch, done))
-    }
-}
-
-impl<T> Drop for Crowd<'_, T> {
-    fn drop(&mut self) {
-        self.ctx.run.is_past(&self.fork);
-        self.running.clear();
-        for branch in &self.branches {
-            self.ctx.run.give_up(&self.fork.fork(*branch));
-        }
+        let (fork, code) = (&fork, &code);
+        let branch = |(branch, item)| self.branch(fork, branch, move |ctx| code(ctx, item), |done| done);
+        self.all(fork, items.into_iter().enumerate().map(branch), at_once, is_bad).await
     }
 }
 
@@ -347,6 +326,17 @@ macro_rules! branches {
         #[allow(missing_docs)] // They are counted.
         pub enum $selected<$($output),+> {
             $($name($output)),+
+        }
+
+        impl<$($output),+> $selected<$($output),+> {
+            /// What all branches gave.
+            fn in_order(done: Vec<Self>) -> ($($output,)+) {
+                let mut done = done.into_iter();
+                ($(match done.next() {
+                    Some($selected::$name(value)) => value,
+                    _ => unreachable!("each has ended once"),
+                },)+)
+            }
         }
 
         impl<'a, $($code, $future, $output),+> JoinBranches<'a> for ($($code,)+)
@@ -360,21 +350,9 @@ macro_rules! branches {
             fn join(self, ctx: &'a Ctx) -> Boxed<'a, Self::Output> {
                 Box::pin(async move {
                     let fork = ctx.fork(Kind::Join, $count).await;
-                    let mut done: ($(Option<$output>,)+) = Default::default();
-                    let running: Vec<Option<Boxed<'a, $selected<$($output),+>>>> = vec![$(
-                        Some(ctx.branch(&fork, $place, move |ctx| {
-                            let running = (self.$place)(ctx);
-                            async move { $selected::$name(running.await) }
-                        }))
-                    ),+];
-                    let mut branches = Branches { ctx, fork: fork.place.clone(), running };
-                    for _ in 0..$count {
-                        match std::future::poll_fn(|context| branches.poll(context)).await.1 {
-                            $($selected::$name(value) => done.$place = Some(value)),+
-                        }
-                    }
-                    fork.here.ends();
-                    ($(done.$place.expect("each has ended once"),)+)
+                    let running = [$(ctx.branch(&fork, $place, self.$place, $selected::$name)),+];
+                    let (done, _) = ctx.all(&fork, running, $count, |_| false).await;
+                    $selected::in_order(done)
                 })
             }
         }
@@ -390,32 +368,10 @@ macro_rules! branches {
             fn try_join(self, ctx: &'a Ctx) -> Boxed<'a, Result<Self::Output, Failure>> {
                 Box::pin(async move {
                     let fork = ctx.fork(Kind::Join, $count).await;
-                    let mut done: ($(Option<$output>,)+) = Default::default();
-                    let running: Vec<Option<Boxed<'a, Result<$selected<$($output),+>, Failure>>>> = vec![$(
-                        fork.runs($place).then(|| ctx.branch(&fork, $place, move |ctx| {
-                            let running = (self.$place)(ctx);
-                            async move { running.await.map($selected::$name) }
-                        }))
-                    ),+];
-                    let mut branches = Branches { ctx, fork: fork.place.clone(), running };
-                    let mut failed = None;
-                    while branches.is_running() && (failed.is_none() || fork.ends_all) {
-                        match std::future::poll_fn(|context| branches.poll(context)).await {
-                            $((_, Ok($selected::$name(value))) => done.$place = Some(value),)+
-                            (branch, Err(failure)) if failed.is_none() && fork.is_first(branch) => {
-                                ctx.was_first(&fork, branch, $count);
-                                failed = Some((branch, failure));
-                            }
-                            (_, Err(_)) => {}
-                        }
-                    }
-                    drop(branches);
-                    if let Some((branch, failure)) = failed {
-                        ctx.gave_up(&fork, branch).await;
-                        return Err(failure);
-                    }
-                    ctx.succeeded(&fork).await;
-                    Ok(($(done.$place.expect("each has ended once"),)+))
+                    let running = [$(ctx.branch(&fork, $place, self.$place, |done| done.map($selected::$name))),+];
+                    let (done, failed) = ctx.all(&fork, running, $count, Result::is_err).await;
+                    let done: Result<Vec<_>, Failure> = done.into_iter().chain(failed).collect();
+                    done.map($selected::in_order)
                 })
             }
         }
@@ -431,18 +387,8 @@ macro_rules! branches {
             fn select(self, ctx: &'a Ctx) -> Boxed<'a, Self::Output> {
                 Box::pin(async move {
                     let fork = ctx.fork(Kind::Race, $count).await;
-                    let running: Vec<Option<Boxed<'a, $selected<$($output),+>>>> = vec![$(
-                        fork.runs($place).then(|| ctx.branch(&fork, $place, move |ctx| {
-                            let running = (self.$place)(ctx);
-                            async move { $selected::$name(running.await) }
-                        }))
-                    ),+];
-                    let mut branches = Branches { ctx, fork: fork.place.clone(), running };
-                    let (branch, done) = std::future::poll_fn(|context| branches.poll(context)).await;
-                    ctx.was_first(&fork, branch, $count);
-                    drop(branches);
-                    ctx.gave_up(&fork, branch).await;
-                    done
+                    let running = [$(ctx.branch(&fork, $place, self.$place, $selected::$name)),+];
+                    ctx.first(&fork, running).await.1
                 })
             }
         }

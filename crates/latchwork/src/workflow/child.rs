@@ -2,9 +2,8 @@
 //! other.
 
 use std::collections::BTreeSet;
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,19 +16,20 @@ use crate::lock::Owner;
 use crate::lock::free::Freed;
 use crate::lock::lane::Ask;
 use crate::record::Record;
-use crate::store::{Commit, ErrorKind, Order, Outcome, Timestamp, Write};
-use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::store::{Commit, ErrorKind, Order, Outcome, Write};
+use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Inner, check_name};
-use crate::workflow::kept::{self, Letter, Message};
+use crate::workflow::kept::{self, Letter};
 use crate::workflow::place::Place;
 use crate::workflow::post::Mail;
 use crate::workflow::record::{
     Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
 };
-use crate::workflow::run::{Doing, Effect, Listed, Next, RECORD, Run, Stop, hash_text, turn};
+use crate::workflow::replay::{Call, Journaled};
+use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Stop, hash_text, turn};
 use crate::workflow::step::read_failure;
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 /// A child that is about to be started.
 #[must_use = "nothing starts until this is awaited"]
@@ -110,7 +110,7 @@ impl<I, O> StartChild<'_, I, O> {
 
 impl<I: Serialize, O> StartChild<'_, I, O> {
     /// Starts the child. That and the record of it are one commit. An id that is taken is a failure.
-    pub async fn start(self) -> std::result::Result<Child<O>, Failure> {
+    pub async fn start(self) -> Result<Child<O>, Failure> {
         let StartChild { ctx, workflow, input, id, close, labels } = self;
         let name = workflow.name();
         let json =
@@ -122,47 +122,34 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
             check_name("the id of an execution", id)?;
         }
         let call = Call { kind: Kind::Child, name, argument: hash(&(&id, &input, close)) };
-        let operation = ctx.operation(WaitsFor::Store, |doing| async move {
-            let (place, found) = ctx.take(&call).await;
-            let of_source = found.as_ref().and_then(birth_at_source);
-            let birth = of_source.unwrap_or_else(|| born_at(&ctx.run.id, ctx.run.number(), &place));
-            match found.map(|found| found.state) {
-                Some(EntryState::Done(text)) => {
-                    return Ok((ctx.recorded(&call, &place, &text).await, birth, of_source.is_some()));
-                }
-                Some(EntryState::Gave(text)) => return Err(read_failure(&text)),
-                _ => {}
-            }
-            let run = &ctx.run;
-            let id = id.unwrap_or_else(|| derived(run, &place));
-            let entry = call.entry(run.env().now(), EntryState::Done(serde_json::to_string(&id).unwrap_or_default()));
-            if doing.is_cancelled() {
-                return Err(ctx.cancelled(&place, entry));
-            }
-            let Some(definition) = run.engine.definition(call.name).cloned() else {
-                return run.park(format!("workflow {:?} is not registered with this engine", call.name)).await;
+        let birth = |operation: &Journaled<'_>| match birth_at_source(&operation.entry) {
+            Some(birth) => (birth, true),
+            None => (born_at(&ctx.run.id, ctx.run.number(), &operation.place), false),
+        };
+        let again = |operation: &Journaled<'_>, text: &str| Ok((serde_json::from_str(text)?, birth(operation)));
+        let started = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
+            let (run, doing) = (&ctx.run, &operation.doing);
+            operation.unless_cancelled()?;
+            let Some(definition) = run.engine.definition(name).cloned() else {
+                return run.park(format!("workflow {name:?} is not registered with this engine")).await;
             };
+            let (birth, is_of_source) = birth(&operation);
+            let id = id.unwrap_or_else(|| derived(run, &operation.place));
             let now = run.env().now();
-            let child = Execution {
-                deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
-                parent: Some(Parent { id: run.id.clone(), close, root: run.root(), birth }),
-                labels,
-                ..Execution::new(call.name, input, now)
-            };
+            let parent = Some(Parent { id: run.id.clone(), close, root: run.root(), birth });
+            let child = Execution { parent, ..definition.first_record(input, labels, now, now) };
             while run.is_full() {
                 let _ = doing.flush().await;
             }
-            let effect = first_commit(run, &doing, &id, child, definition);
+            let effect = first_commit(run, doing, &id, child, definition);
             run.with(|state| state.has_children = true);
-            run.put_with(&place, entry.clone(), Some(effect));
-            if doing.flush().await.is_ok() {
-                return Ok((id, birth, false));
+            operation.done_with(&id, Some(effect));
+            match doing.flush().await {
+                Ok(()) => Ok((id, (birth, is_of_source))),
+                Err(_) => Err(operation.gave(WorkflowError::AlreadyStarted { id }.into())),
             }
-            let failure = Failure::from(WorkflowError::AlreadyStarted { id });
-            run.put(&place, Entry { state: EntryState::Gave(failure_text(&failure)), ..entry });
-            Err(failure)
         });
-        let (id, birth, is_of_source): (ExecutionId, u64, bool) = operation.await?;
+        let (id, (birth, is_of_source)) = started.await?;
         Ok(Child { ctx: ctx.clone(), id, birth, is_of_source, close, output: PhantomData })
     }
 }
@@ -201,28 +188,21 @@ fn first_commit(
     definition: Arc<Definition>,
 ) -> Effect {
     let engine = &run.engine;
-    let key = engine.spaces.executions.key(id.as_bytes());
     let (close, birth) = child.parent.as_ref().map(|parent| (parent.close, parent.birth)).unwrap_or_default();
-    let part = engine.node.for_any(id.as_bytes()).absent(RECORD, &key).put(&key, child.encode());
-    let (part, _) = turn(engine, part, id, None, &mut child, None);
-    let part = part.put(&run.kept().child(id), kept::Child { close, birth }.encode());
+    let part = Part::default().put(&run.kept().child(id), kept::Child { close, birth }.encode());
+    let (part, _) = turn(engine, engine.at_record(id, None).and(part), id, None, &mut child, None);
     let (engine, id) = (engine.clone(), id.clone());
     let part = part.then(move |landing| {
-        let rev = landing.rev(0).unwrap_or_default();
         engine.metrics.started(&definition.name);
-        let run = Run::stored(engine.clone(), definition, id, child, rev).fresh();
+        let run = Run::new(engine.clone(), definition, id, child, landing.last()).fresh();
         engine.spawn_stored(Arc::new(run));
     });
     Effect { op: doing.op, ..part.into() }
 }
 
-impl<'a, I, O> IntoFuture for StartChild<'a, I, O>
-where
-    I: Serialize + Send + 'a,
-    O: DeserializeOwned + Send + 'a,
-{
-    type Output = std::result::Result<O, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+impl<'a, I: Serialize + Send + 'a, O: DeserializeOwned + Send + 'a> IntoFuture for StartChild<'a, I, O> {
+    type Output = Result<O, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.start().await?.result().await })
@@ -236,19 +216,19 @@ impl<O> Child<O> {
     }
 
     /// Sends a signal to the child: it is stored in the same commit as the record that it was sent.
-    pub async fn signal(&self, name: &str, payload: &impl Serialize) -> std::result::Result<(), Failure> {
+    pub async fn signal(&self, name: &str, payload: &impl Serialize) -> Result<(), Failure> {
         self.ctx.signal(&self.id, name, payload).await
     }
 
     /// Has the child cancelled.
-    pub async fn cancel(&self, reason: &str) -> std::result::Result<(), Failure> {
+    pub async fn cancel(&self, reason: &str) -> Result<(), Failure> {
         self.ctx.cancel(&self.id, reason).await
     }
 }
 
 impl Ctx {
     /// Has another execution cancelled, in the commit that records it. One that has ended is a failure.
-    pub async fn cancel(&self, id: impl Into<ExecutionId>, reason: &str) -> std::result::Result<(), Failure> {
+    pub async fn cancel(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<(), Failure> {
         let id = &id.into();
         let what = format!("cancel {id}");
         self.send(&what, hash(&reason), |engine| async move {
@@ -263,12 +243,12 @@ impl Ctx {
 }
 
 /// Whether a message tells of the end of this very child.
-fn is_end_of(message: &Message, id: &ExecutionId, born: u64) -> bool {
-    matches!(&message.body, Letter::Ended { child, birth, .. } if child == id && *birth == born)
+fn is_end_of(letter: &Letter, id: &ExecutionId, born: u64) -> bool {
+    matches!(letter, Letter::Ended { child, birth, .. } if child == id && *birth == born)
 }
 
 /// What a child has come to, as its parent records it.
-fn outcome(id: &ExecutionId, status: &Status) -> std::result::Result<String, String> {
+pub(crate) fn outcome(id: &ExecutionId, status: &Status) -> Result<String, String> {
     match status {
         Status::Completed(output) => Ok(output.clone()),
         Status::Failed(failure) => Err(failure.clone()),
@@ -282,7 +262,7 @@ fn outcome(id: &ExecutionId, status: &Status) -> std::result::Result<String, Str
 
 impl<O: DeserializeOwned> Child<O> {
     /// Waits for the child's end: its output, or why there is none. Of one that was abandoned, its parent is not told.
-    pub async fn result(self) -> std::result::Result<O, Failure> {
+    pub async fn result(self) -> Result<O, Failure> {
         let id = &self.id;
         if self.close == Close::Abandon {
             let message = format!("child {id:?} was started to be abandoned, and its end cannot be waited for here");
@@ -294,14 +274,9 @@ impl<O: DeserializeOwned> Child<O> {
             let text = self.ctx.end_of_another(call, id, self.birth).await?;
             return serde_json::from_str(&text).map_err(wrong);
         }
-        let is_it = |message: &Message| is_end_of(message, id, self.birth);
-        let read = |letter: &Letter| match letter {
-            Letter::Ended { child, status, .. } => outcome(child, status),
-            _ => Ok("null".into()),
-        };
+        let is_it = |letter: &Letter| is_end_of(letter, id, self.birth);
         let what = WaitsFor::Child(id.to_string());
-        let (.., received) = self.ctx.await_message(call, what, |_| None, is_it, read).await;
-        let text = received?.unwrap_or_default();
+        let text = self.ctx.await_text(call, what, None, is_it).await?.ok_or_else(Failure::time)?;
         serde_json::from_str(&text).map_err(wrong)
     }
 }
@@ -309,26 +284,14 @@ impl<O: DeserializeOwned> Child<O> {
 impl Ctx {
     /// Waits for the end of a child that another execution has started, of which this is a fork. Only that one is told
     /// of the end, so it is looked for in the child's record, now and then.
-    async fn end_of_another(
-        &self,
-        call: Call<'_>,
-        id: &ExecutionId,
-        birth: u64,
-    ) -> std::result::Result<String, Failure> {
+    async fn end_of_another(&self, call: Call<'_>, id: &ExecutionId, birth: u64) -> Result<String, Failure> {
         let what = WaitsFor::Child(id.to_string());
-        let ended = self.operation(what.clone(), |doing| async move {
-            let (run, (place, found)) = (&self.run, self.take(&call).await);
-            let entry = match found {
-                Some(Entry { state: EntryState::Done(text), .. }) => return Ok(text),
-                Some(Entry { state: EntryState::Gave(text), .. }) => return Err(read_failure(&text)),
-                Some(entry) => entry,
-                None => call.entry(run.env().now(), EntryState::Begun),
-            };
+        let again = |_: &Journaled<'_>, text: &str| Ok(text.to_string());
+        let ended = self.replay_as(what.clone(), call, again, |operation| async move {
+            let run = &self.run;
             run.effect().await;
             loop {
-                if doing.is_cancelled() {
-                    return Err(self.cancelled(&place, entry));
-                }
+                operation.unless_cancelled()?;
                 let status = match run.engine.read(id).await {
                     Ok(found) => found.filter(|(child, _)| child.parent.as_ref().is_some_and(|it| it.birth == birth)),
                     Err(WorkflowError::Store(error)) => return run.stop_for(run.failed(error)).await,
@@ -340,12 +303,11 @@ impl Ctx {
                 };
                 if status.is_terminal() {
                     let ended = outcome(id, &status);
-                    let state = ended.clone().map_or_else(EntryState::Gave, EntryState::Done);
-                    run.put(&place, Entry { state, ..entry });
+                    operation.ends(ended.clone().map_or_else(EntryState::Gave, EntryState::Done), None);
                     return ended.map_err(|text| read_failure(&text));
                 }
-                let (since, until) = (Timestamp(entry.since_us), run.env().now().plus(LOOKS_AGAIN));
-                doing.wait(what.clone(), since, Some(until), |_| None::<()>).await;
+                let until = run.env().now().plus(LOOKS_AGAIN);
+                operation.doing.wait(what.clone(), operation.since(), Some(until), |_| None::<()>).await;
             }
         });
         ended.await
@@ -358,18 +320,14 @@ impl Run {
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_children) {
             return;
         }
-        let doing = Doing::begin(self, WaitsFor::Store, None);
-        let _listed = Listed(&doing);
+        let doing = Listed::begin(self, WaitsFor::Store);
         self.ensure_inbox().await;
         // Also one that a branch has started which was then given up.
         doing.arrived().await;
-        let children = match self.engine.children(&self.id).await {
-            Ok(children) => children,
-            Err(error) => return self.stop_for(self.stops(error)).await,
-        };
+        let children = self.or_stop(self.engine.children(&self.id).await).await;
         for (child, kept::Child { birth, .. }) in children.into_iter().filter(|(_, it)| it.close == Close::Await) {
             let now = self.env().now();
-            let is_it = |message: &Message| is_end_of(message, &child, birth);
+            let is_it = |letter: &Letter| is_end_of(letter, &child, birth);
             let what = WaitsFor::Child(child.to_string());
             doing.wait(what, now, None, |state| state.inbox().holds(is_it).then_some(())).await;
         }
@@ -377,7 +335,7 @@ impl Run {
 
     /// Commits what it has come to. With an end, its parent is told, its children are cancelled that are to be, and its
     /// locks are released; with a beginning anew, only these.
-    pub(crate) async fn close(self: &Arc<Run>, next: Next) -> std::result::Result<(), Stop> {
+    pub(crate) async fn close(self: &Arc<Run>, next: Next) -> Result<(), Stop> {
         let status = match &next {
             Next::Rests(status) if status.is_terminal() => Some(status.clone()),
             Next::Rests(status) => {
@@ -395,7 +353,7 @@ impl Run {
                 has_children: state.has_children,
                 has_locks: state.has_locks,
                 parent: state.execution.parent.clone(),
-                ..Execution::new("", String::new(), Timestamp(0))
+                ..Execution::default()
             });
             let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), how).await {
                 Ok(closing) => closing,

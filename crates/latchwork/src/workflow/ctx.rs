@@ -2,19 +2,17 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::json;
 use crate::store::{Timestamp, Uuid};
-use crate::workflow::place::Place;
-use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
-use crate::workflow::run::{Branch, Doing, Listed, Run, Stop, Waited, hash_text};
+use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
+use crate::workflow::replay::Call;
+use crate::workflow::run::{Branch, Run, Waited, hash_text};
 use crate::workflow::slots::CtxState;
-use crate::workflow::step::{Attempt, Plain, Step, WithAttempt, read_failure};
+use crate::workflow::step::{Attempt, Plain, Step, WithAttempt};
 use crate::workflow::{ExecutionId, Failure};
 
 /// The context of an execution, or of one of its branches.
@@ -23,28 +21,10 @@ pub struct Ctx {
     pub(crate) run: Arc<Run>,
     pub(crate) branch: Arc<Branch>,
     /// Whether its operations go on though the execution is cancelled.
-    is_shielded: bool,
+    pub(crate) is_shielded: bool,
 }
 
-/// An operation that the code has come to.
-pub(crate) struct Call<'a> {
-    pub(crate) kind: Kind,
-    pub(crate) name: &'a str,
-    /// A hash of what it was given.
-    pub(crate) argument: u64,
-}
-
-impl Call<'_> {
-    pub(crate) fn entry(&self, since: Timestamp, state: EntryState) -> Entry {
-        Entry::new(self.kind, self.name, self.argument, since, state)
-    }
-}
-
-impl std::fmt::Debug for Ctx {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ctx").field("id", &self.run.id).finish_non_exhaustive()
-    }
-}
+shown!(Ctx, it => id: it.run.id);
 
 pub(crate) fn hash(value: &impl Serialize) -> u64 {
     hash_text(&json::to_value(value).unwrap_or_default().to_string())
@@ -61,7 +41,7 @@ impl Ctx {
     pub fn run<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, Plain<F>>
     where
         F: Fn() -> Fut,
-        Fut: Future<Output = std::result::Result<T, E>>,
+        Fut: Future<Output = Result<T, E>>,
     {
         Step::new(self, name, Plain(body))
     }
@@ -70,7 +50,7 @@ impl Ctx {
     pub fn run_with<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, WithAttempt<F>>
     where
         F: Fn(Attempt) -> Fut,
-        Fut: Future<Output = std::result::Result<T, E>>,
+        Fut: Future<Output = Result<T, E>>,
     {
         Step::new(self, name, WithAttempt(body))
     }
@@ -84,19 +64,9 @@ impl Ctx {
     /// Starts the execution anew with another input, under the same id and with an empty journal: so that a loop
     /// without end does not grow without end. Messages that were not received are there for the new run, too. Await it
     /// and return what it gives; it never does.
-    pub async fn continue_as_new<T>(&self, input: impl Serialize) -> std::result::Result<T, Failure> {
-        let input = json::to_value(&input).map_err(|error| Failure::no_json("the next input", &error))?;
-        let input = input.to_string();
-        self.run.fits("the next input", input.len())?;
-        match self.here().peek(&self.run).await {
-            Ok(None) => {}
-            Ok(Some(entry)) => {
-                let reason =
-                    format!("the code continues as new, and the journal goes on with {} {:?}", entry.kind, entry.name);
-                return self.run.park(reason).await;
-            }
-            Err(stop) => return self.run.stop_for(stop).await,
-        }
+    pub async fn continue_as_new<T>(&self, input: impl Serialize) -> Result<T, Failure> {
+        let input = self.run.text("the next input", &input)?;
+        self.expect_no_more(&self.here(), "the code continues as new").await;
         self.run.effect().await;
         self.operation(WaitsFor::Store, |doing| async move {
             if self.run.with(|state| state.rev.is_none()) {
@@ -126,40 +96,10 @@ impl Ctx {
     /// Whether the execution, or this branch of it, is to be cancelled, and this context is not shielded from it.
     /// Operations that can fail do so then; this is for code that wants to know before.
     pub async fn is_cancelled(&self) -> bool {
-        self.value(Kind::IsCancelled, "", 0, |run| {
+        self.value(Kind::IsCancelled, "", |run| {
             !self.is_shielded && run.with(|state| state.cancelled(&self.here().path).is_some())
         })
         .await
-    }
-
-    /// Does an operation.
-    pub(crate) async fn operation<T, F>(&self, what: WaitsFor, operation: impl FnOnce(Doing) -> F) -> T
-    where
-        F: Future<Output = T>,
-    {
-        let here = self.begins().await;
-        let doing = Doing::begin(&self.run, what, Some(here.path.clone())).shielded(self.is_shielded);
-        let listed = Listed(&doing);
-        if self.run.engine.rehearsal.is_strict() {
-            tokio::task::yield_now().await;
-        }
-        if self.run.is_full() {
-            // It has nothing in there that could be refused.
-            let _ = doing.flush().await;
-        }
-        let mut operation = std::pin::pin!(operation(doing.clone()));
-        let poll = |context: &mut Context<'_>| match here.is_polled(&self.run) {
-            true => operation.as_mut().poll(context),
-            false => {
-                let reason = "an operation was begun in one branch and awaited on in another; await it in one of them";
-                self.run.set_stop(Stop::Parked(reason.into()));
-                Poll::Pending
-            }
-        };
-        let done = std::future::poll_fn(poll).await;
-        drop(listed);
-        here.ends();
-        done
     }
 
     /// The branch that operations are in: the one whose code does them, whichever context they are done by. So guards
@@ -183,175 +123,91 @@ impl Ctx {
         here
     }
 
-    /// The next operation's place, and what the journal holds there. What does not belong there parks the execution.
-    pub(crate) async fn take(&self, call: &Call<'_>) -> (Place, Option<Entry>) {
-        let here = self.here();
-        if let Err(stop) = here.read_ahead(&self.run).await {
-            return self.run.stop_for(stop).await;
-        }
-        // The future that was told to stop may have been dropped, and the code gone on.
-        if self.run.with(|state| state.is_over()) {
-            return std::future::pending().await;
-        }
-        let (place, found) = here.next();
-        let Call { kind, name, argument } = call;
-        match &found {
-            None => self.run.effect().await,
-            Some(found) if found.kind != *kind || *found.name != **name || !found.is_given(*argument) => {
-                let other = if found.kind == *kind && *found.name == **name { ", given something else" } else { "" };
-                let reason = format!(
-                    "operation {place} is {kind} {name:?} in the code, and {} {:?} in the journal{other}",
-                    found.kind, found.name
-                );
-                return self.run.park(reason).await;
-            }
-            Some(_) => {}
-        }
-        (place, found)
-    }
-
-    /// Records that an operation was not done because the execution is cancelled.
-    pub(crate) fn cancelled(&self, place: &Place, entry: Entry) -> Failure {
-        let failure = self.run.why_cancelled(place);
-        self.run.put(place, Entry { state: EntryState::Gave(failure_text(&failure)), ..entry });
-        failure
-    }
-
-    /// Reads what was recorded.
-    pub(crate) async fn recorded<T: DeserializeOwned>(&self, call: &Call<'_>, place: &Place, text: &str) -> T {
-        match serde_json::from_str(text) {
-            Ok(value) => value,
-            Err(error) => {
-                let Call { kind, name, .. } = call;
-                self.run
-                    .park(format!("the result of {kind} {name:?} (operation {place}) does not fit its type: {error}"))
-                    .await
-            }
-        }
-    }
-
     /// That a branch has come to its end where the journal has.
     pub(crate) async fn expect_end(&self) {
-        match self.branch.peek(&self.run).await {
-            Ok(None) => {}
-            Ok(Some(entry)) => {
-                let (path, kind, name) = (&self.branch.path, entry.kind, entry.name);
-                let reason =
-                    format!("the code of branch {path} has ended, and the journal goes on with {kind} {name:?}");
-                self.run.park(reason).await
-            }
+        self.expect_no_more(&self.branch, &format!("the code of branch {} has ended", self.branch.path)).await
+    }
+
+    /// That the journal holds nothing more of a branch.
+    async fn expect_no_more(&self, branch: &Branch, what: &str) {
+        if let Some(Entry { kind, name, .. }) = self.peek(branch).await {
+            self.run.park(format!("{what}, and the journal goes on with {kind} {name:?}")).await
+        }
+    }
+
+    /// What the journal holds next of a branch.
+    async fn peek(&self, branch: &Branch) -> Option<Entry> {
+        match branch.peek(&self.run).await {
+            Ok(next) => next,
             Err(stop) => self.run.stop_for(stop).await,
         }
     }
 
     /// Waits. A long wait costs no memory, and goes on after a restart for what is left of it.
-    pub async fn sleep(&self, duration: Duration) -> std::result::Result<(), Failure> {
+    pub async fn sleep(&self, duration: Duration) -> Result<(), Failure> {
         let argument = hash(&u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
         self.wait(argument, |now| now.plus(duration)).await
     }
 
     /// Waits until a time of day.
-    pub async fn sleep_until(&self, time: Timestamp) -> std::result::Result<(), Failure> {
+    pub async fn sleep_until(&self, time: Timestamp) -> Result<(), Failure> {
         self.wait(hash(&time.0), |_| time).await
     }
 
-    async fn wait(
-        &self,
-        argument: u64,
-        until: impl FnOnce(Timestamp) -> Timestamp,
-    ) -> std::result::Result<(), Failure> {
-        self.operation(WaitsFor::Timer, |doing| async move {
-            let call = Call { kind: Kind::Sleep, name: "", argument };
-            let (place, found) = self.take(&call).await;
-            let now = self.run.env().now();
-            let mut entry = match found {
-                Some(Entry { state: EntryState::Done(_), .. }) => return Ok(()),
-                Some(Entry { state: EntryState::Gave(text), .. }) => return Err(read_failure(&text)),
-                Some(entry) => entry,
-                None => {
-                    let entry = call.entry(now, EntryState::Until(until(now).0));
-                    if doing.is_cancelled() {
-                        return Err(self.cancelled(&place, entry));
-                    }
-                    self.run.put(&place, entry.clone());
-                    entry
-                }
-            };
-            self.run.effect().await;
-            let EntryState::Until(until) = entry.state else {
-                return self
-                    .run
-                    .park(format!("operation {place} is a sleep, and the journal does not say until when"))
-                    .await;
-            };
-            let since = Timestamp(entry.since_us);
-            match doing.wait(WaitsFor::Timer, since, Some(Timestamp(until)), |_| None::<()>).await {
-                Waited::Cancelled => Err(self.cancelled(&place, entry)),
-                _ => {
-                    entry.state = EntryState::Done("null".into());
-                    self.run.put(&place, entry);
-                    Ok(())
-                }
+    async fn wait(&self, argument: u64, until: impl FnOnce(Timestamp) -> Timestamp) -> Result<(), Failure> {
+        let call = Call { kind: Kind::Sleep, name: "", argument };
+        self.replay(WaitsFor::Timer, call, |mut operation| async move {
+            if operation.is_new {
+                operation.unless_cancelled()?;
+                operation.put(EntryState::Until(until(operation.since()).0));
             }
+            self.run.effect().await;
+            let EntryState::Until(until) = operation.entry.state else {
+                let place = &operation.place;
+                let reason = format!("operation {place} is a sleep, and the journal does not say until when");
+                return self.run.park(reason).await;
+            };
+            let (since, until) = (operation.since(), Some(Timestamp(until)));
+            match operation.doing.wait(WaitsFor::Timer, since, until, |_| None::<()>).await {
+                Waited::Cancelled => return Err(operation.cancelled()),
+                _ => operation.done(&()),
+            }
+            Ok(())
         })
         .await
     }
 
     /// The time of day, the same one on every replay.
     pub async fn now(&self) -> Timestamp {
-        Timestamp(self.value(Kind::Now, "", 0, |run| run.env().now().0).await)
+        Timestamp(self.value(Kind::Now, "", |run| run.env().now().0).await)
     }
 
     /// A new id, the same one on every replay.
     pub async fn uuid(&self) -> Uuid {
-        let value: u128 =
-            self.value(Kind::Uuid, "", 0, |run| run.env().uuid().as_u128().to_string()).await.parse().unwrap_or(0);
-        Uuid::from_u128(value)
+        let value = self.value(Kind::Uuid, "", |run| run.env().uuid().as_u128().to_string()).await;
+        Uuid::from_u128(value.parse().unwrap_or(0))
     }
 
     /// A random number, the same one on every replay.
     pub async fn random(&self) -> u64 {
-        self.value(Kind::Random, "", 0, |run| run.env().random()).await
+        self.value(Kind::Random, "", |run| run.env().random()).await
     }
 
     /// Which version of the code an execution goes by, for code that changes under running ones. Who comes by here for
     /// the first time gets the last of the range; who did before has the version it had then, or, if this was not asked
     /// at that time, the first.
     pub async fn version(&self, change: &str, range: std::ops::RangeInclusive<u32>) -> u32 {
-        match self.here().peek(&self.run).await {
-            // It came by before there was anything to ask, and went on with something else.
-            Ok(Some(entry)) if (entry.kind, &*entry.name) != (Kind::Version, change) => return *range.start(),
-            Ok(_) => {}
-            Err(stop) => return self.run.stop_for(stop).await,
+        // It came by before there was anything to ask, and went on with something else.
+        let next = self.peek(&self.here()).await;
+        if next.is_some_and(|entry| (entry.kind, &*entry.name) != (Kind::Version, change)) {
+            return *range.start();
         }
-        let version = self.value(Kind::Version, change, 0, |_| *range.end()).await;
+        let version = self.value(Kind::Version, change, |_| *range.end()).await;
         if range.contains(&version) {
             return version;
         }
         let (first, last) = range.into_inner();
         let reason = format!("it goes by version {version} of {change:?}, and the code knows {first} to {last}");
         self.run.park(reason).await
-    }
-
-    /// Something that is chosen once. It leaves nothing behind, so it rides on the next commit.
-    pub(crate) async fn value<T: Serialize + DeserializeOwned>(
-        &self,
-        kind: Kind,
-        name: &str,
-        argument: u64,
-        choose: impl FnOnce(&Run) -> T,
-    ) -> T {
-        self.operation(WaitsFor::Store, |_| async move {
-            let call = Call { kind, name, argument };
-            let (place, found) = self.take(&call).await;
-            if let Some(EntryState::Done(text)) = found.map(|found| found.state) {
-                return self.recorded(&call, &place, &text).await;
-            }
-            let value = choose(&self.run);
-            let text = serde_json::to_string(&value).expect("what is chosen can be written as JSON");
-            self.run.put(&place, call.entry(self.run.env().now(), EntryState::Done(text)));
-            value
-        })
-        .await
     }
 }

@@ -17,7 +17,7 @@ use crate::node::read_text;
 use crate::record::{Record, Unreadable};
 use crate::store::{ErrorKind, Item, Key, Order, View};
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Execution, Status, Wait, WaitsFor};
+use crate::workflow::record::{Execution, Status, Wait, WaitsFor, next_page};
 use crate::workflow::{ExecutionId, WorkflowError};
 
 /// How many holders of a lock, waiters before a request and waits of an execution are followed. Where there are more,
@@ -65,9 +65,9 @@ enum Found {
     TooMany,
 }
 
-/// What an execution waits for.
-enum Waits {
-    All(Vec<Waiting>),
+/// What was followed: all of it, unless there is too much.
+enum Followed<T> {
+    All(T),
     TooMany,
 }
 
@@ -237,12 +237,12 @@ impl Inner {
                 continue;
             }
             match self.waits_of(&view, &id).await? {
-                Waits::All(waits) if waits.is_empty() => {}
-                Waits::All(waits) => {
+                Followed::All(waits) if waits.is_empty() => {}
+                Followed::All(waits) => {
                     next.extend(waits.iter().flat_map(Waiting::executions));
                     stuck.insert(id, waits);
                 }
-                Waits::TooMany => is_whole = false,
+                Followed::TooMany => is_whole = false,
             }
         }
         drop(view);
@@ -272,7 +272,7 @@ impl Inner {
     }
 
     /// What an execution waits for, if that is nothing but locks and ends of children, and for as long as it takes.
-    async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Waits> {
+    async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Followed<Vec<Waiting>>> {
         let waits = match self.resident(id) {
             Some(run) => run.with(|state| if state.only_waits() { state.doing() } else { Vec::new() }),
             None => match self.recorded(id).await? {
@@ -281,10 +281,10 @@ impl Inner {
             },
         };
         if !waits.iter().all(Wait::is_for_others) {
-            return Ok(Waits::All(Vec::new()));
+            return Ok(Followed::All(Vec::new()));
         }
         if waits.len() > MOST {
-            return Ok(Waits::TooMany);
+            return Ok(Followed::TooMany);
         }
         let children = waits.iter().filter_map(|wait| match &wait.what {
             WaitsFor::Child(child) => Some(Waiting::Child(child.as_str().into())),
@@ -292,14 +292,13 @@ impl Inner {
         });
         let mut waiting: Vec<Waiting> = children.collect();
         if waiting.len() == waits.len() {
-            return Ok(Waits::All(waiting));
+            return Ok(Followed::All(waiting));
         }
         for (lock, requests) in self.locks.requests_of(&Owner::Execution(id.clone())).await? {
             for (ticket, _) in requests {
                 match self.wait_for(view, &lock, ticket).await {
-                    Ok(WaitsForLock::No) => {}
-                    Ok(WaitsForLock::Yes(wait)) => waiting.push(Waiting::Lock(wait)),
-                    Ok(WaitsForLock::TooMany) => return Ok(Waits::TooMany),
+                    Ok(Followed::All(wait)) => waiting.extend(wait.map(Waiting::Lock)),
+                    Ok(Followed::TooMany) => return Ok(Followed::TooMany),
                     // Nothing is known of who holds it: it may be let go.
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
                         tracing::error!(%id, %lock, %error, "it cannot be told who holds a damaged lock");
@@ -309,19 +308,19 @@ impl Inner {
             }
         }
         // It may have been granted one of them, and not know yet.
-        Ok(Waits::All(if waiting.len() < waits.len() { Vec::new() } else { waiting }))
+        Ok(Followed::All(if waiting.len() < waits.len() { Vec::new() } else { waiting }))
     }
 
     /// How a request waits, if it does.
-    async fn wait_for(&self, view: &View, lock: &LockName, ticket: u64) -> Result<WaitsForLock> {
+    async fn wait_for(&self, view: &View, lock: &LockName, ticket: u64) -> Result<Followed<Option<LockWait>>> {
         let spaces = &self.locks.spaces;
         let at = |why: Unreadable, what: &str| LockError::from(why.at(format!("{what} lock {:?}", lock.to_string())));
         let read = |item: &Item| Request::decode(&item.value).map_err(|why| at(why, "a request for"));
         let request = view.get(&spaces.request(lock, ticket)).await?.as_ref().map(read).transpose()?;
         let Some(Request { permits, .. }) = request.filter(|request| request.granted_us.is_none()) else {
-            return Ok(WaitsForLock::No);
+            return Ok(Followed::All(None));
         };
-        let Some(head) = view.get(&spaces.head(lock)).await? else { return Ok(WaitsForLock::No) };
+        let Some(head) = view.get(&spaces.head(lock)).await? else { return Ok(Followed::All(None)) };
         let head = Head::decode(&head.value).map_err(|why| at(why, "the head of"))?;
         let capacity = head.kind.map_or(0, |kind| kind.capacity());
         let owner = |(_, item): &(Key, Item)| read(item).map(|request| (request.owner, request.permits));
@@ -332,26 +331,18 @@ impl Inner {
         let mut rest = spaces.requests_from(lock, head.granted + 1).before(&spaces.request(lock, ticket));
         // Of a mutex, and of everything that is wanted whole, no waiter wants more.
         while permits < capacity && before.len() <= MOST {
-            let page = view.scan(&rest, Order::Ascending, MOST).await?;
-            let Some((last, _)) = page.last() else { break };
-            rest = rest.after(last);
+            let Some(page) = next_page(view, &mut rest, MOST).await? else { break };
             let page = page.iter().map(owner).collect::<Result<Vec<_>>>()?;
             before.extend(page.into_iter().filter(|(_, wanted)| *wanted > permits));
         }
         if held.len() > MOST || before.len() > MOST {
-            return Ok(WaitsForLock::TooMany);
+            return Ok(Followed::TooMany);
         }
         let holders = held.iter().map(owner).collect::<Result<Vec<_>>>()?;
         let free = capacity.saturating_sub(head.used);
-        Ok(WaitsForLock::Yes(LockWait { lock: lock.clone(), ticket, permits, free, holders, before }))
+        let wait = LockWait { lock: lock.clone(), ticket, permits, free, holders, before };
+        Ok(Followed::All(Some(wait)))
     }
-}
-
-/// Whether a request waits for a lock.
-enum WaitsForLock {
-    No,
-    Yes(LockWait),
-    TooMany,
 }
 
 /// The shortest way from an execution back to itself, along those who wait. None if it only waits for others who do so

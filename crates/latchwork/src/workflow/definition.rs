@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +10,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json::{self, JsonError};
+use crate::store::Timestamp;
+use crate::workflow::record::{Execution, Labels, Status, Wait, WaitsFor};
 use crate::workflow::update::{PublishedValues, Validator};
-use crate::workflow::{Ctx, Failure, Result, WorkflowError};
+use crate::workflow::{Boxed, Ctx, Failure, Result, WorkflowError};
 
 /// How long an execution is kept after its end, unless it is said.
 pub(crate) const DEFAULT_KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -51,11 +52,10 @@ impl WorkflowBuilder {
     pub fn validate<R: DeserializeOwned>(
         mut self,
         update: &str,
-        validator: impl Fn(&PublishedValues<'_>, &R) -> std::result::Result<(), Failure> + Send + Sync + 'static,
+        validator: impl Fn(&PublishedValues<'_>, &R) -> Result<(), Failure> + Send + Sync + 'static,
     ) -> WorkflowBuilder {
         let validator = move |published: &PublishedValues<'_>, request: &str| {
-            let wrong = |error| Failure::misfit("the request", &error);
-            validator(published, &serde_json::from_str(request).map_err(wrong)?)
+            validator(published, &Failure::read("the request", request)?)
         };
         self.validators.insert(update.into(), Arc::new(validator));
         self
@@ -66,12 +66,12 @@ impl WorkflowBuilder {
     pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
     where
         F: Fn(Ctx, I) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = std::result::Result<O, Failure>> + Send + 'static,
+        Fut: Future<Output = Result<O, Failure>> + Send + 'static,
         I: DeserializeOwned + Serialize,
         O: Serialize + DeserializeOwned,
     {
-        let begin = move |ctx: Ctx, input: &str| -> std::result::Result<Running, Failure> {
-            let input = serde_json::from_str(input).map_err(|error| Failure::misfit("the input", &error))?;
+        let begin = move |ctx: Ctx, input: &str| -> Result<Running, Failure> {
+            let input = Failure::read("the input", input)?;
             let run = ctx.run.clone();
             let running = function(ctx, input);
             Ok(Box::pin(async move {
@@ -90,16 +90,16 @@ impl WorkflowBuilder {
 }
 
 /// An execution at work. It ends with JSON text, or with a failure.
-pub(crate) type Running = Pin<Box<dyn Future<Output = std::result::Result<String, Failure>> + Send>>;
+pub(crate) type Running = Boxed<'static, Result<String, Failure>>;
 
-type Begin = dyn Fn(Ctx, &str) -> std::result::Result<Running, Failure> + Send + Sync;
+type Begin = dyn Fn(Ctx, &str) -> Result<Running, Failure> + Send + Sync;
 
 pub(crate) struct Definition {
     pub(crate) name: String,
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
     pub(crate) validators: HashMap<String, Validator>,
-    fits: fn(&str) -> std::result::Result<(), JsonError>,
+    fits: fn(&str) -> Result<(), JsonError>,
     pub(crate) begin: Box<Begin>,
 }
 
@@ -107,6 +107,19 @@ impl Definition {
     /// Refuses an input, as JSON text, that the function cannot be given.
     pub(crate) fn check(&self, input: &str) -> Result<()> {
         (self.fits)(input).map_err(|cause| WorkflowError::Input { workflow: self.name.clone(), cause })
+    }
+
+    /// The first record of an execution that is started now. If it is to begin later, it waits until then.
+    pub(crate) fn first_record(&self, input: String, labels: Labels, now: Timestamp, begins: Timestamp) -> Execution {
+        let deadline_us = self.timeout.map(|timeout| begins.max(now).plus(timeout).0);
+        let mut first = Execution { deadline_us, labels, ..Execution::new(&self.name, input, now) };
+        if begins > now {
+            let until_us = Some(begins.0);
+            let wait = Wait { what: WaitsFor::Timer, since_us: now.0, until_us };
+            (first.status, first.waits) = (Status::Waiting, vec![wait]);
+            (first.timer_us, first.begins_us) = (until_us, until_us);
+        }
+        first
     }
 }
 
@@ -129,14 +142,6 @@ impl<I, O> Clone for Workflow<I, O> {
     }
 }
 
-impl<I, O> std::fmt::Debug for Workflow<I, O> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Workflow").field("name", &self.definition.name).finish_non_exhaustive()
-    }
-}
+shown!(Workflow<I, O>, it => name: it.definition.name);
 
-impl std::fmt::Debug for WorkflowBuilder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WorkflowBuilder").field("name", &self.name).finish_non_exhaustive()
-    }
-}
+shown!(WorkflowBuilder, it => name: it.name);

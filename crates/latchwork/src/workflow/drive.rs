@@ -3,7 +3,6 @@
 use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -15,7 +14,6 @@ use tracing::Instrument;
 use crate::backoff::jittered;
 use crate::state::Quiet;
 use crate::store::{Commit, ErrorKind, StoreError};
-use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::deadlock::Suspect;
 use crate::workflow::definition::Running;
@@ -23,6 +21,7 @@ use crate::workflow::engine::{Inner, Resident};
 use crate::workflow::record::{Status, Wait, failure_text};
 use crate::workflow::run::{Branch, Next, Run, Sent, Stop, Todo};
 use crate::workflow::step::panicked;
+use crate::workflow::{Boxed, Failure};
 
 /// How long it takes at the most until an execution is taken up again that could not be committed.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -34,7 +33,7 @@ const AT_ONCE: u32 = 2;
 /// How an execution's stay in memory ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    Finished(std::result::Result<String, Failure>),
+    Finished(Result<String, Failure>),
     Panicked(Failure),
     TimedOut,
     Stopped,
@@ -87,13 +86,14 @@ async fn drive(run: Arc<Run>) {
     };
     drop(root);
     let inner = &run.engine;
+    let is_parked = run.with(|state| matches!(state.execution.status, Status::Parked(_)));
     let (missed, left) = {
         let mut residents = inner.residents.lock();
         (residents.remove(&run.id).is_some_and(|resident| resident.missed), residents.len())
     };
     inner.metrics.residents(left);
     run.leave();
-    inner.begun().notify_waiters();
+    inner.begun.notify_waiters();
     let stop = run.stop();
     tracing::debug!(?stop, "left memory");
     match stop {
@@ -117,7 +117,7 @@ async fn drive(run: Arc<Run>) {
                 }
                 Some(Stop::Failed(error)) => tracing::warn!(%error, "could not be committed"),
                 // That could not be stored.
-                Some(Stop::Parked(reason)) if !run.is_parked() => inner.put_aside(&run.id, reason),
+                Some(Stop::Parked(reason)) if !is_parked => inner.put_aside(&run.id, reason),
                 _ => {}
             }
             inner.ended(&run.id, run.ended_as());
@@ -168,7 +168,7 @@ impl Wake for Woken {
 }
 
 /// Something on its way to the store or from it.
-type Flight = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Flight = Boxed<'static, ()>;
 
 struct Driver<'a> {
     run: &'a Arc<Run>,
@@ -195,7 +195,8 @@ struct Driver<'a> {
 /// Drives the future until it ends or is to stop.
 pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
     let now = run.env().now();
-    let left = run.deadline().map(|deadline| Duration::from_micros(deadline.0.saturating_sub(now.0)));
+    let deadline = run.with(|state| state.execution.deadline_us);
+    let left = deadline.map(|deadline| Duration::from_micros(deadline.saturating_sub(now.0)));
     if left.is_some_and(|left| left.is_zero()) && !run.engine.rehearsal.is_replay() {
         return Ended::TimedOut;
     }
@@ -438,7 +439,7 @@ async fn settle(ctx: &Ctx, ended: Ended) {
 }
 
 /// What an execution has come to. An output that is too large to be stored is a failure.
-fn finished(run: &Run, result: std::result::Result<String, Failure>) -> Status {
+fn finished(run: &Run, result: Result<String, Failure>) -> Status {
     // They are in one record.
     let result =
         result.and_then(|output| match run.fits("the output with the input", output.len() + run.input().len()) {

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
-use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
@@ -17,15 +16,14 @@ use crate::lock::service::Service;
 use crate::lock::{self, Lock, LockName, Locks, ReadWriteLock, session};
 use crate::node::Node;
 use crate::node::alarm::{self, Alarms};
-use crate::record::Record;
 use crate::state::States;
-use crate::store::{Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
+use crate::store::{Item, Key, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
 use crate::workflow::deadlock::{self, Suspect};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::kept::Kept;
 use crate::workflow::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
 use crate::workflow::metrics::Metrics;
-use crate::workflow::record::{Execution, Status};
+use crate::workflow::record::{Execution, Status, fetch_execution};
 use crate::workflow::rehearsal::Rehearsal;
 use crate::workflow::run::{Run, Stop};
 use crate::workflow::{ExecutionId, Result, WorkflowError, recover, remove};
@@ -104,10 +102,8 @@ pub(crate) struct Inner {
     pub(crate) node: Arc<Node>,
     /// Executions in memory.
     pub(crate) residents: Mutex<HashMap<ExecutionId, Resident>>,
-    /// Those who wait for an end.
-    waiting: Mutex<BTreeMap<ExecutionId, Arc<Waiter>>>,
-    /// Those who wait for an answer to an update, by its id, or for something to be published.
-    listening: Mutex<Listeners>,
+    /// Those who wait for news of executions.
+    listening: Mutex<BTreeMap<(ExecutionId, News), Arc<Listener>>>,
     /// Messages to the same execution share commits.
     pub(crate) lanes: Lanes<Inner>,
     pub(crate) locks: Arc<Service>,
@@ -115,7 +111,7 @@ pub(crate) struct Inner {
     pub(crate) suspects: mpsc::UnboundedSender<Suspect>,
     pub(crate) metrics: Metrics,
     /// Told whenever an execution was stored or has left memory.
-    begun: Arc<Notify>,
+    pub(crate) begun: Notify,
     /// Executions that cannot run here as things are, and why: others need not wait for that.
     pub(crate) set_aside: Mutex<BTreeMap<ExecutionId, String>>,
     /// Executions whose locks were taken away while they were in memory.
@@ -126,15 +122,23 @@ pub(crate) struct Inner {
     pub(crate) found: tokio::sync::watch::Sender<bool>,
 }
 
-/// Those who listen, by the execution and the id of an update.
-type Listeners = BTreeMap<(ExecutionId, Option<String>), Arc<Notify>>;
+/// What callers wait for of an execution.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum News {
+    /// Its end.
+    End,
+    /// That something is published.
+    Published,
+    /// The answer to the update of this id.
+    Answer(String),
+}
 
-/// What those who wait for an execution's end are told by.
+/// What those who wait for the same are told by.
 #[derive(Default)]
-pub(crate) struct Waiter {
-    told: Arc<Notify>,
-    /// What it has come to, if it has.
-    pub(crate) ended: OnceLock<Status>,
+struct Listener {
+    told: Notify,
+    /// What the execution has come to, if it has.
+    ended: OnceLock<Status>,
 }
 
 /// An execution in memory.
@@ -151,8 +155,13 @@ pub(crate) const JOURNAL: &str = "workflow.journal";
 pub(crate) const KEPT: &str = "workflow.kept";
 pub(crate) const TIMERS: &str = "workflow.timers";
 pub(crate) const REMOVALS: &str = "workflow.removals";
+const KEYS: &str = "workflow.keys";
+
+/// The names of all spaces, in the order in which they are declared.
+const NAMES: [&str; 8] = [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS];
 
 /// Where everything is kept.
+#[derive(Clone)]
 pub(crate) struct Spaces {
     /// id → execution
     pub(crate) executions: Space,
@@ -172,16 +181,28 @@ pub(crate) struct Spaces {
 impl Spaces {
     pub(crate) async fn declare(store: &Store) -> Result<Spaces> {
         // Nobody goes by the rev of a record that was removed, so nothing has to stay of it.
-        let space = |name: &'static str| store.space(SpaceSpec::new(name).keys_used_once());
-        Ok(Spaces {
-            executions: space(EXECUTIONS).await?,
-            journal: space(JOURNAL).await?,
-            lists: Lists { listed: space(LISTED).await?, running: space(RUNNING).await? },
-            kept: space(KEPT).await?,
-            timers: space(TIMERS).await?,
-            removals: space(REMOVALS).await?,
-            keys: space("workflow.keys").await?,
-        })
+        for name in NAMES {
+            store.space(SpaceSpec::new(name).keys_used_once()).await?;
+        }
+        Ok(Spaces::find(store).await?.expect("all of them were declared"))
+    }
+
+    /// The spaces of a store. None if no engine was ever on it.
+    pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>> {
+        let known = store.spaces().await?;
+        let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
+        let find = || {
+            Some(Spaces {
+                executions: space(EXECUTIONS)?,
+                journal: space(JOURNAL)?,
+                lists: Lists { listed: space(LISTED)?, running: space(RUNNING)? },
+                kept: space(KEPT)?,
+                timers: space(TIMERS)?,
+                removals: space(REMOVALS)?,
+                keys: space(KEYS)?,
+            })
+        };
+        Ok(find())
     }
 }
 
@@ -262,13 +283,12 @@ impl EngineBuilder {
             rehearsal: self.rehearsal,
             idle: self.idle,
             residents: Mutex::default(),
-            waiting: Mutex::default(),
             listening: Mutex::default(),
             lanes: Lanes::default(),
             locks,
             suspects,
             metrics,
-            begun: Arc::default(),
+            begun: Notify::new(),
             set_aside: Mutex::default(),
             forced: Mutex::default(),
             timers,
@@ -404,11 +424,7 @@ impl Engine {
     }
 }
 
-impl std::fmt::Debug for Engine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").finish_non_exhaustive()
-    }
-}
+shown!(Engine, _it => );
 
 impl Inner {
     pub(crate) fn stop(&self) {
@@ -421,9 +437,7 @@ impl Inner {
             resident.task.abort();
             resident.run.leave();
         }
-        let waiting: Vec<_> = std::mem::take(&mut *self.waiting.lock()).into_values().collect();
-        waiting.iter().for_each(|waiting| waiting.told.notify_waiters());
-        self.listening.lock().values().for_each(|listening| listening.notify_waiters());
+        self.tell_all();
         self.begun.notify_waiters();
         self.locks.stop();
     }
@@ -438,9 +452,7 @@ impl Inner {
         let lost = |id: &ExecutionId| !self.node.owns(id);
         let residents: Vec<Arc<Run>> = self.residents.lock().values().map(|resident| resident.run.clone()).collect();
         residents.iter().filter(|run| lost(&run.id)).for_each(|run| run.set_stop(Stop::Fenced));
-        let waiting: Vec<_> = self.waiting.lock().extract_if(.., |id, _| lost(id)).map(|(_, waiter)| waiter).collect();
-        waiting.iter().for_each(|waiting| waiting.told.notify_waiters());
-        self.listening.lock().values().for_each(|listening| listening.notify_waiters());
+        self.tell_all();
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
@@ -448,7 +460,7 @@ impl Inner {
     }
 
     /// The keys of what is kept of an execution beside its record and journal.
-    pub(crate) fn kept(&self, id: &ExecutionId) -> Kept<'_> {
+    pub(crate) fn kept<'a>(&'a self, id: &'a ExecutionId) -> Kept<'a> {
         Kept::new(&self.spaces.kept, id)
     }
 
@@ -461,11 +473,24 @@ impl Inner {
         self.definitions.get(name)
     }
 
+    /// The newest record under a key.
+    pub(crate) async fn get(&self, key: &Key) -> Result<Option<Item>> {
+        Ok(self.store.view().await?.get(key).await?)
+    }
+
     pub(crate) async fn read(&self, id: &ExecutionId) -> Result<Option<(Execution, Rev)>> {
-        let item = self.store.view().await?.get(&self.spaces.executions.key(id.as_bytes())).await?;
-        let Some(item) = item else { return Ok(None) };
-        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
-        Ok(Some((execution, item.rev)))
+        let found = fetch_execution(&self.store.view().await?, &self.spaces.executions, id).await?;
+        Ok(found.map(|(execution, item)| (execution, item.rev)))
+    }
+
+    /// An execution that must be there.
+    pub(crate) async fn known(&self, id: &ExecutionId) -> Result<(Execution, Rev)> {
+        self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })
+    }
+
+    /// Whether an execution has ended. What is in memory has not, and need not be read.
+    pub(crate) async fn has_ended(&self, id: &ExecutionId) -> Result<bool> {
+        Ok(!self.is_resident(id) && self.known(id).await?.0.status.is_terminal())
     }
 
     /// Tells those who wait for an execution that it has left memory, and what it has come to, if that is known.
@@ -473,54 +498,46 @@ impl Inner {
         if status.is_some() {
             self.set_aside.lock().remove(id);
         }
-        if let Some(waiting) = self.waiting.lock().remove(id) {
-            if let Some(status) = status {
-                let _ = waiting.ended.set(status);
-            }
-            waiting.told.notify_waiters();
+        let mut listening = self.listening.lock();
+        let its = listening.range((id.clone(), News::End)..).take_while(|((listened, _), _)| listened == id);
+        for (_, listener) in its {
+            status.iter().for_each(|status| drop(listener.ended.set(status.clone())));
+            listener.told.notify_waiters();
         }
-        let listening = self.listening.lock();
-        let its = listening.range((id.clone(), None)..).take_while(|((listened, _), _)| listened == id);
-        its.for_each(|(_, listening)| listening.notify_waiters());
+        if status.is_some() {
+            // Another execution may have the id from now on.
+            listening.remove(&(id.clone(), News::End));
+        }
     }
 
     /// Has everybody look who waits for anything of an execution.
     pub(crate) fn tell_all(&self) {
-        self.waiting.lock().values().for_each(|waiting| waiting.told.notify_waiters());
-        self.listening.lock().values().for_each(|listening| listening.notify_waiters());
+        self.listening.lock().values().for_each(|listener| listener.told.notify_waiters());
     }
 
-    /// Something was published.
-    pub(crate) fn published(&self, id: &ExecutionId) {
-        self.tell(id, None);
+    /// Tells those who wait for something of an execution.
+    pub(crate) fn tell(&self, id: &ExecutionId, news: News) {
+        self.listening.lock().get(&(id.clone(), news)).iter().for_each(|listener| listener.told.notify_waiters());
     }
 
-    /// Tells those who wait for an answer to an update, or for something to be published.
-    pub(crate) fn tell(&self, id: &ExecutionId, update: Option<&str>) {
-        let listening = self.listening.lock();
-        if let Some(listening) = listening.get(&(id.clone(), update.map(str::to_string))) {
-            listening.notify_waiters();
-        }
-    }
-
-    /// Waits until `look` finds something. It is asked at first, and then whenever there is an answer to this update,
-    /// or something is published, or the execution has ended, or the engine stops.
+    /// Waits until `look` finds something. It is asked at first, and then whenever there are such news, or the
+    /// execution has left memory, or the engine stops. It is told what the execution has come to, if that is known.
     pub(crate) async fn listen<T, F>(
         &self,
         id: &ExecutionId,
-        update: Option<&str>,
-        mut look: impl FnMut() -> F,
+        news: News,
+        mut look: impl FnMut(Option<Status>) -> F,
     ) -> Result<T>
     where
         F: Future<Output = Result<Option<T>>>,
     {
-        let key = (id.clone(), update.map(str::to_string));
-        let told = self.listening.lock().entry(key.clone()).or_default().clone();
-        let listening = Listening { engine: self, key, told };
+        let key = (id.clone(), news);
+        let listener = self.listening.lock().entry(key.clone()).or_default().clone();
+        let listening = Listening { engine: self, key, listener };
         loop {
-            let mut told = std::pin::pin!(listening.told.notified());
+            let mut told = std::pin::pin!(listening.listener.told.notified());
             told.as_mut().enable();
-            if let Some(found) = look().await? {
+            if let Some(found) = look(listening.listener.ended.get().cloned()).await? {
                 return Ok(found);
             }
             if self.is_stopped() {
@@ -530,45 +547,25 @@ impl Inner {
         }
     }
 
-    /// Where to wait for executions to be stored.
-    pub(crate) fn begun(&self) -> Arc<Notify> {
-        self.begun.clone()
-    }
-
     /// Whether an execution is in memory. It leaves after its last commit and before those who wait are told.
     pub(crate) fn is_resident(&self, id: &ExecutionId) -> bool {
         self.residents.lock().contains_key(id)
-    }
-
-    /// Where to wait for an execution's end, and the wait for it, which misses nothing from now on.
-    pub(crate) fn waiting(&self, id: &ExecutionId) -> (Arc<Waiter>, OwnedNotified) {
-        let mut waiting = self.waiting.lock();
-        let waiter = waiting.entry(id.clone()).or_default();
-        (waiter.clone(), waiter.told.clone().notified_owned())
-    }
-
-    /// Forgets where to wait for an execution's end if nobody does.
-    pub(crate) fn forget_waiting(&self, id: &ExecutionId, waiter: &Arc<Waiter>) {
-        let mut all = self.waiting.lock();
-        // The map's and this one: nobody can get another while the map is locked.
-        if Arc::strong_count(waiter) == 2 && all.get(id).is_some_and(|found| Arc::ptr_eq(found, waiter)) {
-            all.remove(id);
-        }
     }
 }
 
 /// Somebody who listens.
 struct Listening<'a> {
     engine: &'a Inner,
-    key: (ExecutionId, Option<String>),
-    told: Arc<Notify>,
+    key: (ExecutionId, News),
+    listener: Arc<Listener>,
 }
 
 impl Drop for Listening<'_> {
     fn drop(&mut self) {
         let mut all = self.engine.listening.lock();
         // The map's and this one: nobody can get another while the map is locked.
-        if Arc::strong_count(&self.told) == 2 {
+        let is_last = Arc::strong_count(&self.listener) == 2;
+        if is_last && all.get(&self.key).is_some_and(|found| Arc::ptr_eq(found, &self.listener)) {
             all.remove(&self.key);
         }
     }

@@ -1,8 +1,7 @@
 //! What happened to an execution, page by page: for those that have done more than is to be read at once.
 
 use std::collections::BTreeMap;
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
+use std::future::IntoFuture;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +11,7 @@ use crate::workflow::executions::Executions;
 use crate::workflow::history::{Operation, read_entry};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{Entry, journal_key, run_key};
-use crate::workflow::{ExecutionId, Result, WorkflowError};
+use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
 /// How many operations a page holds, unless it is said, and at the most.
 const PAGE: usize = 100;
@@ -115,7 +114,7 @@ type Found = BTreeMap<crate::store::Key, (Place, Entry, Timestamp)>;
 
 impl IntoFuture for Operations {
     type Output = Result<OperationsPage>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+    type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.page())

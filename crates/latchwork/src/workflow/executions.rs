@@ -6,13 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::record::Record;
-use crate::store::{Order, Space, Store, Timestamp, View};
-use crate::workflow::engine::{EXECUTIONS, Engine, Inner, JOURNAL, KEPT};
+use crate::store::{Order, Store, Timestamp, View};
+use crate::workflow::engine::{Engine, Inner, Spaces};
 use crate::workflow::history::{ExecutionState, value};
-use crate::workflow::kept::{Kept, Published};
-use crate::workflow::listed::{LISTED, Lists, RUNNING};
-use crate::workflow::record::{Attribute, Close, Execution, Wait};
+use crate::workflow::kept::Kept;
+use crate::workflow::record::{Attribute, Close, Execution, Wait, fetch_execution};
 use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, WorkflowError};
 
 /// The executions in a store, without an engine that runs them: on [`Store::open_read_only`], for instance.
@@ -31,16 +29,7 @@ use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, Workfl
 pub struct Executions {
     pub(crate) store: Store,
     /// `None` if no engine was ever on the store.
-    pub(crate) spaces: Option<ReadSpaces>,
-}
-
-/// The spaces that executions are read from.
-#[derive(Clone)]
-pub(crate) struct ReadSpaces {
-    pub(crate) executions: Space,
-    pub(crate) journal: Space,
-    pub(crate) lists: Lists,
-    kept: Space,
+    pub(crate) spaces: Option<Spaces>,
 }
 
 /// Everything that is known of an execution but for its operations.
@@ -92,14 +81,7 @@ pub struct Description {
 impl Executions {
     /// The executions in a store.
     pub async fn on(store: &Store) -> Result<Executions> {
-        let known = store.spaces().await?;
-        let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
-        let spaces = || {
-            let (executions, journal) = (space(EXECUTIONS)?, space(JOURNAL)?);
-            let lists = Lists { listed: space(LISTED)?, running: space(RUNNING)? };
-            Some(ReadSpaces { executions, journal, lists, kept: space(KEPT)? })
-        };
-        Ok(Executions { store: store.clone(), spaces: spaces() })
+        Ok(Executions { store: store.clone(), spaces: Spaces::find(store).await? })
     }
 
     /// Executions, found by what they are, wait for or are labelled with, as [`Engine::list`] finds them.
@@ -118,12 +100,7 @@ impl Executions {
         let view = self.store.view().await?;
         let (spaces, execution, changed) = self.read(&view, &id).await?;
         let kept = Kept::new(&spaces.kept, &id);
-        let published = match view.get(&kept.published()).await? {
-            None => Published::default(),
-            Some(item) => {
-                Published::decode(&item.value).map_err(|why| why.at(format!("what execution {id:?} has published")))?
-            }
-        };
+        let published = kept.fetch_published(&view).await?.map(|(published, _)| published).unwrap_or_default();
         let children = match execution.has_children {
             true => view.scan(&kept.children(), Order::Ascending, usize::MAX).await?,
             false => Vec::new(),
@@ -140,27 +117,20 @@ impl Executions {
     }
 
     /// An execution that must be there, and when it was last changed.
-    pub(crate) async fn read(&self, view: &View, id: &ExecutionId) -> Result<(&ReadSpaces, Execution, Timestamp)> {
+    pub(crate) async fn read(&self, view: &View, id: &ExecutionId) -> Result<(&Spaces, Execution, Timestamp)> {
         let missing = || WorkflowError::NotFound { id: id.clone() };
         let spaces = self.spaces.as_ref().ok_or_else(missing)?;
-        let item = view.get(&spaces.executions.key(id.as_bytes())).await?.ok_or_else(missing)?;
-        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
+        let (execution, item) = fetch_execution(view, &spaces.executions, id).await?.ok_or_else(missing)?;
         Ok((spaces, execution, item.time))
     }
 }
 
-impl std::fmt::Debug for Executions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Executions").finish_non_exhaustive()
-    }
-}
+shown!(Executions, _it => );
 
 impl Inner {
     /// What this engine's store holds, to be read.
     pub(crate) fn stored(&self) -> Executions {
-        let (executions, journal) = (self.spaces.executions.clone(), self.spaces.journal.clone());
-        let (lists, kept) = (self.spaces.lists.clone(), self.spaces.kept.clone());
-        Executions { store: self.store.clone(), spaces: Some(ReadSpaces { executions, journal, lists, kept }) }
+        Executions { store: self.store.clone(), spaces: Some(self.spaces.clone()) }
     }
 }
 

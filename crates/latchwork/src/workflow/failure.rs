@@ -72,6 +72,11 @@ impl Failure {
         Failure::new(format!("{what} does not fit: {error}")).with_code("latchwork.mismatch")
     }
 
+    /// Reads such a value from JSON text.
+    pub(crate) fn read<T: DeserializeOwned>(what: impl fmt::Display, text: &str) -> Result<T, Failure> {
+        serde_json::from_str(text).map_err(|error| Failure::misfit(what, &error))
+    }
+
     /// A failure that says just this.
     pub fn new(message: impl Into<String>) -> Failure {
         Failure { message: message.into(), kind: "".into(), code: None, details: Value::Null, final_: false }

@@ -204,14 +204,7 @@ impl Filter {
                 WaitsFor::Step(_) | WaitsFor::Store => {
                     return refuse(format!("{what:?} is not waited for out of memory, and only such waits are listed"));
                 }
-                WaitsFor::Timer => {}
-                WaitsFor::Retry(name)
-                | WaitsFor::Signal(name)
-                | WaitsFor::Update(name)
-                | WaitsFor::Child(name)
-                | WaitsFor::Completion(name)
-                | WaitsFor::Published(name)
-                | WaitsFor::Lock(name) => is_short(name)?,
+                what => what.listed().map_or(Ok(()), |(_, name)| is_short(name))?,
             }
         }
         self.workflows.iter().chain(&self.tags).try_for_each(|text| is_short(text))?;

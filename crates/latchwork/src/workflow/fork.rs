@@ -7,17 +7,18 @@ use serde::Serialize;
 
 use crate::json;
 use crate::lane::Part;
-use crate::node::SHARD;
 use crate::record::Record;
-use crate::store::{Bytes, Commit, Generation, Item, Key, Order, Outcome, Rev, StoreError, Uuid, View, Write};
+use crate::store::{Bytes, Generation, Item, Key, Rev, StoreError, Uuid, View, Write};
 use crate::workflow::child::keep_birth;
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::history::{Recorded, entries};
-use crate::workflow::kept::{Published, Token};
+use crate::workflow::kept::Token;
 use crate::workflow::locks::Unlocked;
 use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{ANYTHING, Entry, EntryState, Execution, Kind, Status, journal_key};
-use crate::workflow::run::{CALLED_OFF, RECORD, turn};
+use crate::workflow::record::{
+    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch_execution, journal_key, next_page,
+};
+use crate::workflow::run::{CALLED_OFF, turn};
 use crate::workflow::step::read_failure;
 use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
 
@@ -31,7 +32,7 @@ pub struct Fork {
     source: ExecutionId,
     at: At,
     id: Option<ExecutionId>,
-    input: Option<std::result::Result<String, json::JsonError>>,
+    input: Option<Result<String, json::JsonError>>,
 }
 
 /// Where an execution is forked.
@@ -107,8 +108,7 @@ impl Fork {
         let (definition, input) = engine.accept(&name, input)?;
         definition.check(&input)?;
         let id = id.unwrap_or_else(|| engine.store.env().uuid().to_string().into());
-        let key = engine.spaces.executions.key(id.as_bytes());
-        if view.get(&key).await?.is_some() {
+        if view.get(&engine.record_of(&id)).await?.is_some() {
             return Err(WorkflowError::AlreadyStarted { id });
         }
         let place = source.place(&source_id, &at)?;
@@ -119,13 +119,9 @@ impl Fork {
             entry.argument = ANYTHING;
             keep_birth(entry, &source_id, &source.execution, place);
         }
-        let now = engine.store.env().now();
-        let execution = Execution {
-            deadline_us: definition.timeout.map(|timeout| now.plus(timeout).0),
-            labels: source.execution.labels.clone(),
-            forked: Some(source_id.to_string()),
-            ..Execution::new(name, input, now)
-        };
+        let (now, labels) = (engine.store.env().now(), source.execution.labels.clone());
+        let first = definition.first_record(input, labels, now, now);
+        let execution = Execution { forked: Some(source_id.to_string()), ..first };
         let mut writes = source.writes(&engine, &view, &source_id, &id, &kept).await?;
         let its = |key: &Key| engine.states.slot_of_another(key, &source_id, &id);
         writes.extend(slots.into_iter().map(|(key, value)| Write::Put(its(&key), value)));
@@ -144,9 +140,8 @@ impl Fork {
 
 impl Source {
     async fn read(engine: &Inner, view: &View, id: &ExecutionId) -> Result<Source> {
-        let item = view.get(&engine.spaces.executions.key(id.as_bytes())).await?;
-        let item = item.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
+        let found = fetch_execution(view, &engine.spaces.executions, id).await?;
+        let (execution, item) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
         let entries = entries(view, &engine.spaces.journal, id, &execution, &item).await?;
         Ok(Source { execution, entries })
     }
@@ -220,22 +215,21 @@ impl Source {
         let changes = dropped.iter().filter(|(_, it)| changes_slots(&it.entry)).map(|(_, it)| it.generation);
         let undone: BTreeSet<Generation> = changes.collect();
         let (mut rest, mut slots) = (engine.states.slots_of(id), Vec::new());
-        loop {
-            let found = view.scan(&rest, Order::Ascending, WRITES).await?;
-            let Some((newest, _)) = found.last() else { return Ok(slots) };
-            rest = rest.after(newest);
+        while let Some(found) = next_page(view, &mut rest, WRITES).await? {
             for (key, item) in found {
                 let was = match slot_at(engine, &key, item, last, &undone).await {
                     Err(WorkflowError::Store(StoreError::HistoryDropped { .. })) => {
                         let reason = "a slot of the execution was changed after that, and what it held then is no \
                                       longer in the history of `state`";
-                        return Err(refused(id, at, reason.into()));
+                        let at = at.map(Place::to_string).unwrap_or_default();
+                        return Err(WorkflowError::Fork { id: id.clone(), at, reason: reason.into() });
                     }
                     was => was?,
                 };
                 slots.extend(was.map(|value| (key, value)));
             }
         }
+        Ok(slots)
     }
 
     /// Everything that is stored of the fork but its record and its slots.
@@ -254,9 +248,9 @@ impl Source {
         }
         let of_kind = |kind: Kind| kept.values().filter(move |entry| entry.kind == kind && is_finished(entry));
         let names: BTreeSet<&str> = of_kind(Kind::Publish).map(|entry| &*entry.name).collect();
-        if let Some(item) = view.get(&engine.kept(source).published()).await?.filter(|_| !names.is_empty()) {
-            let place = || format!("what execution {source:?} has published");
-            let mut published = Published::decode(&item.value).map_err(|why| why.at(place()))?;
+        if !names.is_empty()
+            && let Some((mut published, _)) = engine.kept(source).fetch_published(view).await?
+        {
             published.0.retain(|name, _| names.contains(&**name));
             writes.push(Write::Put(engine.kept(id).published(), published.encode()));
         }
@@ -277,51 +271,34 @@ impl Source {
     }
 }
 
-fn refused(id: &ExecutionId, at: Option<&Place>, reason: String) -> WorkflowError {
-    WorkflowError::Fork { id: id.clone(), at: at.map(Place::to_string).unwrap_or_default(), reason }
-}
-
 /// Stores a fork, in one commit unless it is too large for that: then it is parked until everything is there.
 async fn store(engine: &Arc<Inner>, id: &ExecutionId, mut execution: Execution, writes: Vec<Write>) -> Result<()> {
-    let key = engine.spaces.executions.key(id.as_bytes());
     let limits = engine.store.limits();
     // What it is listed by comes with the record.
     let most = limits.commit_bytes.saturating_sub(execution.encode().len() + (limits.commit_bytes >> 2));
     let mut chunks = chunks(writes, most, WRITES.min(limits.operations / 2));
     let last = chunks.pop().unwrap_or_default();
-    let owned = || engine.node.for_any(id.as_bytes());
     let mut before = None;
     if !chunks.is_empty() {
         let reason = "its fork was not completed; terminate it and fork anew".to_string();
         let mut parked = Execution { status: Status::Parked(reason), ..execution.clone() };
-        let (part, _) = turn(engine, owned().absent(RECORD, &key), id, None, &mut parked, None);
-        let rev = landed(engine, id, part.put(&key, parked.encode())).await?;
+        let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut parked, None);
+        let rev = landed(engine, id, part).await?;
         for chunk in chunks {
-            landed(engine, id, chunk.into_iter().fold(owned().at_rev(RECORD, &key, rev), Part::write)).await?;
+            landed(engine, id, chunk.into_iter().fold(engine.at_record(id, Some(rev)), Part::write)).await?;
         }
         before = Some((parked, rev));
     }
-    let part = match &before {
-        Some((_, rev)) => owned().at_rev(RECORD, &key, *rev),
-        None => owned().absent(RECORD, &key),
-    };
-    let part = last.into_iter().fold(part, Part::write);
-    let before = before.as_ref().map(|(before, _)| before);
-    let (part, _) = turn(engine, part, id, before, &mut execution, None);
-    landed(engine, id, part.put(&key, execution.encode())).await.map(|_| ())
+    let (before, rev) = before.unzip();
+    let part = last.into_iter().fold(engine.at_record(id, rev), Part::write);
+    let (part, _) = turn(engine, part, id, before.as_ref(), &mut execution, None);
+    landed(engine, id, part).await.map(drop)
 }
 
 /// Commits a part, and gives the rev of what it has written last.
 async fn landed(engine: &Inner, id: &ExecutionId, part: Part) -> Result<Rev> {
-    let (commit, placed, rest) = part.place_whole(Commit::new());
-    match engine.store.commit(commit).await.inspect_err(|_| engine.node.doubt())? {
-        Outcome::Applied(receipt) => Ok(receipt.revs.last().copied().flatten().unwrap_or_default()),
-        Outcome::Refused(refusal) if placed.has_failed(&refusal, SHARD) => {
-            rest.refuse(&placed, &refusal);
-            Err(WorkflowError::Stopped)
-        }
-        Outcome::Refused(_) => Err(WorkflowError::AlreadyStarted { id: id.clone() }),
-    }
+    let receipt = engine.send(part).await?.ok_or_else(|| WorkflowError::AlreadyStarted { id: id.clone() })?;
+    Ok(receipt.revs.last().copied().flatten().unwrap_or_default())
 }
 
 /// Writes in portions of at most so many bytes, and so many of them.

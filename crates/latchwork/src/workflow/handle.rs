@@ -1,8 +1,7 @@
 //! Starting executions, and waiting for what they come to.
 
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,12 +14,13 @@ use crate::json::{self, JsonError};
 use crate::record::Record;
 use crate::store::Timestamp;
 use crate::workflow::definition::{Definition, Workflow};
-use crate::workflow::engine::{Engine, Inner, Waiter, check_name};
+use crate::workflow::engine::{Engine, Inner, News, check_name};
 use crate::workflow::kept::{Delivered, Letter, Message};
-use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, Wait, WaitsFor, keyed_key};
-use crate::workflow::run::{RECORD, Run, hash_text, largest, turn};
+use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, fetch, keyed_key};
+use crate::workflow::run::{Run, hash_text, largest, turn};
 use crate::workflow::signal::{Signal, written};
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::step::read_failure;
+use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
 /// A start that is about to be awaited.
 #[must_use = "nothing starts until this is awaited"]
@@ -34,7 +34,7 @@ struct UntypedStart {
     engine: Engine,
     workflow: String,
     /// As JSON text.
-    input: std::result::Result<String, JsonError>,
+    input: Result<String, JsonError>,
     id: Option<ExecutionId>,
     key: Option<String>,
     join: bool,
@@ -192,7 +192,7 @@ impl<O> Start<O> {
 
 impl<O: 'static> IntoFuture for Start<O> {
     type Output = Result<Handle<O>>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+    type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         let engine = self.start.engine.inner.clone();
@@ -203,11 +203,7 @@ impl<O: 'static> IntoFuture for Start<O> {
 
 impl Inner {
     /// The definition of that name, and an input for it that can be stored.
-    pub(crate) fn accept(
-        &self,
-        name: &str,
-        input: std::result::Result<String, JsonError>,
-    ) -> Result<(Arc<Definition>, String)> {
+    pub(crate) fn accept(&self, name: &str, input: Result<String, JsonError>) -> Result<(Arc<Definition>, String)> {
         let definition = self.definition(name).ok_or_else(|| WorkflowError::NotRegistered { name: name.into() })?;
         let input = input.map_err(|cause| WorkflowError::Input { workflow: name.into(), cause })?;
         match (input.len(), largest(self)) {
@@ -241,28 +237,17 @@ impl UntypedStart {
             Begins::After(delay) => now.plus(delay),
             Begins::At(time) => time,
         };
-        let mut execution = Execution {
-            deadline_us: definition.timeout.map(|timeout| begins.max(now).plus(timeout).0),
-            key: self.key,
-            labels: self.labels,
-            ..Execution::new(&name, input, now)
-        };
-        if begins > now {
-            let wait = Wait { what: WaitsFor::Timer, since_us: now.0, until_us: Some(begins.0) };
-            (execution.status, execution.timer_us, execution.waits) = (Status::Waiting, Some(begins.0), vec![wait]);
-            execution.begins_us = Some(begins.0);
-        }
+        let first = definition.first_record(input, self.labels, now, begins);
+        let execution = Execution { key: self.key, ..first };
         let is_given = self.id.is_some();
         let id = self.id.unwrap_or_else(|| inner.store.env().uuid().to_string().into());
         check_name("the id of an execution", &id)?;
         let starting = Starting { inner, id, execution, definition, signal, join: self.join, restart: self.restart };
-        if let Some(key) = &starting.execution.key {
-            check_name("an idempotency key", key)?;
-            if let Some(id) = starting.keyed(key).await? {
-                return Ok(id);
-            }
+        starting.execution.key.iter().try_for_each(|key| check_name("an idempotency key", key))?;
+        match starting.keyed().await? {
+            Some(id) => Ok(id),
+            None => starting.start(is_given).await,
         }
-        starting.start(is_given).await
     }
 }
 
@@ -287,17 +272,14 @@ impl Starting {
         // An input that no execution would be given, as in a repeated start or a join, need not fit.
         self.definition.check(&self.execution.input)?;
         loop {
-            let begun = inner.begun();
-            let mut begun = std::pin::pin!(begun.notified());
+            let mut begun = std::pin::pin!(inner.begun.notified());
             begun.as_mut().enable();
             if self.first().await? {
                 inner.metrics.started(&self.execution.workflow);
                 return Ok(self.id);
             }
             // Somebody starts it at this very moment, or has just done so.
-            if let Some(key) = &self.execution.key
-                && let Some(id) = self.keyed(key).await?
-            {
+            if let Some(id) = self.keyed().await? {
                 return Ok(id);
             }
             if let Some(id) = self.existing().await? {
@@ -313,9 +295,16 @@ impl Starting {
     }
 
     /// The execution that was started under that key, if there is one. The signal goes to that.
-    async fn keyed(&self, key: &str) -> Result<Option<ExecutionId>> {
-        let Execution { workflow, input, .. } = &self.execution;
-        let Some(id) = keyed(&self.inner, workflow, key, input).await? else { return Ok(None) };
+    async fn keyed(&self) -> Result<Option<ExecutionId>> {
+        let (inner, Execution { workflow, input, key, .. }) = (&self.inner, &self.execution);
+        let Some(key) = key else { return Ok(None) };
+        let place = inner.spaces.keys.key(keyed_key(workflow, key));
+        let found = fetch::<Keyed>(&inner.store.view().await?, &place, || format!("idempotency key {key:?}")).await?;
+        let Some((found, _)) = found else { return Ok(None) };
+        let id = ExecutionId::from(found.id);
+        if found.input != hash_text(input) {
+            return Err(WorkflowError::KeyReused { key: key.into(), id });
+        }
         if let Some(signal) = self.signal(&id) {
             signal.send().await?;
         }
@@ -330,14 +319,20 @@ impl Starting {
 
     /// Starts it, unless there is one of that id or under that key.
     async fn first(&self) -> Result<bool> {
-        if self.signal.is_none() && self.execution.status == Status::Running {
-            return first(&self.inner, &self.id, &self.execution, &self.definition).await;
+        let (inner, id, mut execution) = (&self.inner, &self.id, self.execution.clone());
+        if self.signal.is_none() && execution.status == Status::Running {
+            let (started, answer) = oneshot::channel();
+            let run = Run::new(inner.clone(), self.definition.clone(), id.clone(), execution, None);
+            if !inner.spawn(Arc::new(run.starting(started))) {
+                return Ok(false);
+            }
+            return match answer.await {
+                Ok(Ok(())) => Ok(true),
+                Ok(Err(WorkflowError::AlreadyStarted { .. })) | Err(_) => Ok(false),
+                Ok(Err(error)) => Err(error),
+            };
         }
-        let (inner, id) = (&self.inner, &self.id);
-        let mut execution = self.execution.clone();
-        let key = inner.spaces.executions.key(id.as_bytes());
-        let part = inner.node.for_any(id.as_bytes()).absent(RECORD, &key).put(&key, execution.encode());
-        let (mut part, _) = turn(inner, part, id, None, &mut execution, None);
+        let (mut part, _) = turn(inner, inner.at_record(id, None), id, None, &mut execution, None);
         if let Some((name, payload, signal_id)) = self.signal.clone() {
             let (kept, env) = (inner.kept(id), inner.store.env());
             if let Some(signal_id) = signal_id {
@@ -395,34 +390,6 @@ impl Starting {
     }
 }
 
-/// Starts an execution, unless one of that id is in memory or stored, or one under its key.
-async fn first(
-    inner: &Arc<Inner>,
-    id: &ExecutionId,
-    execution: &Execution,
-    definition: &Arc<Definition>,
-) -> Result<bool> {
-    let (started, answer) = oneshot::channel();
-    let run = Run::new(inner.clone(), definition.clone(), id.clone(), execution.clone(), started);
-    if !inner.spawn(Arc::new(run)) {
-        return Ok(false);
-    }
-    match answer.await {
-        Ok(Ok(())) => Ok(true),
-        Ok(Err(WorkflowError::AlreadyStarted { .. })) | Err(_) => Ok(false),
-        Ok(Err(error)) => Err(error),
-    }
-}
-
-/// The execution that was started under an idempotency key, if one was.
-async fn keyed(inner: &Inner, workflow: &str, key: &str, input: &str) -> Result<Option<ExecutionId>> {
-    let place = inner.spaces.keys.key(keyed_key(workflow, key));
-    let Some(item) = inner.store.view().await?.get(&place).await? else { return Ok(None) };
-    let found = Keyed::decode(&item.value).map_err(|why| why.at(format!("idempotency key {key:?}")))?;
-    let id = ExecutionId::from(found.id);
-    if found.input == hash_text(input) { Ok(Some(id)) } else { Err(WorkflowError::KeyReused { key: key.into(), id }) }
-}
-
 impl<O> Handle<O> {
     fn new(engine: Arc<Inner>, id: ExecutionId, asked: Option<Arc<str>>) -> Handle<O> {
         Handle { engine, id, asked, output: PhantomData }
@@ -450,29 +417,28 @@ pub(crate) fn read_as<T: DeserializeOwned>(id: &ExecutionId, text: &str) -> Resu
 impl Inner {
     /// Waits for the end of an execution, of this workflow if one is asked for, and gives the output as JSON text.
     async fn output(&self, id: &ExecutionId, mut asked: Option<&str>) -> Result<String> {
-        loop {
-            let (waiter, wait) = self.waiting(id);
-            let waiting = Waiting { engine: self, id, waiter };
-            // What runs here has not ended: there is nothing to read until it has left.
-            if asked.is_some() || !self.is_resident(id) || self.is_stopped() {
-                let found = self.read(id).await?;
-                let (execution, _) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-                if let Some(asked) = asked.take().filter(|asked| *asked != execution.workflow) {
-                    let (id, asked) = (id.clone(), asked.into());
-                    return Err(WorkflowError::OtherWorkflow { id, asked, found: execution.workflow });
-                }
-                if execution.status.is_terminal() {
-                    return outcome(id, &execution.status);
-                }
-                if self.is_stopped() {
-                    return Err(WorkflowError::Stopped);
-                }
+        let look = |ended: Option<Status>| {
+            // That is looked at once.
+            let asked = asked.take();
+            async move {
+                let status = match (ended, asked) {
+                    (Some(status), None) => status,
+                    // What runs here has not ended: there is nothing to read until it has left.
+                    (None, None) if self.is_resident(id) && !self.is_stopped() => return Ok(None),
+                    (ended, asked) => {
+                        let (execution, _) = self.known(id).await?;
+                        if let Some(asked) = asked.filter(|asked| *asked != execution.workflow) {
+                            let (id, asked) = (id.clone(), asked.into());
+                            return Err(WorkflowError::OtherWorkflow { id, asked, found: execution.workflow });
+                        }
+                        // Another execution may have the id by now.
+                        ended.unwrap_or(execution.status)
+                    }
+                };
+                if status.is_terminal() { outcome(id, &status).map(Some) } else { Ok(None) }
             }
-            wait.await;
-            if let Some(status) = waiting.waiter.ended.get() {
-                return outcome(id, status);
-            }
-        }
+        };
+        self.listen(id, News::End, look).await
     }
 }
 
@@ -481,31 +447,11 @@ fn outcome(id: &ExecutionId, status: &Status) -> Result<String> {
     let id = id.clone();
     match status {
         Status::Completed(output) => Ok(output.clone()),
-        Status::Failed(text) => {
-            let failure = serde_json::from_str(text).unwrap_or_else(|_| Failure::new(text));
-            Err(WorkflowError::Failed { id, failure })
-        }
+        Status::Failed(text) => Err(WorkflowError::Failed { id, failure: read_failure(text) }),
         Status::TimedOut => Err(WorkflowError::TimedOut { id }),
         Status::Cancelled(reason) => Err(WorkflowError::Cancelled { id, reason: reason.clone() }),
         Status::Running | Status::Waiting | Status::Parked(_) => Err(WorkflowError::Stopped),
     }
 }
 
-/// Somebody who waits for an execution's end.
-struct Waiting<'a> {
-    engine: &'a Inner,
-    id: &'a ExecutionId,
-    waiter: Arc<Waiter>,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.engine.forget_waiting(self.id, &self.waiter);
-    }
-}
-
-impl<O> std::fmt::Debug for Handle<O> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Handle").field("id", &self.id).finish_non_exhaustive()
-    }
-}
+shown!(Handle<O>, it => id: it.id);

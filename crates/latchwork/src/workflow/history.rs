@@ -8,10 +8,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::record::{Record, Unreadable};
-use crate::store::{Generation, Item, Key, Order, Space, Store, Timestamp, View};
-use crate::workflow::engine::{EXECUTIONS, Engine, JOURNAL};
+use crate::store::{Generation, Item, Key, Space, Store, Timestamp, View};
+use crate::workflow::engine::{Engine, Spaces};
 use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{Entry, EntryState, Execution, Kind, Status, read_place, run_key};
+use crate::workflow::record::{
+    Entry, EntryState, Execution, Kind, Status, fetch_execution, next_page, read_place, run_key,
+};
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -77,14 +79,14 @@ pub struct Operation {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// A hash of what it was given.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub argument: u64,
     /// When the code came to it, in microseconds since 1970.
     pub since_us: u64,
     /// When what this tells was committed, in microseconds since 1970.
     pub recorded_us: u64,
     /// How often its body was begun.
-    #[serde(default, skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub attempts: u32,
     /// The last attempts that failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -144,12 +146,8 @@ pub enum OperationState {
     },
 }
 
-fn is_zero(argument: &u64) -> bool {
-    *argument == 0
-}
-
-fn is_none(attempts: &u32) -> bool {
-    *attempts == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 pub(crate) fn value(text: &str) -> Value {
@@ -183,29 +181,27 @@ impl History {
     /// What happened to an execution so far, as a store holds it. Needs no engine, and changes nothing.
     pub async fn of(store: &Store, id: impl Into<ExecutionId>) -> Result<Option<History>> {
         let id = id.into();
-        let Some((executions, journal)) = spaces(store).await? else { return Ok(None) };
+        let Some(spaces) = Spaces::find(store).await? else { return Ok(None) };
         let view = store.view().await?;
-        let Some(item) = view.get(&executions.key(id.as_bytes())).await? else { return Ok(None) };
-        let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
-        let operations = operations(&view, &journal, &id, &execution, &item).await?;
+        let Some((execution, item)) = fetch_execution(&view, &spaces.executions, &id).await? else { return Ok(None) };
+        let entries = entries(&view, &spaces.journal, &id, &execution, &item).await?;
+        let operations = entries.into_iter().map(|(place, it)| Operation::new(&place, it.entry, it.time)).collect();
         Ok(Some(History::new(&id, execution, item.time, operations)))
     }
 
     /// The ids of all executions in a store, and the names of their workflows.
     pub async fn ids(store: &Store) -> Result<Vec<(ExecutionId, String)>> {
-        let Some((executions, _)) = spaces(store).await? else { return Ok(Vec::new()) };
+        let Some(spaces) = Spaces::find(store).await? else { return Ok(Vec::new()) };
         let view = store.view().await?;
-        let (mut rest, mut ids) = (executions.all(), Vec::new());
-        loop {
-            let found = view.scan(&rest, Order::Ascending, BATCH).await?;
-            let Some((last, _)) = found.last() else { return Ok(ids) };
-            rest = rest.after(last);
+        let (mut rest, mut ids) = (spaces.executions.all(), Vec::new());
+        while let Some(found) = next_page(&view, &mut rest, BATCH).await? {
             for (key, item) in &found {
                 let id: ExecutionId = String::from_utf8_lossy(key.bytes()).as_ref().into();
                 let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
                 ids.push((id, execution.workflow));
             }
         }
+        Ok(ids)
     }
 
     fn new(id: &ExecutionId, execution: Execution, changed: Timestamp, operations: Vec<Operation>) -> History {
@@ -231,23 +227,6 @@ impl History {
     pub fn find(&self, kind: Kind, name: &str) -> Option<&Operation> {
         self.operations.iter().find(|operation| (operation.kind, operation.name.as_str()) == (kind, name))
     }
-}
-
-async fn spaces(store: &Store) -> Result<Option<(Space, Space)>> {
-    let known = store.spaces().await?;
-    let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
-    Ok(space(EXECUTIONS).zip(space(JOURNAL)))
-}
-
-async fn operations(
-    view: &View,
-    journal: &Space,
-    id: &ExecutionId,
-    execution: &Execution,
-    item: &Item,
-) -> Result<Vec<Operation>> {
-    let entries = entries(view, journal, id, execution, item).await?;
-    Ok(entries.into_iter().map(|(place, it)| Operation::new(&place, it.entry, it.time)).collect())
 }
 
 /// What a journal holds of an operation, and since when.
@@ -276,10 +255,7 @@ pub(crate) async fn entries(
     // A step that is begun for the first time has no record of its own.
     let mut intents: Vec<(Place, Recorded)> = first.into_iter().collect();
     let mut rest = journal.prefix(run_key(id, execution.run));
-    loop {
-        let found = view.scan(&rest, Order::Ascending, BATCH).await?;
-        let Some((last, _)) = found.last() else { break };
-        rest = rest.after(last);
+    while let Some(found) = next_page(view, &mut rest, BATCH).await? {
         for (key, item) in &found {
             let (place, entry, next) = read_entry(id, key, &item.value)?;
             intents.extend(next.map(|next| (place.branch.at(place.number + 1), Recorded::by(item, next))));

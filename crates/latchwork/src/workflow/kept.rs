@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock::{LockName, LockRefused};
 use crate::record::stored;
-use crate::store::{Key, Range, Rev, Space, Uuid};
-use crate::workflow::ExecutionId;
-use crate::workflow::record::{Close, Status, WaitsFor, id_key};
+use crate::store::{Item, Key, Range, Rev, Space, Uuid, View};
+use crate::workflow::record::{Close, Status, WaitsFor, fetch, id_key};
 use crate::workflow::run::hash_text;
+use crate::workflow::{ExecutionId, WorkflowError};
 
 /// A message to an execution, in its inbox until it is received.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -96,6 +96,19 @@ impl Delivered {
     pub(crate) fn signal(name: &str, payload: &str) -> Delivered {
         Delivered::Signal(hash_text(&format!("{name}\0{payload}")))
     }
+
+    /// An update that is not answered.
+    pub(crate) fn update(name: &str, payload: &str) -> Delivered {
+        Delivered::Update(hash_text(&format!("{name}\0{payload}")), None)
+    }
+
+    /// Whether the same was sent, whatever became of it.
+    pub(crate) fn is_same(&self, other: &Delivered) -> bool {
+        match (self, other) {
+            (Delivered::Signal(a), Delivered::Signal(b)) | (Delivered::Update(a, _), Delivered::Update(b, _)) => a == b,
+            _ => false,
+        }
+    }
 }
 
 /// A token.
@@ -136,12 +149,13 @@ enum What {
 /// The keys of an execution's things.
 pub(crate) struct Kept<'a> {
     space: &'a Space,
+    id: &'a ExecutionId,
     prefix: Vec<u8>,
 }
 
 impl<'a> Kept<'a> {
-    pub(crate) fn new(space: &'a Space, id: &ExecutionId) -> Kept<'a> {
-        Kept { space, prefix: id_key(id) }
+    pub(crate) fn new(space: &'a Space, id: &'a ExecutionId) -> Kept<'a> {
+        Kept { space, id, prefix: id_key(id) }
     }
 
     fn bytes(&self, what: What, rest: &[u8]) -> Vec<u8> {
@@ -179,6 +193,11 @@ impl<'a> Kept<'a> {
 
     pub(crate) fn published(&self) -> Key {
         self.key(What::Published, &[])
+    }
+
+    /// What the execution has published, as a view shows it.
+    pub(crate) async fn fetch_published(&self, view: &View) -> Result<Option<(Published, Item)>, WorkflowError> {
+        fetch(view, &self.published(), || format!("what execution {:?} has published", self.id)).await
     }
 
     pub(crate) fn child(&self, id: &ExecutionId) -> Key {

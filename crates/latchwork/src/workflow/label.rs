@@ -2,8 +2,9 @@
 
 use crate::store::Timestamp;
 use crate::workflow::Failure;
-use crate::workflow::ctx::{Call, Ctx, hash};
-use crate::workflow::record::{Attribute, EntryState, Kind, Labels, WaitsFor};
+use crate::workflow::ctx::{Ctx, hash};
+use crate::workflow::record::{Attribute, Kind, Labels, WaitsFor};
+use crate::workflow::replay::Call;
 
 /// The longest tag, name or text of an attribute, in bytes.
 const LONGEST: usize = 256;
@@ -46,28 +47,14 @@ impl Ctx {
     }
 
     async fn label(&self, name: &str, argument: u64, change: impl FnOnce(&mut Labels)) -> Result<(), Failure> {
-        self.operation(WaitsFor::Store, |_| async move {
-            let run = &self.run;
-            let call = Call { kind: Kind::Label, name, argument };
-            let (place, found) = self.take(&call).await;
-            if let Some(found) = found {
-                return match found.state {
-                    EntryState::Gave(text) => Err(crate::workflow::step::read_failure(&text)),
-                    _ => Ok(()),
-                };
-            }
-            let mut labels = run.with(|state| state.labels().clone());
+        let call = Call { kind: Kind::Label, name, argument };
+        self.replay(WaitsFor::Store, call, |operation| async move {
+            let mut labels = self.run.with(|state| state.labels().clone());
             change(&mut labels);
-            let checked = labels.check();
-            let state = match &checked {
-                Ok(()) => EntryState::Done("null".into()),
-                Err(failure) => EntryState::Gave(crate::workflow::record::failure_text(failure)),
-            };
-            run.put(&place, call.entry(run.env().now(), state));
-            if checked.is_ok() {
-                run.with(|state| state.label(labels));
-            }
-            checked
+            labels.check().map_err(|failure| operation.gave(failure))?;
+            operation.done(&());
+            self.run.with(|state| state.label(labels));
+            Ok(())
         })
         .await
     }

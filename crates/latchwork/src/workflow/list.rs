@@ -3,8 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
+use std::future::IntoFuture;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -20,7 +19,7 @@ use crate::workflow::listed::{by_attribute, by_value, read_end, write_end};
 use crate::workflow::record::{Attribute, Execution, Wait};
 use crate::workflow::run::hash_text;
 use crate::workflow::seek::{Join, Next, Reader, Stream, To, Union};
-use crate::workflow::{ExecutionId, Result, WorkflowError};
+use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
 /// How many executions a page holds, unless it is said, and at the most.
 const PAGE: usize = 100;
@@ -336,7 +335,7 @@ impl Looking<'_> {
 
 impl IntoFuture for List {
     type Output = Result<Page>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+    type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { Ok(self.page().await?.0) })

@@ -70,19 +70,22 @@ const BY_TAG: u8 = b't';
 const BY_ATTRIBUTE: u8 = b'a';
 const BY_WAIT: u8 = b'w';
 
+/// What keys start with that list by a name.
+fn named(what: &[u8], name: &str) -> Vec<u8> {
+    let mut key = what.to_vec();
+    write_text(&mut key, name);
+    key
+}
+
 /// What keys start with that list executions of one workflow on one shelf. That of the running ones is elsewhere.
 pub(crate) fn by_status(shelf: Shelf, workflow: &str) -> Vec<u8> {
     debug_assert!(shelf != Shelf::Running, "they are listed by their shards");
-    let mut key = vec![BY_STATUS, shelf as u8];
-    write_text(&mut key, workflow);
-    key
+    named(&[BY_STATUS, shelf as u8], workflow)
 }
 
 /// What keys start with that list the executions of one workflow that run in a shard.
 pub(crate) fn by_shard(shard: u16, workflow: &str) -> Vec<u8> {
-    let mut key = shard_key(shard).to_vec();
-    write_text(&mut key, workflow);
-    key
+    named(&shard_key(shard), workflow)
 }
 
 /// The workflow and the rest of a key that lists by status: two bytes of what it is come before, also for those that
@@ -92,16 +95,12 @@ pub(crate) fn read_by_status(key: &[u8]) -> Option<(&str, &[u8])> {
 }
 
 pub(crate) fn by_tag(tag: &str) -> Vec<u8> {
-    let mut key = vec![BY_TAG];
-    write_text(&mut key, tag);
-    key
+    named(&[BY_TAG], tag)
 }
 
 /// What keys start with that list by an attribute, whatever its value.
 pub(crate) fn by_attribute(name: &str) -> Vec<u8> {
-    let mut key = vec![BY_ATTRIBUTE];
-    write_text(&mut key, name);
-    key
+    named(&[BY_ATTRIBUTE], name)
 }
 
 /// What keys start with that list by this value of an attribute. They are in the order of the values.
@@ -119,22 +118,27 @@ pub(crate) fn by_value(name: &str, value: &Attribute) -> Vec<u8> {
     key
 }
 
+impl WaitsFor {
+    /// What keys tell of it, and its name. `None` for what is not listed.
+    pub(crate) fn listed(&self) -> Option<(u8, &str)> {
+        match self {
+            WaitsFor::Retry(name) => Some((0, name)),
+            WaitsFor::Signal(name) => Some((1, name)),
+            WaitsFor::Update(name) => Some((2, name)),
+            WaitsFor::Child(name) => Some((3, name)),
+            WaitsFor::Completion(name) => Some((4, name)),
+            WaitsFor::Published(name) => Some((5, name)),
+            WaitsFor::Lock(name) => Some((6, name)),
+            // A time is a status of its own, and the others are not waited for out of memory.
+            WaitsFor::Timer | WaitsFor::Step(_) | WaitsFor::Store => None,
+        }
+    }
+}
+
 /// What keys start with that list by what is waited for. `None` for what is not listed.
 pub(crate) fn by_wait(what: &WaitsFor) -> Option<Vec<u8>> {
-    let (kind, name) = match what {
-        WaitsFor::Retry(name) => (0, name),
-        WaitsFor::Signal(name) => (1, name),
-        WaitsFor::Update(name) => (2, name),
-        WaitsFor::Child(name) => (3, name),
-        WaitsFor::Completion(name) => (4, name),
-        WaitsFor::Published(name) => (5, name),
-        WaitsFor::Lock(name) => (6, name),
-        // A time is a status of its own, and the others are not waited for out of memory.
-        WaitsFor::Timer | WaitsFor::Step(_) | WaitsFor::Store => return None,
-    };
-    let mut key = vec![BY_WAIT, kind];
-    write_text(&mut key, name);
-    Some(key)
+    let (kind, name) = what.listed()?;
+    Some(named(&[BY_WAIT, kind], name))
 }
 
 /// The end of every key: when the execution was started, and its id.

@@ -14,18 +14,18 @@ use crate::lock::{LockError, LockKind, LockName, LockRefused, LockScope, Owner, 
 use crate::record::Record;
 use crate::store::{StoreError, Timestamp};
 use crate::workflow::Failure;
-use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::deadlock::Suspect;
-use crate::workflow::kept::{Letter, Message};
+use crate::workflow::kept::Letter;
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
-use crate::workflow::run::{Doing, Effect, Listed, Received, Run, State, Waited};
-use crate::workflow::step::read_failure;
+use crate::workflow::replay::{Call, Journaled};
+use crate::workflow::run::{Effect, Listed, Received, Run, State, Waited};
 
 pub(crate) use passenger::Dropped;
 use passenger::{Passenger, request_id};
 
-type Outcome<T> = std::result::Result<T, Failure>;
+type Outcome<T> = Result<T, Failure>;
 
 /// A mutex or a semaphore, from within a workflow.
 #[derive(Clone)]
@@ -126,53 +126,70 @@ impl<'a> CtxLock<'a> {
         let limit_us = limit.map(|limit| limit.as_micros() as u64);
         let argument = hash(&(self.kind, permits, waits, limit_us, self.is_reentrant));
         let call = Call { kind: Kind::Lock, name: &label, argument };
-        let taken = ctx.operation(WaitsFor::Store, |doing| async move {
-            let run = &ctx.run;
-            let (place, found) = ctx.take(&call).await;
-            let now = run.env().now();
-            let entry = found.unwrap_or_else(|| call.entry(now, EntryState::Begun));
+        let again = |operation: &Journaled<'_>, text: &str| Ok((operation.place.clone(), serde_json::from_str(text)?));
+        let taken = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
             // What the source of a fork held is waited for, however long that takes.
-            let (waits, limit) = if entry.state == EntryState::Anew { (true, None) } else { (waits, limit) };
-            let id = request_id(run, &place);
-            let asked = place.clone();
-            let mut asking = Asking { run: run.clone(), lock: self.name.clone(), place: asked, is_over: true };
-            let (ticket, until) = match entry.state.clone() {
-                EntryState::Done(text) => return (asking, recorded(ctx, &call, &place, &text).await),
-                EntryState::Gave(text) => return (asking, gave(&text)),
-                EntryState::Queued { ticket, until_us } => (ticket, until_us.map(Timestamp)),
-                _ => {
-                    if doing.is_cancelled() {
-                        return (asking, Err(ctx.cancelled(&place, entry)));
-                    }
-                    run.effect().await;
-                    run.ensure_inbox().await;
-                    run.until_left(&self.name).await;
-                    run.with(|state| state.has_locks = true);
-                    let until = limit.map(|limit| now.plus(limit));
-                    let owner = Owner::Execution(run.id.clone());
-                    let (kind, is_reentrant) = (self.kind, self.is_reentrant);
-                    let want = Want { owner, kind, permits, id, is_known: false, waits, is_reentrant, ear: None };
-                    let passenger = Passenger::new(run, Some((place.clone(), entry.clone(), until)), None);
-                    asking.is_over = false;
-                    match passenger.ask(&self.name, Ask::Acquire(want)).await {
-                        Ok(Answer::Granted(ticket)) => return (asking, Ok(Some(ticket))),
-                        Ok(Answer::Queued(ticket)) => (ticket, until),
-                        Ok(_) => return (asking, Ok(None)),
-                        Err(why) => return (asking, Err(refused(why.into()))),
+            let is_anew = operation.entry.state == EntryState::Anew;
+            let (waits, limit) = if is_anew { (true, None) } else { (waits, limit) };
+            let place = operation.place.clone();
+            Ok((place, self.ask(operation, permits, waits, limit).await?))
+        });
+        let (place, ticket) = match taken.await {
+            Ok((place, Some(ticket))) => (place, ticket),
+            Ok((_, None)) => return Ok(None),
+            Err(failure) if failure.is_time() => return Ok(None),
+            Err(failure) => return Err(failure),
+        };
+        let grant = ctx.run.grant(&self.name, ticket).await;
+        Ok(Some(CtxGuard::new(ctx, &self.name, ticket, &place, grant)))
+    }
+
+    /// Asks for it, unless that was done before, and waits for it if need be. Nothing if it is not to be had at once.
+    async fn ask(
+        &self,
+        operation: Journaled<'_>,
+        permits: u32,
+        waits: bool,
+        limit: Option<Duration>,
+    ) -> Outcome<Option<u64>> {
+        let run = &self.ctx.run;
+        let mut asking =
+            Asking { run: run.clone(), lock: self.name.clone(), place: operation.place.clone(), is_over: true };
+        let (ticket, until) = match operation.entry.state {
+            EntryState::Queued { ticket, until_us } => (ticket, until_us.map(Timestamp)),
+            _ => {
+                operation.unless_cancelled()?;
+                let now = run.env().now();
+                run.effect().await;
+                run.ensure_inbox().await;
+                run.until_left(&self.name).await;
+                run.with(|state| state.has_locks = true);
+                let until = limit.map(|limit| now.plus(limit));
+                let (owner, id) = (Owner::Execution(run.id.clone()), request_id(run, &operation.place));
+                let (kind, is_reentrant) = (self.kind, self.is_reentrant);
+                let want = Want { owner, kind, permits, id, is_known: false, waits, is_reentrant, ear: None };
+                let entry = (operation.place.clone(), operation.entry.clone(), until);
+                asking.is_over = false;
+                let asked = Passenger::new(run, Some(entry), None).ask(&self.name, Ask::Acquire(want)).await;
+                match asked {
+                    Ok(Answer::Queued(ticket)) => (ticket, until),
+                    asked => {
+                        asking.is_over = true;
+                        return match asked {
+                            Ok(Answer::Granted(ticket)) => Ok(Some(ticket)),
+                            Ok(_) => Ok(None),
+                            Err(why) => Err(refused(why.into())),
+                        };
                     }
                 }
-            };
-            run.effect().await;
-            run.ensure_inbox().await;
-            asking.is_over = false;
-            let waits = Waits { ctx, lock: self, doing: &doing, place, entry, ticket, until };
-            (asking, waits.wait().await)
-        });
-        let (mut asking, taken) = taken.await;
+            }
+        };
+        run.effect().await;
+        run.ensure_inbox().await;
+        asking.is_over = false;
+        let waited = Waits { lock: self, operation, ticket, until }.wait().await;
         asking.is_over = true;
-        let Some(ticket) = taken? else { return Ok(None) };
-        let grant = ctx.run.grant(&self.name, ticket).await;
-        Ok(Some(CtxGuard::new(ctx, &self.name, ticket, &asking.place, grant)))
+        waited
     }
 }
 
@@ -200,13 +217,10 @@ impl Run {
         if !self.engine.forced.lock().contains(&self.id) {
             return Grant::Held;
         }
-        match self.read_grant(lock, ticket).await {
-            Ok(grant) => grant,
-            Err(error) => self.stop_for(self.failed(error)).await,
-        }
+        self.or_stop(self.read_grant(lock, ticket).await).await
     }
 
-    async fn read_grant(&self, lock: &LockName, ticket: u64) -> std::result::Result<Grant, StoreError> {
+    async fn read_grant(&self, lock: &LockName, ticket: u64) -> Result<Grant, StoreError> {
         let (spaces, view) = (&self.engine.locks.spaces, self.engine.store.view().await?);
         if view.get(&spaces.request(lock, ticket)).await?.is_some() {
             return Ok(Grant::Held);
@@ -223,16 +237,6 @@ fn label(run: &Run, lock: &LockName) -> String {
         LockScope::Tree(root) if *root == run.root() => format!("{} of this tree", lock.name),
         _ => lock.to_string(),
     }
-}
-
-/// What was recorded of an acquisition that has come to something.
-async fn recorded(ctx: &Ctx, call: &Call<'_>, place: &Place, text: &str) -> Outcome<Option<u64>> {
-    Ok(ctx.recorded(call, place, text).await)
-}
-
-fn gave(text: &str) -> Outcome<Option<u64>> {
-    let failure = read_failure(text);
-    if failure.is_time() { Ok(None) } else { Err(failure) }
 }
 
 /// Why a lock is not given, as a failure.
@@ -262,29 +266,30 @@ impl Drop for Asking {
 
 /// A wait for a lock.
 struct Waits<'a> {
-    ctx: &'a Ctx,
     lock: &'a CtxLock<'a>,
-    doing: &'a Doing,
-    place: Place,
-    entry: Entry,
+    operation: Journaled<'a>,
     ticket: u64,
     until: Option<Timestamp>,
 }
 
 impl Waits<'_> {
-    fn is_it(&self) -> impl Fn(&Message) -> bool + use<'_> {
-        |message| {
-            matches!(&message.body, Letter::Lock { lock, ticket, .. }
-                if *ticket == self.ticket && *lock == self.lock.name)
-        }
+    fn is_it(&self) -> impl Fn(&Letter) -> bool + use<'_> {
+        let (name, own) = (&self.lock.name, self.ticket);
+        move |letter| matches!(letter, Letter::Lock { lock, ticket, .. } if *ticket == own && lock == name)
     }
 
     fn what(&self) -> WaitsFor {
         WaitsFor::Lock(self.lock.name.to_string())
     }
 
+    /// Has something done to the lock that makes the wait fail so.
+    fn failing(&self, failure: &Failure) -> Passenger {
+        let entry = Entry { state: EntryState::Gave(failure_text(failure)), ..self.operation.entry.clone() };
+        Passenger::new(&self.lock.ctx.run, Some((self.operation.place.clone(), entry, None)), None)
+    }
+
     async fn wait(&self) -> Outcome<Option<u64>> {
-        let run = &self.ctx.run;
+        let (run, operation) = (&self.lock.ctx.run, &self.operation);
         let is_child = run.with(|state| state.held.is_empty());
         let mut is_told = is_child && run.with(|state| state.execution.parent.is_none());
         let is_it = self.is_it();
@@ -295,21 +300,17 @@ impl Waits<'_> {
             }
             state.inbox().take(&is_it)
         };
-        let waited = self.doing.wait(self.what(), Timestamp(self.entry.since_us), self.until, look).await;
-        let failure = match waited {
+        let failure = match operation.doing.wait(self.what(), operation.since(), self.until, look).await {
             Waited::Got(received) => return self.received(received),
             Waited::TimedOut => Failure::time(),
-            Waited::Cancelled => run.why_cancelled(&self.place),
+            Waited::Cancelled => run.why_cancelled(&operation.place),
         };
-        let entry = Entry { state: EntryState::Gave(failure_text(&failure)), ..self.entry.clone() };
-        let passenger = Passenger::new(run, Some((self.place.clone(), entry, None)), None);
-        let answer = passenger.ask(&self.lock.name, Ask::Withdraw { ticket: self.ticket }).await;
-        if let Ok(Answer::Withdrawn) = answer {
-            return if failure.is_time() { Ok(None) } else { Err(failure) };
+        let withdrawal = Ask::Withdraw { ticket: self.ticket };
+        if let Ok(Answer::Withdrawn) = self.failing(&failure).ask(&self.lock.name, withdrawal).await {
+            return Err(failure);
         }
         // It was granted, or taken away, at the same time: there is a message that says so.
-        let doing = Doing::begin(run, self.what(), None);
-        let _listed = Listed(&doing);
+        let doing = Listed::begin(run, self.what());
         let found = doing.wait(self.what(), run.env().now(), None, |state| state.inbox().take(&is_it)).await;
         let Waited::Got(received) = found else { return std::future::pending().await };
         let is_granted = matches!(received.message.body, Letter::Lock { refused: None, .. });
@@ -317,11 +318,8 @@ impl Waits<'_> {
             return self.received(received);
         }
         // It is cancelled, and was granted the lock: that it was not given it, and that it lets go, are one commit.
-        let entry = Entry { state: EntryState::Gave(failure_text(&failure)), ..self.entry.clone() };
-        let passenger = Passenger::new(run, Some((self.place.clone(), entry, None)), None);
-        let id = Some(request_id(run, &self.place));
-        let ask = Ask::Release { ticket: self.ticket, id };
-        let _ = passenger.receiving(received.address).ask(&self.lock.name, ask).await;
+        let ask = Ask::Release { ticket: self.ticket, id: Some(request_id(run, &operation.place)) };
+        let _ = self.failing(&failure).receiving(received.address).ask(&self.lock.name, ask).await;
         Err(failure)
     }
 
@@ -336,8 +334,7 @@ impl Waits<'_> {
             Ok(_) => EntryState::Done(self.ticket.to_string()),
             Err(failure) => EntryState::Gave(failure_text(failure)),
         };
-        let entry = Entry { state, ..self.entry.clone() };
-        self.ctx.run.put_with(&self.place, entry, Some(Effect::receipt(address)));
+        self.operation.ends(state, Some(Effect::receipt(address)));
         result
     }
 }
@@ -416,11 +413,7 @@ pub struct CtxGuard {
     is_released: bool,
 }
 
-impl std::fmt::Debug for CtxGuard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CtxGuard").field("lock", &self.lock).field("token", &self.token.number).finish_non_exhaustive()
-    }
-}
+shown!(CtxGuard, it => lock: it.lock, token: it.token.number);
 
 impl CtxGuard {
     fn new(ctx: &Ctx, lock: &LockName, ticket: u64, place: &Place, grant: Grant) -> CtxGuard {
@@ -475,17 +468,14 @@ impl CtxGuard {
         let (ctx, ticket) = (self.ctx.clone(), self.token.number);
         let label = label(&ctx.run, &self.lock);
         let (ctx, lock, acquired) = (&ctx, &self.lock, &self.place);
-        let released = ctx.operation(WaitsFor::Store, |_| async move {
+        let call = Call { kind: Kind::Unlock, name: &label, argument: 0 };
+        let again =
+            |_: &Journaled<'_>, text: &str| serde_json::from_str(text).map(|(_, was_held, _): Unlocked| was_held);
+        let released = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
             let run = &ctx.run;
-            let call = Call { kind: Kind::Unlock, name: &label, argument: 0 };
-            let (place, found) = ctx.take(&call).await;
-            if let Some(EntryState::Done(text)) = found.map(|found| found.state) {
-                let (_, was_held, _): Unlocked = ctx.recorded(&call, &place, &text).await;
-                return Ok(was_held);
-            }
             run.effect().await;
-            let entry = call.entry(run.env().now(), EntryState::Begun);
-            let passenger = Passenger::new(run, Some((place, entry, None)), Some((ticket, acquired.to_string())));
+            let entry = Some((operation.place, operation.entry, None));
+            let passenger = Passenger::new(run, entry, Some((ticket, acquired.to_string())));
             let ask = Ask::Release { ticket, id: Some(request_id(run, acquired)) };
             match passenger.ask(lock, ask).await {
                 Ok(answer) => Ok(matches!(answer, Answer::Released(true))),

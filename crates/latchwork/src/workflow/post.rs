@@ -5,6 +5,7 @@
 //! that the count is what it knows: so no message is overlooked between the two.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::future::Future;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -18,9 +19,9 @@ use crate::store::{
     Check, Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, Store, StoreError, Uuid, Write,
 };
 use crate::workflow::engine::Inner;
-use crate::workflow::kept::{Letter, Message, grant_id};
+use crate::workflow::kept::{Delivered, Letter, Message, grant_id};
 use crate::workflow::record::{Execution, Status, Wait};
-use crate::workflow::run::{RECORD, turn};
+use crate::workflow::run::turn;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// What the caller of a delivery has asked for beside it.
@@ -54,7 +55,7 @@ impl Inner {
         if let Some(known) = known {
             return Ok(known);
         }
-        let (execution, rev) = self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
+        let (execution, rev) = self.known(id).await?;
         match execution.status {
             Status::Running => Ok(Target::Running(rev)),
             ref status if status.is_terminal() => Err(WorkflowError::Ended { id: id.clone() }),
@@ -62,20 +63,13 @@ impl Inner {
         }
     }
 
-    /// The delivery of a message, as a part of a commit.
-    pub(crate) fn delivery(self: &Arc<Inner>, id: &ExecutionId, target: Target, letter: Letter) -> Part {
-        self.deliveries(id, target, vec![letter])
-    }
-
     /// The delivery of messages, as a part of a commit.
-    fn deliveries(self: &Arc<Inner>, id: &ExecutionId, target: Target, letters: Vec<Letter>) -> Part {
+    pub(crate) fn deliveries(self: &Arc<Inner>, id: &ExecutionId, target: Target, letters: Vec<Letter>) -> Part {
         let (kept, env) = (self.kept(id), self.store.env());
         let at_us = env.now().0;
         let messages: Vec<(Key, Message)> =
             letters.into_iter().map(|body| (kept.message(letter_id(env, &body)), Message { at_us, body })).collect();
-        let record: Key = self.spaces.executions.key(id.as_bytes());
-        let mut part = self.node.for_any(id.as_bytes()).at_rev(RECORD, &record, target.rev());
-        part = part.put(&kept.count(), Vec::new());
+        let mut part = self.at_record(id, Some(target.rev())).put(&kept.count(), Vec::new());
         part = messages.iter().fold(part, |part, (key, message)| part.put(key, message.encode()));
         let mut is_woken = false;
         if let Target::Resting(before, _) = target
@@ -114,25 +108,23 @@ impl Inner {
         }
         after.cancel = after.cancel.or(cancel.map(str::to_string));
         let (part, _) = turn(self, part, id, Some(before), &mut after, None);
-        (part.put(&self.spaces.executions.key(id.as_bytes()), after.encode()), after)
+        (part, after)
     }
 
     /// The cancellation of an execution, as a part of a commit. Nothing if that is on its way already.
     pub(crate) async fn cancelling(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<Option<Part>> {
-        let (before, rev) = self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
+        let (before, rev) = self.known(id).await?;
         if before.status.is_terminal() {
             return Err(WorkflowError::Ended { id: id.clone() });
         }
         if before.cancel.is_some() {
             return Ok(None);
         }
-        let part = self.node.for_any(id.as_bytes()).at_rev(RECORD, &self.spaces.executions.key(id.as_bytes()), rev);
-        // The record is what is written last.
-        let (part, after) = self.woken(part, id, &before, Some(reason));
+        let (part, after) = self.woken(self.at_record(id, Some(rev)), id, &before, Some(reason));
         let (engine, id) = (self.clone(), id.clone());
         Ok(Some(part.then(move |landing| {
             if let Some(run) = engine.resident(&id) {
-                run.cancelled(rev, landing.revs.last().copied().flatten(), after);
+                run.cancelled(rev, landing.last(), after);
             }
             // It may be about to leave memory, if it does not know yet that it waits.
             if before.status == Status::Waiting {
@@ -143,12 +135,11 @@ impl Inner {
 
     /// Has an execution look whether it is as it was, as a part of a commit.
     async fn looking(self: &Arc<Inner>, id: &ExecutionId) -> Result<Part> {
-        let (before, rev) = self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-        let mut part = self.node.for_any(id.as_bytes());
-        if before.status == Status::Waiting {
-            part = part.at_rev(RECORD, &self.spaces.executions.key(id.as_bytes()), rev);
-            part = self.woken(part, id, &before, None).0;
-        }
+        let (before, rev) = self.known(id).await?;
+        let part = match before.status {
+            Status::Waiting => self.woken(self.at_record(id, Some(rev)), id, &before, None).0,
+            _ => self.node.for_any(id.as_bytes()),
+        };
         let (engine, id) = (self.clone(), id.clone());
         Ok(part.then(move |_| {
             engine.resident(&id).iter().for_each(|run| run.doubt());
@@ -166,21 +157,24 @@ impl Inner {
     /// held.
     pub(crate) async fn perform(self: &Arc<Inner>, part: Part) -> Result<bool> {
         let engine = self.clone();
-        let performed = self.node.runtime.run(async move {
-            let (commit, placed, rest) = part.place_whole(Commit::new());
-            match engine.store.commit(commit).await.inspect_err(|_| engine.node.doubt())? {
-                Outcome::Applied(receipt) => {
-                    rest.land(placed.landing(&receipt));
-                    Ok(true)
-                }
-                Outcome::Refused(refusal) => {
-                    let is_fenced = placed.has_failed(&refusal, SHARD);
-                    rest.refuse(&placed, &refusal);
-                    if is_fenced { Err(WorkflowError::Stopped) } else { Ok(false) }
-                }
-            }
-        });
+        let performed = self.node.runtime.run(async move { engine.send(part).await.map(|sent| sent.is_some()) });
         performed.await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+
+    /// Sends a commit that holds a part and nothing else. Nothing if a check has failed.
+    pub(crate) async fn send(&self, part: Part) -> Result<Option<Receipt>> {
+        let (commit, placed, rest) = part.place_whole(Commit::new());
+        match self.store.commit(commit).await.inspect_err(|_| self.node.doubt())? {
+            Outcome::Applied(receipt) => {
+                rest.land(placed.landing(&receipt));
+                Ok(Some(receipt))
+            }
+            Outcome::Refused(refusal) => {
+                let is_fenced = placed.has_failed(&refusal, SHARD);
+                rest.refuse(&placed, &refusal);
+                if is_fenced { Err(WorkflowError::Stopped) } else { Ok(None) }
+            }
+        }
     }
 
     /// Delivers a message, with checks and a write of the caller's in the same commit. Gives whether the checks held.
@@ -194,6 +188,45 @@ impl Inner {
         let (answer, answered) = oneshot::channel();
         Lanes::submit(self, id, Delivery { letter, asked, answer }).map_err(|_| WorkflowError::Stopped)?;
         answered.await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+}
+
+impl Inner {
+    /// Delivers a message that counts once under an id of its sender's, however often it is sent. `check` tells what
+    /// else must hold, each time that it is tried.
+    pub(crate) async fn deliver_once<F>(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        message: &str,
+        delivered: Delivered,
+        letter: Letter,
+        check: impl Fn() -> F,
+    ) -> Result<()>
+    where
+        F: Future<Output = Result<Option<Check>>>,
+    {
+        let (kind, key) = match &delivered {
+            Delivered::Signal(_) => ("signal", self.kept(id).signal(message)),
+            Delivered::Update(..) => ("update", self.kept(id).update(message)),
+        };
+        loop {
+            match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
+                None => {}
+                Some(Ok(sent)) if sent.is_same(&delivered) => return Ok(()),
+                Some(Err(why)) if why.is_version() => return Err(why.at(format!("{kind} {message:?}")).into()),
+                Some(_) => return Err(WorkflowError::MessageReused { id: id.clone(), message: message.into() }),
+            }
+            let checks = [Check::Absent(key.clone())].into_iter().chain(check().await?).collect();
+            let write = Write::Put(key.clone(), delivered.encode());
+            // If it is refused, another caller has sent it, or what else must hold has changed.
+            match self.deliver(id, letter.clone(), Some((checks, write))).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                // Another caller may have sent it before the execution ended.
+                Err(error) if self.get(&key).await?.is_none() => return Err(error),
+                Err(_) => {}
+            }
+        }
     }
 }
 
@@ -433,7 +466,7 @@ impl Mail {
                 }
                 continue;
             }
-            match engine.posted(&id, post.letters, post.cancel, post.looks, from_store).await {
+            match engine.posted(&id, &post, from_store).await {
                 Ok(posted) => parts.extend(posted),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) if !post.is_needed => {}
                 Err(error) if error.kind() == ErrorKind::Corrupt && !post.is_needed => {
@@ -447,28 +480,21 @@ impl Mail {
 }
 
 impl Inner {
-    async fn posted(
-        self: &Arc<Inner>,
-        id: &ExecutionId,
-        letters: Vec<Letter>,
-        cancel: Option<String>,
-        looks: bool,
-        from_store: bool,
-    ) -> Result<Vec<Part>> {
+    async fn posted(self: &Arc<Inner>, id: &ExecutionId, post: &Post, from_store: bool) -> Result<Vec<Part>> {
         let mut parts = Vec::new();
-        if looks && cancel.is_none() {
+        if post.looks && post.cancel.is_none() {
             parts.push(self.looking(id).await?);
         }
-        if let Some(reason) = &cancel {
+        if let Some(reason) = &post.cancel {
             parts.extend(self.cancelling(id, reason).await?);
         }
-        if !letters.is_empty() {
+        if !post.letters.is_empty() {
             let target = match self.target(id, from_store || !parts.is_empty()).await? {
                 // It is set running already.
                 Target::Resting(_, rev) if !parts.is_empty() => Target::Running(rev),
                 target => target,
             };
-            parts.push(self.deliveries(id, target, letters));
+            parts.push(self.deliveries(id, target, post.letters.clone()));
         }
         Ok(parts)
     }

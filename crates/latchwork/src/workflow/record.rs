@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::node::write_text;
 use crate::record::{self, Record, Unreadable, stored};
-use crate::store::{Bytes, Timestamp};
+use crate::store::{Bytes, Item, Key, Order, Range, Space, StoreError, Timestamp, View};
 use crate::workflow::place::{Path, Place};
-use crate::workflow::{ExecutionId, Failure};
+use crate::workflow::{ExecutionId, Failure, WorkflowError};
 
 /// An execution.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Execution {
     /// The name of the definition.
     pub(crate) workflow: String,
@@ -160,8 +160,9 @@ impl WaitsFor {
 }
 
 /// How an execution is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) enum Status {
+    #[default]
     Running,
     /// Out of memory until the timer fires.
     Waiting,
@@ -185,28 +186,7 @@ impl Status {
 impl Execution {
     /// One that is about to start.
     pub(crate) fn new(workflow: impl Into<String>, input: String, started: Timestamp) -> Execution {
-        Execution {
-            workflow: workflow.into(),
-            status: Status::Running,
-            input,
-            deadline_us: None,
-            timer_us: None,
-            started_us: started.0,
-            run: 0,
-            resumes: 0,
-            key: None,
-            intent: None,
-            tail: Vec::new(),
-            waits: Vec::new(),
-            parent: None,
-            cancel: None,
-            labels: Labels::default(),
-            forked: None,
-            removal_us: None,
-            begins_us: None,
-            has_children: false,
-            has_locks: false,
-        }
+        Execution { workflow: workflow.into(), input, started_us: started.0, ..Execution::default() }
     }
 }
 
@@ -361,32 +341,9 @@ pub enum Kind {
 
 impl std::fmt::Display for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Kind::Step => "step",
-            Kind::Sleep => "sleep",
-            Kind::Now => "now",
-            Kind::Uuid => "uuid",
-            Kind::Random => "random",
-            Kind::Version => "version",
-            Kind::IsCancelled => "is cancelled",
-            Kind::Slot => "slot",
-            Kind::Transaction => "transaction",
-            Kind::Join => "join",
-            Kind::Race => "race",
-            Kind::Signal => "signal",
-            Kind::Update => "update",
-            Kind::Answer => "answer",
-            Kind::Publish => "publish",
-            Kind::Published => "published",
-            Kind::Child => "child",
-            Kind::ChildEnd => "child end",
-            Kind::Send => "send",
-            Kind::Token => "token",
-            Kind::Completion => "completion",
-            Kind::Label => "label",
-            Kind::Lock => "lock",
-            Kind::Unlock => "unlock",
-        })
+        // As it is stored, in words.
+        let name = serde_json::to_string(self).unwrap_or_default();
+        f.write_str(&name.trim_matches('"').replace('_', " "))
     }
 }
 
@@ -453,6 +410,38 @@ pub(crate) struct Keyed {
 struct Told(Entry, Option<Intent>);
 
 stored!(Execution, Removal, Keyed, Told);
+
+/// The record under a key, as a view shows it. One that cannot be read is an error that tells its place.
+pub(crate) async fn fetch<R: Record>(
+    view: &View,
+    key: &Key,
+    place: impl FnOnce() -> String,
+) -> Result<Option<(R, Item)>, WorkflowError> {
+    let Some(item) = view.get(key).await? else { return Ok(None) };
+    let record = R::decode(&item.value).map_err(|why| why.at(place()))?;
+    Ok(Some((record, item)))
+}
+
+/// The next records of a range, which is then what is left of it. None if there are no more.
+pub(crate) async fn next_page(
+    view: &View,
+    rest: &mut Range,
+    most: usize,
+) -> Result<Option<Vec<(Key, Item)>>, StoreError> {
+    let found = view.scan(rest, Order::Ascending, most).await?;
+    let Some((last, _)) = found.last() else { return Ok(None) };
+    *rest = rest.after(last);
+    Ok(Some(found))
+}
+
+/// The record of an execution, as a view shows it.
+pub(crate) async fn fetch_execution(
+    view: &View,
+    executions: &Space,
+    id: &ExecutionId,
+) -> Result<Option<(Execution, Item)>, WorkflowError> {
+    fetch(view, &executions.key(id.as_bytes()), || format!("execution {id:?}")).await
+}
 
 /// The longest text that is kept of a failure, in bytes.
 const FAILURE_BYTES: usize = 64 << 10;

@@ -11,7 +11,7 @@ use crate::lane::Part;
 use crate::node::alarm::{Alarms, Due, Keeper, due_key, read_alarm_key};
 use crate::node::{SHARD, shard_key};
 use crate::record::Record;
-use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, View};
+use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, StoreError, View};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::listed::{read_by_status, read_end};
@@ -100,13 +100,8 @@ async fn next_left(
 ) -> Option<Vec<Left>> {
     loop {
         let inner = engine.upgrade().filter(|inner| !inner.is_stopped() && inner.node.owned().contains(&shard))?;
-        let (space, _) = inner.left(shard, overdue);
-        match scan_around(before, &space, rest, BATCH).await {
-            Ok(Scanned { found, damaged }) => {
-                damaged.iter().for_each(|key| inner.pass_over(key, Left::id(key, overdue)));
-                *rest = rest.after(&found.last()?.0);
-                return Some(found.into_iter().filter_map(|(key, item)| Left::new(key, item, overdue)).collect());
-            }
+        match inner.left_page(before, shard, overdue, rest).await {
+            Ok(page) => return page,
             Err(error) if error.kind() == ErrorKind::Unavailable => {
                 let pause = inner.store.env().sleep(PAUSE);
                 drop(inner);
@@ -236,18 +231,30 @@ impl Inner {
     }
 
     async fn sweep_shard(self: &Arc<Inner>, shard: u16) -> Result<()> {
-        let (space, mut rest) = self.left(shard, false);
-        loop {
-            let Scanned { found, damaged } = scan_around(&self.store.view().await?, &space, &rest, BATCH).await?;
-            damaged.iter().for_each(|key| self.pass_over(key, Left::id(key, false)));
-            let Some((last, _)) = found.last() else { return Ok(()) };
-            rest = rest.after(last);
-            let left = found.into_iter().filter_map(|(key, item)| Left::new(key, item, false));
+        let (_, mut rest) = self.left(shard, false);
+        while let Some(left) = self.left_page(&self.store.view().await?, shard, false, &mut rest).await? {
             let is_aside = |id: &ExecutionId| self.set_aside.lock().contains_key(id);
-            for left in left.filter(|left| !self.is_resident(&left.id) && !is_aside(&left.id)) {
+            for left in left.into_iter().filter(|left| !self.is_resident(&left.id) && !is_aside(&left.id)) {
                 self.pick_up(&left.id).await.or_else(|error| self.unless_passing(&left.id, error))?;
             }
         }
+        Ok(())
+    }
+
+    /// The next executions of a shard that an earlier engine has left. What is damaged is passed over.
+    async fn left_page(
+        &self,
+        view: &View,
+        shard: u16,
+        overdue: bool,
+        rest: &mut Range,
+    ) -> Result<Option<Vec<Left>>, StoreError> {
+        let (space, _) = self.left(shard, overdue);
+        let Scanned { found, damaged } = scan_around(view, &space, rest, BATCH).await?;
+        damaged.iter().for_each(|key| self.pass_over(key, Left::id(key, overdue)));
+        let Some((last, _)) = found.last() else { return Ok(None) };
+        *rest = rest.after(last);
+        Ok(Some(found.into_iter().filter_map(|(key, item)| Left::new(key, item, overdue)).collect()))
     }
 
     /// Where executions of a shard are found that an earlier engine has left.
@@ -337,11 +344,10 @@ impl Inner {
 
     /// Takes an execution up whose last commit may still be on its way. A record of a later rev has that refused.
     pub(crate) async fn pick_up_fenced(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
-        let resident = self.residents.lock().contains_key(id);
-        if let (false, Some((execution, rev))) = (resident, self.read(id).await?)
+        if let (false, Some((execution, rev))) = (self.is_resident(id), self.read(id).await?)
             && !execution.status.is_terminal()
         {
-            let key = self.spaces.executions.key(id.as_bytes());
+            let key = self.record_of(id);
             let part = self.node.for_owner(id).at_rev(RECORD, &key, rev).put(&key, execution.encode());
             // If it is refused, something has landed since, or this engine is no longer the owner.
             let _ = self.store.commit(part.place(Commit::new()).0).await?;
@@ -412,7 +418,7 @@ impl Inner {
         count: u32,
         probation: Option<Probation>,
     ) {
-        let run = Run::stored(self.clone(), definition, id.clone(), execution, rev).taken_up(count, probation);
+        let run = Run::new(self.clone(), definition, id.clone(), execution, Some(rev)).taken_up(count, probation);
         let run = Arc::new(run);
         if count > self.most_crashes {
             let times = count - 1;

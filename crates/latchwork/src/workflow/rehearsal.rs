@@ -1,60 +1,43 @@
 //! How tests run an engine: with mocks, with operations that take a moment, or on a journal alone. Only the feature
 //! `testing` can ask for any of it; without the feature a rehearsal is empty, and the compiler removes its questions.
 
-#[cfg(feature = "testing")]
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::workflow::Failure;
 
 /// What a mock gives in place of a step's body: JSON or a failure.
-type Given = std::result::Result<Value, Failure>;
+type Given = Result<Value, Failure>;
 
 /// Stands in for the body of a step. It is given the number of the attempt.
-#[cfg(feature = "testing")]
 pub(crate) type Mock = Arc<dyn Fn(u32) -> Given + Send + Sync>;
 
 /// What a test has asked for.
 #[derive(Default)]
 pub(crate) struct Rehearsal {
     /// By the names of steps.
-    #[cfg(feature = "testing")]
     pub(crate) mocks: HashMap<String, Mock>,
     /// Whether every operation takes a moment, so that operations that overlap are found however fast the store is.
-    #[cfg(feature = "testing")]
     pub(crate) is_strict: bool,
     /// Whether nothing happens that is not in a journal.
-    #[cfg(feature = "testing")]
     pub(crate) is_replay: bool,
 }
 
-#[cfg(feature = "testing")]
+/// Whether anything can be asked for.
+const IS_ON: bool = cfg!(feature = "testing");
+
 impl Rehearsal {
     pub(crate) fn mocked(&self, step: &str, attempt: u32) -> Option<Given> {
-        self.mocks.get(step).map(|mock| mock(attempt))
+        if IS_ON { self.mocks.get(step).map(|mock| mock(attempt)) } else { None }
     }
 
     pub(crate) fn is_strict(&self) -> bool {
-        self.is_strict
+        IS_ON && self.is_strict
     }
 
     pub(crate) fn is_replay(&self) -> bool {
-        self.is_replay
-    }
-}
-
-#[cfg(not(feature = "testing"))]
-impl Rehearsal {
-    pub(crate) fn mocked(&self, _step: &str, _attempt: u32) -> Option<Given> {
-        None
-    }
-
-    pub(crate) fn is_strict(&self) -> bool {
-        false
-    }
-
-    pub(crate) fn is_replay(&self) -> bool {
-        false
+        IS_ON && self.is_replay
     }
 }

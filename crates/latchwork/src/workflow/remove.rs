@@ -42,7 +42,7 @@ impl Inner {
             _ => {}
         }
         for due in due {
-            match Broom::new(self).until_done(&What::Due(due)).await {
+            match Broom::new(self).until_done(&due.id, Some(due)).await {
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     self.put_aside(&due.id, format!("it cannot be removed: {error}"));
                 }
@@ -54,14 +54,8 @@ impl Inner {
 
     /// Removes an execution that has ended, with everything it has left, before its time.
     pub(crate) async fn purge(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
-        Broom::new(self).until_done(&What::Execution(id)).await
+        Broom::new(self).until_done(id, None).await
     }
-}
-
-/// Something to remove.
-enum What<'a> {
-    Due(&'a Due),
-    Execution(&'a ExecutionId),
 }
 
 /// Collects what is to be removed into commits of a good size.
@@ -79,14 +73,8 @@ struct Broom<'a> {
 
 impl<'a> Broom<'a> {
     fn new(engine: &'a Arc<Inner>) -> Broom<'a> {
-        Broom {
-            engine,
-            part: Part::default(),
-            gone: HashSet::new(),
-            record: None,
-            is_checked: false,
-            is_refused: false,
-        }
+        let (part, gone) = (Part::default(), HashSet::new());
+        Broom { engine, part, gone, record: None, is_checked: false, is_refused: false }
     }
 
     /// Removes everything in as few commits as possible. Tells whether nothing was refused.
@@ -98,13 +86,13 @@ impl<'a> Broom<'a> {
         Ok(!self.is_refused)
     }
 
-    /// Removes something, however often somebody else was faster.
-    async fn until_done(&mut self, what: &What<'_>) -> Result<()> {
+    /// Removes what is due of an execution, or all of it, however often somebody else was faster.
+    async fn until_done(&mut self, id: &ExecutionId, due: Option<&Due>) -> Result<()> {
         loop {
             self.is_refused = false;
-            match what {
-                What::Due(due) => self.remove(due).await?,
-                What::Execution(id) => self.execution(id, None).await?,
+            match due {
+                Some(due) => self.remove(due).await?,
+                None => self.execution(id, None).await?,
             }
             self.sweep().await?;
             if !self.is_refused || self.engine.is_stopped() {
@@ -143,7 +131,7 @@ impl<'a> Broom<'a> {
 
     /// What is removed from here on is of this execution.
     fn of(&mut self, id: &ExecutionId, rev: Rev) {
-        self.record = Some((self.engine.spaces.executions.key(id.as_bytes()), rev));
+        self.record = Some((self.engine.record_of(id), rev));
         self.is_checked = false;
     }
 
@@ -168,7 +156,7 @@ impl<'a> Broom<'a> {
             let is_its = |value: &[u8]| Keyed::decode(value).is_ok_and(|keyed| keyed.id == **id);
             last.extend(found.filter(|item| is_its(&item.value)).map(|_| key));
         }
-        last.push(self.engine.spaces.executions.key(id.as_bytes()));
+        last.push(self.engine.record_of(id));
         if self.part.writes().len() + last.len() > WRITES {
             self.sweep().await?;
         }

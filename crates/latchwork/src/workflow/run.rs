@@ -13,9 +13,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use tokio::sync::{Notify, oneshot};
 
 use crate::entity::EntityError;
+use crate::json;
 use crate::lock::LockName;
 use crate::record::BadRecord;
 use crate::state::StateError;
@@ -54,6 +56,7 @@ pub(crate) struct Run {
     nudge: Notify,
 }
 
+#[derive(Default)]
 pub(crate) struct State {
     /// As it is stored.
     pub(crate) execution: Execution,
@@ -198,76 +201,35 @@ pub(crate) enum Next {
 }
 
 impl Run {
-    /// An execution that is about to be stored by its first commit; `started` is told when it is.
+    /// An execution that is stored, unless there is no rev: then its first commit stores it.
     pub(crate) fn new(
         engine: Arc<Inner>,
         definition: Arc<Definition>,
         id: ExecutionId,
         execution: Execution,
-        started: oneshot::Sender<Result<()>>,
-    ) -> Run {
-        let mut run = Run::stored(engine, definition, id, execution, Rev(0));
-        let state = run.state.get_mut();
-        (state.rev, state.is_fresh, state.started) = (None, true, Some(started));
-        run
-    }
-
-    /// An execution that is stored.
-    pub(crate) fn stored(
-        engine: Arc<Inner>,
-        definition: Arc<Definition>,
-        id: ExecutionId,
-        execution: Execution,
-        rev: Rev,
+        rev: Option<Rev>,
     ) -> Run {
         let (labels, cancel) = (execution.labels.clone(), execution.cancel.clone());
         let (has_children, has_locks) = (execution.has_children, execution.has_locks);
         let state = State {
             execution,
-            rev: Some(rev),
+            rev,
             has_children,
             has_locks,
             labels,
             cancel,
-            pending: BTreeMap::new(),
-            draft: Draft::default(),
-            is_polled: false,
-            asides: Vec::new(),
-            pending_bytes: 0,
             first_pending: u64::MAX,
-            stamps: 0,
-            wanted: 0,
-            wants_record: false,
-            flying: BTreeMap::new(),
-            boardings: 0,
-            lost: Vec::new(),
-            called_off: Vec::new(),
-            sagas: Vec::new(),
-            carrier: None,
-            ops: BTreeMap::new(),
-            last_op: 0,
-            waiting: BTreeMap::new(),
-            waits: 0,
-            inbox: None,
-            told_count: 0,
-            receipts: 0,
-            beats: BTreeMap::new(),
-            published: None,
-            held: BTreeMap::new(),
-            left: Vec::new(),
-            dropped: Vec::new(),
-            leaving: Vec::new(),
-            is_fresh: false,
-            submitted: Vec::new(),
-            continues: None,
-            taken_up: 0,
-            probation: None,
-            stop: None,
-            has_left: false,
-            started: None,
+            ..State::default()
         };
-        let key = engine.spaces.executions.key(id.as_bytes());
+        let key = engine.record_of(&id);
         Run { engine, id, key, definition, state: Mutex::new(state), nudge: Notify::new() }
+    }
+
+    /// The same, whose starter is told when it is stored.
+    pub(crate) fn starting(mut self, started: oneshot::Sender<Result<()>>) -> Run {
+        let state = self.state.get_mut();
+        (state.is_fresh, state.started) = (true, Some(started));
+        self
     }
 
     /// The same, taken up so often by now without coming to anything.
@@ -302,20 +264,10 @@ impl Run {
         self.state.lock().execution.input.clone()
     }
 
-    /// When it is to have ended.
-    pub(crate) fn deadline(&self) -> Option<Timestamp> {
-        self.state.lock().execution.deadline_us.map(Timestamp)
-    }
-
     /// The first of its ancestors; itself if it has none.
     pub(crate) fn root(&self) -> ExecutionId {
         let root = self.with(|state| state.execution.parent.as_ref().map(|parent| parent.root.clone()));
         root.unwrap_or_else(|| self.id.clone())
-    }
-
-    /// How often an operator has let it go on.
-    pub(crate) fn resumes(&self) -> u32 {
-        self.state.lock().execution.resumes
     }
 
     /// What it has come to, if that is stored.
@@ -328,11 +280,6 @@ impl Run {
     pub(crate) fn number(&self) -> (u64, u32) {
         let state = self.state.lock();
         (state.execution.started_us, state.execution.run)
-    }
-
-    /// Whether it is stored as parked.
-    pub(crate) fn is_parked(&self) -> bool {
-        matches!(self.state.lock().execution.status, Status::Parked(_))
     }
 
     /// Why it is to stop, if it is.
@@ -357,6 +304,14 @@ impl Run {
     /// Ends the execution's stay in memory until an operator has looked at it.
     pub(crate) async fn park<T>(&self, reason: impl Into<String>) -> T {
         self.stop_for(Stop::Parked(reason.into())).await
+    }
+
+    /// What another layer has given. An error ends the execution's stay in memory.
+    pub(crate) async fn or_stop<T, E: Into<WorkflowError>>(&self, given: Result<T, E>) -> T {
+        match given {
+            Ok(value) => value,
+            Err(error) => self.stop_for(self.stops(error.into())).await,
+        }
     }
 
     /// Notes why the execution stops, and tells whoever waits for its start.
@@ -420,7 +375,7 @@ impl Run {
     }
 
     /// Sends a commit, and measures how long that takes.
-    pub(crate) async fn measured(&self, commit: Commit) -> std::result::Result<Outcome, StoreError> {
+    pub(crate) async fn measured(&self, commit: Commit) -> Result<Outcome, StoreError> {
         let began = self.env().monotonic();
         let outcome = self.engine.store.commit(commit).await;
         self.engine.metrics.committed(self.env().monotonic().saturating_sub(began));
@@ -528,8 +483,16 @@ impl Run {
         state.beats.clear();
     }
 
+    /// A value as JSON text that is not too large to be stored.
+    pub(crate) fn text(&self, what: &str, value: &impl Serialize) -> Result<String, Failure> {
+        let json = json::to_value(value).map_err(|error| Failure::no_json(what, &error))?;
+        let text = json.to_string();
+        self.fits(what, text.len())?;
+        Ok(text)
+    }
+
     /// Refuses what is too large to be stored.
-    pub(crate) fn fits(&self, what: &str, length: usize) -> std::result::Result<(), Failure> {
+    pub(crate) fn fits(&self, what: &str, length: usize) -> Result<(), Failure> {
         let limit = largest(&self.engine);
         if length <= limit {
             return Ok(());
@@ -548,7 +511,7 @@ impl State {
                 *heard = Some(progress.clone());
                 self.put(place, Entry { progress: Some(progress), ..begun.clone() }, None);
                 // Whoever drives it may look before the attempt waits for that.
-                self.wanted = self.stamps;
+                self.want_all();
                 true
             }
             _ => false,

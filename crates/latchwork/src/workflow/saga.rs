@@ -1,7 +1,6 @@
 //! Sagas: steps with compensations, that are run in reverse order if the whole does not come to its end.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Context;
 
@@ -9,9 +8,9 @@ use parking_lot::Mutex;
 
 use crate::workflow::place::Place;
 use crate::workflow::run::Stop;
-use crate::workflow::{Ctx, Failure, Retry};
+use crate::workflow::{Boxed, Ctx, Failure, Retry};
 
-type Body = Box<dyn Fn() -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync>;
+type Body = Box<dyn Fn() -> Boxed<'static, Result<(), Failure>> + Send + Sync>;
 
 /// How to undo something.
 pub(crate) struct Undo {

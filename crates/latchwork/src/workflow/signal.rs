@@ -2,7 +2,6 @@
 
 use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,18 +10,19 @@ use serde::de::DeserializeOwned;
 
 use crate::json;
 use crate::lane::Part;
-use crate::record::Record;
-use crate::store::{Check, Timestamp, Write};
-use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::store::Timestamp;
+use crate::workflow::child::outcome;
+use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::handle::Handle;
-use crate::workflow::kept::{Delivered, Letter, Message};
-use crate::workflow::place::Place;
+use crate::workflow::kept::{Delivered, Letter};
 use crate::workflow::post::Target;
-use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
-use crate::workflow::run::{Effect, Received, Waited, largest};
+use crate::workflow::record::{EntryState, Kind, WaitsFor};
+use crate::workflow::replay::{Call, Journaled};
+use crate::workflow::run::{Effect, Received, State, Waited, largest};
 use crate::workflow::step::read_failure;
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::update::Receipt;
+use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 /// A signal that is about to be sent.
 #[must_use = "nothing is sent until this is awaited"]
@@ -79,32 +79,13 @@ impl Signal {
             return self.engine.deliver(&self.id, letter, None).await.map(drop);
         };
         check_name("the id of a signal", &signal_id)?;
-        let key = self.engine.kept(&self.id).signal(&signal_id);
-        let write = Write::Put(key.clone(), delivered.encode());
-        let mut item = self.engine.store.view().await?.get(&key).await?;
-        if item.is_none() {
-            let sent = self.engine.deliver(&self.id, letter, Some((vec![Check::Absent(key.clone())], write))).await;
-            if let Ok(true) = sent {
-                return Ok(());
-            }
-            item = self.engine.store.view().await?.get(&key).await?;
-            // Somebody else may have sent it before the execution has ended.
-            if let (Err(error), None) = (sent, &item) {
-                return Err(error);
-            }
-        }
-        // It was sent before, if it is the same.
-        match item.map(|item| Delivered::decode(&item.value)) {
-            Some(Ok(sent)) if sent == delivered => Ok(()),
-            Some(Err(why)) if why.is_version() => Err(why.at(format!("signal {signal_id:?}")).into()),
-            _ => Err(WorkflowError::MessageReused { id: self.id, message: signal_id }),
-        }
+        self.engine.deliver_once(&self.id, &signal_id, delivered, letter, || async { Ok(None) }).await
     }
 }
 
 impl IntoFuture for Signal {
     type Output = Result<()>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+    type IntoFuture = Boxed<'static, Result<()>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.send())
@@ -140,7 +121,7 @@ impl Ctx {
         id: impl Into<ExecutionId>,
         name: &str,
         payload: &impl Serialize,
-    ) -> std::result::Result<(), Failure> {
+    ) -> Result<(), Failure> {
         let id = id.into();
         let payload = written(&self.run.engine, "the payload of a signal", payload)?;
         let letter = Letter::Signal { name: name.into(), payload };
@@ -157,7 +138,7 @@ impl Ctx {
                     Some(rev) => Target::Running(rev),
                     None => engine.target(id, true).await?,
                 };
-                Ok(Some(engine.delivery(id, target, letter)))
+                Ok(Some(engine.deliveries(id, target, vec![letter])))
             }
         })
         .await
@@ -171,23 +152,14 @@ impl Ctx {
         name: &str,
         argument: u64,
         mut part: impl FnMut(Arc<Inner>) -> F,
-    ) -> std::result::Result<(), Failure>
+    ) -> Result<(), Failure>
     where
         F: Future<Output = Result<Option<Part>>>,
     {
-        self.operation(WaitsFor::Store, |doing| async move {
-            let run = &self.run;
-            let call = Call { kind: Kind::Send, name, argument };
-            let (place, found) = self.take(&call).await;
-            match found.map(|found| found.state) {
-                Some(EntryState::Done(_)) => return Ok(()),
-                Some(EntryState::Gave(text)) => return Err(read_failure(&text)),
-                _ => {}
-            }
-            let entry = call.entry(run.env().now(), EntryState::Done("null".into()));
-            if doing.is_cancelled() {
-                return Err(self.cancelled(&place, entry));
-            }
+        let call = Call { kind: Kind::Send, name, argument };
+        self.replay(WaitsFor::Store, call, |operation| async move {
+            let (run, doing) = (&self.run, &operation.doing);
+            operation.unless_cancelled()?;
             // It may be meant itself, and has to be there.
             if run.with(|state| state.rev.is_none()) {
                 let _ = doing.flush().await;
@@ -196,14 +168,9 @@ impl Ctx {
                 let part = match part(run.engine.clone()).await {
                     Ok(part) => part,
                     Err(WorkflowError::Store(error)) => return run.stop_for(run.failed(error)).await,
-                    Err(error) => {
-                        let failure = Failure::from(error);
-                        run.put(&place, Entry { state: EntryState::Gave(failure_text(&failure)), ..entry });
-                        return Err(failure);
-                    }
+                    Err(error) => return Err(operation.gave(error.into())),
                 };
-                let effect = part.map(|part| Effect { op: doing.op, ..part.into() });
-                run.put_with(&place, entry.clone(), effect);
+                operation.done_with(&(), part.map(|part| Effect { op: doing.op, ..part.into() }));
                 if doing.flush().await.is_ok() {
                     return Ok(());
                 }
@@ -212,77 +179,81 @@ impl Ctx {
         .await
     }
 
-    /// Waits for a message and records its receipt. `read` makes of it what is recorded; nothing if time is up.
-    pub(crate) async fn await_message(
+    /// Waits for a message, for so long at the most, and records its receipt. Gives its text; nothing if time is up.
+    pub(crate) async fn await_text(
+        &self,
+        call: Call<'_>,
+        what: WaitsFor,
+        timeout: Option<Duration>,
+        is_it: impl Fn(&Letter) -> bool,
+    ) -> Result<Option<String>, Failure> {
+        let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
+        let received = self.await_message(call, what, until, is_it, |text| Ok(text.into())).await?;
+        Ok(received.map(|(_, text)| text))
+    }
+
+    /// Waits for a message and records its receipt. Gives since when it was waited for, and what `read` makes of the
+    /// text of the message; nothing if time is up.
+    pub(crate) async fn await_message<T>(
         &self,
         call: Call<'_>,
         what: WaitsFor,
         until: impl FnOnce(Timestamp) -> Option<Timestamp>,
-        is_it: impl Fn(&Message) -> bool,
-        read: impl Fn(&Letter) -> std::result::Result<String, String>,
-    ) -> (Place, Timestamp, std::result::Result<Option<String>, Failure>) {
-        let found = self.operation(what.clone(), |doing| async move {
-            let run = &self.run;
-            let (place, found) = self.take(&call).await;
-            let now = run.env().now();
-            let since = Timestamp(found.as_ref().map_or(now.0, |found| found.since_us));
-            let mut entry = match found {
-                Some(Entry { state: EntryState::Done(text), .. }) => return (place, since, Ok(Some(text))),
-                Some(Entry { state: EntryState::Gave(text), .. }) => {
-                    let failure = read_failure(&text);
-                    return (place, since, if failure.is_time() { Ok(None) } else { Err(failure) });
-                }
-                Some(entry) => entry,
-                None => {
-                    let until = until(now).map(|until| EntryState::Until(until.0));
-                    call.entry(now, until.unwrap_or(EntryState::Begun))
-                }
-            };
-            if doing.is_cancelled() {
-                let failure = self.cancelled(&place, entry);
-                return (place, since, Err(failure));
-            }
+        is_it: impl Fn(&Letter) -> bool,
+        read: impl Fn(&str) -> serde_json::Result<T>,
+    ) -> Result<Option<(Timestamp, T)>, Failure> {
+        let (run, read) = (&self.run, &read);
+        let again = |operation: &Journaled<'_>, text: &str| Ok((operation.since(), read(text)?));
+        let received = self.replay_as(what.clone(), call, again, |mut operation| async move {
+            let (doing, since) = (operation.doing.clone(), operation.since());
+            operation.unless_cancelled()?;
             run.effect().await;
             run.ensure_inbox().await;
-            let until = match entry.state {
-                EntryState::Until(until) => {
-                    run.put(&place, entry.clone());
-                    Some(Timestamp(until))
-                }
-                _ => None,
+            let until = match operation.entry.state {
+                EntryState::Until(until) => Some(Timestamp(until)),
+                _ => until(since).filter(|_| operation.is_new),
             };
+            if let Some(until) = until {
+                operation.put(EntryState::Until(until.0));
+            }
             // Large messages to branches that wait side by side are more than a commit can hold.
-            let look = |state: &mut crate::workflow::run::State| match state.is_full() && state.inbox().holds(&is_it) {
+            let look = |state: &mut State| match state.is_full() && state.inbox().holds(&is_it) {
                 true => Some(None),
                 false => state.inbox().take(&is_it).map(Some),
             };
-            let waited = loop {
-                match doing.wait(what.clone(), Timestamp(entry.since_us), until, look).await {
+            let Received { address, message } = loop {
+                match doing.wait(what.clone(), since, until, look).await {
                     Waited::Got(None) => drop(doing.flush().await),
-                    Waited::Got(Some(received)) => break Waited::Got(received),
-                    Waited::TimedOut => break Waited::TimedOut,
-                    Waited::Cancelled => break Waited::Cancelled,
+                    Waited::Got(Some(received)) => break received,
+                    Waited::TimedOut => return Err(operation.gave(Failure::time())),
+                    Waited::Cancelled => return Err(operation.cancelled()),
                 }
             };
-            let result = match waited {
-                Waited::Got(Received { address, message }) => {
-                    let read = read(&message.body);
-                    entry.state = match &read {
-                        Ok(text) => EntryState::Done(text.clone()),
-                        Err(text) => EntryState::Gave(text.clone()),
-                    };
-                    run.put_with(&place, entry, Some(Effect::receipt(address)));
-                    read.map(Some).map_err(|text| read_failure(&text))
-                }
-                Waited::TimedOut => {
-                    run.put(&place, Entry { state: EntryState::Gave(failure_text(&Failure::time())), ..entry });
-                    Ok(None)
-                }
-                Waited::Cancelled => Err(self.cancelled(&place, entry)),
-            };
-            (place, since, result)
+            let received = message.body.text();
+            let state = received.clone().map_or_else(EntryState::Gave, EntryState::Done);
+            operation.ends(state, Some(Effect::receipt(address)));
+            match received {
+                Ok(text) => Ok((since, operation.fits(read(&text)).await)),
+                Err(text) => Err(read_failure(&text)),
+            }
         });
-        found.await
+        match received.await {
+            Err(failure) if failure.is_time() => Ok(None),
+            received => received.map(Some),
+        }
+    }
+}
+
+impl Letter {
+    /// What its receiver records of it: JSON text, or a failure as JSON text.
+    fn text(&self) -> Result<String, String> {
+        match self {
+            Letter::Signal { payload, .. } => Ok(payload.clone()),
+            Letter::Update { id, payload, .. } => Ok(Receipt::text(id, payload)),
+            Letter::Completed { result, .. } => result.clone(),
+            Letter::Ended { child, status, .. } => outcome(child, status),
+            Letter::RetryNow | Letter::Lock { .. } => Ok("null".into()),
+        }
     }
 }
 
@@ -292,26 +263,19 @@ impl<'a, T: DeserializeOwned> Receive<'a, T> {
         ReceiveFor { receive: self, timeout }
     }
 
-    async fn receive(&self, timeout: Option<Duration>) -> std::result::Result<Option<T>, Failure> {
-        let argument = timeout.map_or(0, |timeout| hash(&(timeout.as_micros() as u64)));
-        let call = Call { kind: Kind::Signal, name: &self.name, argument };
-        let is_it = |message: &Message| matches!(&message.body, Letter::Signal { name, .. } if *name == self.name);
-        let read = |letter: &Letter| match letter {
-            Letter::Signal { payload, .. } => Ok(payload.clone()),
-            _ => Ok("null".into()),
-        };
+    async fn receive(&self, timeout: Option<Duration>) -> Result<Option<T>, Failure> {
+        let call = Call::timed(Kind::Signal, &self.name, timeout);
+        let is_it = |letter: &Letter| matches!(letter, Letter::Signal { name, .. } if *name == self.name);
         let what = WaitsFor::Signal(self.name.clone());
-        let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
-        let (.., received) = self.ctx.await_message(call, what, until, is_it, read).await;
-        let Some(text) = received? else { return Ok(None) };
-        let wrong = |error| Failure::misfit(format!("the payload of signal {:?}", self.name), &error);
-        serde_json::from_str(&text).map(Some).map_err(wrong)
+        let received = self.ctx.await_text(call, what, timeout, is_it).await?;
+        let read = |text: String| Failure::read(format!("the payload of signal {:?}", self.name), &text);
+        received.map(read).transpose()
     }
 }
 
 impl<'a, T: DeserializeOwned + Send + 'a> IntoFuture for Receive<'a, T> {
-    type Output = std::result::Result<T, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type Output = Result<T, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.receive(None).await?.ok_or_else(Failure::time) })
@@ -319,8 +283,8 @@ impl<'a, T: DeserializeOwned + Send + 'a> IntoFuture for Receive<'a, T> {
 }
 
 impl<'a, T: DeserializeOwned + Send + 'a> IntoFuture for ReceiveFor<'a, T> {
-    type Output = std::result::Result<Option<T>, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type Output = Result<Option<T>, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.receive.receive(Some(self.timeout)).await })

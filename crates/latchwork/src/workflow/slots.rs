@@ -1,8 +1,6 @@
 //! Slots from within a workflow: the change of the slot and the record that it was made are one commit. Changes stand
 //! in the slot's queue with those from outside, and share commits with their neighbours there.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -11,12 +9,13 @@ use serde_json::Value;
 
 use crate::state::{Batch, Changed, Held, Job, Known, Place, Settled, Slot, Slots, StateError, Steward, name_within};
 use crate::store::Rev;
-use crate::workflow::Failure;
-use crate::workflow::ctx::{Call, Ctx};
+use crate::workflow::ctx::Ctx;
 use crate::workflow::place::Place as Spot;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
+use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Doing, Listed, Note, Run, Seat};
 use crate::workflow::step::read_failure;
+use crate::workflow::{Boxed, Failure};
 
 /// The slots that a workflow can reach.
 #[derive(Clone)]
@@ -55,11 +54,7 @@ impl CtxState {
     }
 }
 
-impl std::fmt::Debug for CtxState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CtxState").field("id", &self.run.id).finish_non_exhaustive()
-    }
-}
+shown!(CtxState, it => id: it.run.id);
 
 /// Has every read and change of a slot recorded in the execution's journal.
 struct Journal {
@@ -70,77 +65,64 @@ struct Journal {
 type Recorded = (Value, u64, bool);
 
 impl Steward for Journal {
-    fn read<'a>(&'a self, place: &'a Place) -> Pin<Box<dyn Future<Output = Result<Known, StateError>> + Send + 'a>> {
+    fn read<'a>(&'a self, place: &'a Place) -> Boxed<'a, Result<Known, StateError>> {
         Box::pin(async move {
             let (run, name) = (&self.ctx.run, self.label("get", place));
             let call = Call { kind: Kind::Slot, name: &name, argument: 0 };
-            let (spot, found) = self.ctx.take(&call).await;
-            if let Some(found) = found {
-                return Ok(self.seen(&spot, found.state).await);
+            let doing = Listed::begin(run, WaitsFor::Store);
+            let operation = self.ctx.journaled(&call, doing.clone()).await;
+            if !operation.is_new {
+                return Ok(self.seen(&operation).await);
             }
-            let doing = Doing::begin(run, WaitsFor::Store, None);
-            let _listed = Listed(&doing);
             let known = match place.shelf.read(&place.key, &place.name).await {
                 Err(error @ (StateError::Store(_) | StateError::UnknownVersion { .. })) => {
                     return Err(self.failed(error).await);
                 }
                 known => known?,
             };
-            run.put(&spot, call.entry(run.env().now(), saw(&known)));
+            operation.ends(saw(&known), None);
             Ok(known)
         })
     }
 
-    fn change<'a>(
-        &'a self,
-        place: &'a Place,
-        mut job: Job,
-    ) -> Pin<Box<dyn Future<Output = Result<(), StateError>> + Send + 'a>> {
+    fn change<'a>(&'a self, place: &'a Place, mut job: Job) -> Boxed<'a, Result<(), StateError>> {
         Box::pin(async move {
             let (name, argument) = (self.label(job.operation, place), job.fingerprint());
             let call = Call { kind: Kind::Slot, name: &name, argument };
-            let (spot, found) = self.ctx.take(&call).await;
-            match found.map(|found| found.state) {
-                None => {
-                    let run = self.ctx.run.clone();
-                    let entry = call.entry(run.env().now(), EntryState::Begun);
+            let run = &self.ctx.run;
+            let mut seat = Seat::new(Doing::begin(run, WaitsFor::Store, None), None::<Recording>);
+            let operation = self.ctx.journaled(&call, seat.doing.clone()).await;
+            match &operation.entry.state {
+                _ if operation.is_new => {
                     if run.with(|state| state.lost_lock().is_some()) {
-                        let failure = self.ctx.cancelled(&spot, entry);
-                        job.settle(fenced(place, &failure));
+                        job.settle(fenced(place, &operation.cancelled()));
                         return Ok(());
                     }
-                    let doing = Doing::begin(&run, WaitsFor::Store, None);
-                    let seat = Seat::new(doing, Recording { spot, entry });
                     seat.doing.carry().await;
+                    seat.note = Some(Recording { spot: operation.place, entry: operation.entry });
                     job.rider = Some(Box::new(seat));
-                    place.shelf.submit(&place.key, job)
+                    return place.shelf.submit(&place.key, job);
                 }
-                Some(EntryState::Done(text)) => match serde_json::from_str::<Recorded>(&text) {
-                    Ok((value, rev, changed)) => {
-                        job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: false }));
-                        Ok(())
-                    }
-                    Err(_) => self.unreadable(&spot).await,
-                },
-                Some(EntryState::Gave(text)) => {
-                    job.settle(fenced(place, &read_failure(&text)));
-                    Ok(())
+                EntryState::Done(text) => {
+                    let (value, rev, changed): Recorded = self.readable(&operation, text).await;
+                    job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: false }));
                 }
+                EntryState::Gave(text) => job.settle(fenced(place, &read_failure(text))),
                 // What it came to on that state, it comes to again.
-                Some(state) => {
-                    let known = self.seen(&spot, state).await;
+                _ => {
+                    let known = self.seen(&operation).await;
                     let mut batch = Batch::new(known, place.name.clone());
-                    let limit = self.ctx.run.engine.store.limits().value_bytes;
+                    let limit = run.engine.store.limits().value_bytes;
                     if let Some(done) = batch.run_alone(job, Held::default()).await {
                         done.within(limit, &batch).settle(batch.rev());
                     }
-                    Ok(())
                 }
             }
+            Ok(())
         })
     }
 
-    fn failed(&self, error: StateError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>> {
+    fn failed(&self, error: StateError) -> Boxed<'_, StateError> {
         let run = &self.ctx.run;
         Box::pin(async move { run.stop_for(run.stops(error.into())).await })
     }
@@ -152,17 +134,25 @@ impl Journal {
         format!("{operation} {}", name_within(&place.name, &self.ctx.run.id))
     }
 
-    async fn unreadable<T>(&self, spot: &Spot) -> T {
-        self.ctx.run.park(format!("what operation {spot} did cannot be read")).await
+    async fn unreadable<T>(&self, operation: &Journaled<'_>) -> T {
+        self.ctx.run.park(format!("what operation {} did cannot be read", operation.place)).await
+    }
+
+    async fn readable<T: DeserializeOwned>(&self, operation: &Journaled<'_>, text: &str) -> T {
+        match serde_json::from_str(text) {
+            Ok(value) => value,
+            Err(_) => self.unreadable(operation).await,
+        }
     }
 
     /// The state that an operation saw.
-    async fn seen(&self, spot: &Spot, recorded: EntryState) -> Known {
-        let EntryState::Saw { rev, state } = recorded else { return self.unreadable(spot).await };
-        match state.map(|text| serde_json::from_str(&text)).transpose() {
-            Ok(state) => Known { rev: rev.map(Rev), state },
-            Err(_) => self.unreadable(spot).await,
-        }
+    async fn seen(&self, operation: &Journaled<'_>) -> Known {
+        let EntryState::Saw { rev, state } = &operation.entry.state else { return self.unreadable(operation).await };
+        let state = match state {
+            Some(text) => Some(self.readable(operation, text).await),
+            None => None,
+        };
+        Known { rev: rev.map(Rev), state }
     }
 }
 

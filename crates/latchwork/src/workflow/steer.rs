@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::lane::Part;
 use crate::lock::Owner;
-use crate::record::Record;
 use crate::store::{Check, ErrorKind, Timestamp};
 use crate::workflow::child::How;
 use crate::workflow::engine::{Engine, Inner};
@@ -14,7 +13,7 @@ use crate::workflow::handle::Handle;
 use crate::workflow::history::ExecutionState;
 use crate::workflow::kept::Letter;
 use crate::workflow::record::{Execution, Status, Wait, WaitsFor, failure_text};
-use crate::workflow::run::{Doing, Listed, RECORD, Stop, turn};
+use crate::workflow::run::{Listed, RECORD, Stop, turn};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// What an execution waits for.
@@ -56,8 +55,7 @@ impl Engine {
         }
         let resumes = before.resumes + 1;
         let mut after = Execution { status: Status::Running, resumes, ..before.clone() };
-        let key = self.inner.spaces.executions.key(id.as_bytes());
-        let part = self.inner.node.for_any(id.as_bytes()).at_rev(RECORD, &key, rev).put(&key, after.encode());
+        let part = self.inner.at_record(&id, Some(rev));
         let (part, _) = turn(&self.inner, part, &id, Some(&before), &mut after, None);
         if !self.inner.perform(self.inner.waking(part, &id)).await? {
             return Err(WorkflowError::NotParked { id });
@@ -132,11 +130,6 @@ impl<O> Handle<O> {
 }
 
 impl Inner {
-    /// An execution that must be there.
-    pub(crate) async fn known(&self, id: &ExecutionId) -> Result<(Execution, crate::store::Rev)> {
-        self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })
-    }
-
     /// Ends an execution, in a task of its own: whoever asks for it may give up, or not be polled, and until it is done
     /// nobody else changes the locks in it.
     pub(crate) async fn terminate(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
@@ -154,8 +147,7 @@ impl Inner {
                 is_tried = true;
                 // What is on its way lands, and then it ends.
                 run.set_stop(Stop::Terminated(status.clone()));
-                let doing = Doing::begin(&run, WaitsFor::Store, None);
-                let _listed = Listed(&doing);
+                let doing = Listed::begin(&run, WaitsFor::Store);
                 doing.outside(|_| None::<()>).await;
                 if self.is_stopped() {
                     return Err(WorkflowError::Stopped);
@@ -176,13 +168,12 @@ impl Inner {
             let how = How { from_store: true, is_large };
             let mut closing = self.closing(id, &before, Some(&status), how).await?;
             let mut after = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
-            let key = self.spaces.executions.key(id.as_bytes());
             let requests = self.locks.spaces.owned_by(&Owner::Execution(id.clone()));
             let unchanged = |range| Check::Unchanged(range, view.generation());
-            let part = self.node.for_any(id.as_bytes()).at_rev(RECORD, &key, rev).check(RECORD, unchanged(requests));
+            let part = self.at_record(id, Some(rev)).check(RECORD, unchanged(requests));
             let part = part.check(RECORD, unchanged(self.kept(id).children()));
             let (part, due) = turn(self, part, id, Some(&before), &mut after, None);
-            let part = closing.parts.drain(..).fold(part.put(&key, after.encode()), Part::and);
+            let part = closing.parts.drain(..).fold(part, Part::and);
             let performed = match self.perform(part).await {
                 Err(error) if error.kind() == ErrorKind::Invalid && !is_large => {
                     is_large = true;
@@ -203,8 +194,7 @@ impl Inner {
     pub(crate) async fn cancel(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
         loop {
             if let Some(run) = self.resident(id) {
-                let doing = Doing::begin(&run, WaitsFor::Store, None);
-                let _listed = Listed(&doing);
+                let doing = Listed::begin(&run, WaitsFor::Store);
                 run.ask_cancel(reason);
                 // It goes into the next commit of its own.
                 let is_done = doing.outside(|state| {

@@ -2,7 +2,6 @@
 
 use std::future::{Future, IntoFuture};
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -11,16 +10,16 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::Instrument;
 
-use crate::json;
 use crate::panic::message_of;
 use crate::store::{Timestamp, Uuid};
 use crate::workflow::beats::{Beats, BeatsEnd};
-use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::kept::Letter;
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
-use crate::workflow::run::{Doing, Effect, Run, Waited};
-use crate::workflow::{Failure, Retry};
+use crate::workflow::replay::{Call, Journaled};
+use crate::workflow::run::{Effect, Run, Waited};
+use crate::workflow::{Boxed, Failure, Retry};
 
 /// A step that is about to be awaited.
 #[must_use = "a step does nothing until it is awaited"]
@@ -80,7 +79,7 @@ pub trait Body {
     type Error;
 
     /// Runs it once.
-    fn run(&self, attempt: Attempt) -> impl Future<Output = std::result::Result<Self::Output, Self::Error>> + Send;
+    fn run(&self, attempt: Attempt) -> impl Future<Output = Result<Self::Output, Self::Error>> + Send;
 }
 
 /// A body that is given nothing.
@@ -92,12 +91,12 @@ pub struct WithAttempt<F>(pub(crate) F);
 impl<F, Fut, T, E> Body for Plain<F>
 where
     F: Fn() -> Fut,
-    Fut: Future<Output = std::result::Result<T, E>> + Send,
+    Fut: Future<Output = Result<T, E>> + Send,
 {
     type Output = T;
     type Error = E;
 
-    fn run(&self, _: Attempt) -> impl Future<Output = std::result::Result<T, E>> + Send {
+    fn run(&self, _: Attempt) -> impl Future<Output = Result<T, E>> + Send {
         (self.0)()
     }
 }
@@ -105,12 +104,12 @@ where
 impl<F, Fut, T, E> Body for WithAttempt<F>
 where
     F: Fn(Attempt) -> Fut,
-    Fut: Future<Output = std::result::Result<T, E>> + Send,
+    Fut: Future<Output = Result<T, E>> + Send,
 {
     type Output = T;
     type Error = E;
 
-    fn run(&self, attempt: Attempt) -> impl Future<Output = std::result::Result<T, E>> + Send {
+    fn run(&self, attempt: Attempt) -> impl Future<Output = Result<T, E>> + Send {
         (self.0)(attempt)
     }
 }
@@ -132,9 +131,8 @@ pub struct Attempt {
 impl Attempt {
     /// Gives a sign of life, and keeps how far the attempt is: when this returns, that is durable, and the next attempt
     /// can go on from there.
-    pub async fn heartbeat(&self, progress: &impl Serialize) -> std::result::Result<(), Failure> {
-        let json = json::to_value(progress).map_err(|error| Failure::no_json("the progress", &error))?;
-        self.beats.beat(json.to_string()).await
+    pub async fn heartbeat(&self, progress: &impl Serialize) -> Result<(), Failure> {
+        self.beats.beat(progress).await
     }
 
     /// What the last heartbeat of an earlier attempt has told, if there was one and if that fits the type.
@@ -149,14 +147,15 @@ where
     B::Output: Serialize + DeserializeOwned + Send + 'a,
     B::Error: Into<Failure> + Send + 'a,
 {
-    type Output = std::result::Result<B::Output, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type Output = Result<B::Output, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         // `execute` borrows: by value, the future would have room for the step twice.
         Box::pin(async move {
             let what = WaitsFor::Step(self.name.to_string());
-            self.ctx.operation(what, |doing| self.execute(doing)).await
+            let call = Call { kind: Kind::Step, name: &self.name, argument: self.argument };
+            self.ctx.replay(what, call, |operation| self.execute(operation)).await
         })
     }
 }
@@ -166,81 +165,53 @@ where
     B::Output: Serialize + DeserializeOwned,
     B::Error: Into<Failure>,
 {
-    async fn execute(&self, doing: Doing) -> std::result::Result<B::Output, Failure> {
+    async fn execute(&self, mut operation: Journaled<'_>) -> Result<B::Output, Failure> {
         let run = &self.ctx.run;
-        let call = Call { kind: Kind::Step, name: &self.name, argument: self.argument };
-        let (place, found) = self.ctx.take(&call).await;
-        let mut entry = match found {
-            Some(Entry { state: EntryState::Done(text), .. }) => {
-                return Ok(self.ctx.recorded(&call, &place, &text).await);
-            }
-            Some(Entry { state: EntryState::Gave(text), .. }) => return Err(read_failure(&text)),
-            Some(entry) => {
-                run.effect().await;
-                entry
-            }
-            None => Entry::new(Kind::Step, self.name.clone(), self.argument, run.env().now(), EntryState::Begun),
-        };
+        run.effect().await;
         loop {
-            if entry.attempts > 0 {
-                Box::pin(self.wait_for_turn(&doing, &place, &entry)).await;
+            if operation.entry.attempts > 0 {
+                Box::pin(self.wait_for_turn(&operation)).await;
             }
-            if doing.is_cancelled() {
-                return Err(self.ctx.cancelled(&place, entry));
-            }
-            if entry.attempts > 0 && self.ends(&entry).is_some_and(|end| run.env().now() >= end) {
+            operation.unless_cancelled()?;
+            let is_late = self.ends(&operation.entry).is_some_and(|end| run.env().now() >= end);
+            if operation.entry.attempts > 0 && is_late {
                 let failure = Failure::new("the deadline of all attempts has passed").with_code("latchwork.deadline");
-                entry.state = EntryState::Gave(failure_text(&failure));
-                run.put(&place, entry);
-                return Err(failure);
+                return Err(operation.gave(failure));
             }
-            entry.attempts += 1;
-            entry.state = EntryState::Begun;
-            run.put(&place, entry.clone());
+            operation.entry.attempts += 1;
+            operation.put(EntryState::Begun);
             // What is to be in that commit is only that.
-            let _ = doing.flush().await;
+            let _ = operation.doing.flush().await;
             // If this is dropped, the attempt is over.
+            let place = operation.place.clone();
             let _beats = BeatsEnd { run, place: &place };
-            let attempted = self.attempt(&doing, &place, &entry).await;
-            let attempted = match attempted {
-                Ended::Cancelled => {
-                    self.heard(&place);
-                    return Err(self.ctx.cancelled(&place, entry));
-                }
-                Ended::By(attempted) => attempted,
-            };
-            entry.progress = self.heard(&place).or(entry.progress);
+            let attempted = self.attempt(&operation).await;
+            let heard = run.with(|state| state.beats.remove(&place)).and_then(|(_, progress)| progress);
+            let Ended::By(attempted) = attempted else { return Err(operation.cancelled()) };
+            operation.entry.progress = heard.or(operation.entry.progress);
             let failure = match attempted.and_then(|value| self.text(value)) {
                 Ok((value, text)) => {
                     // Large results of branches that end together are more than a commit can hold.
                     while run.is_full() {
-                        let _ = doing.flush().await;
+                        let _ = operation.doing.flush().await;
                     }
                     run.engine.metrics.stepped();
-                    (entry.state, entry.progress) = (EntryState::Done(text), None);
-                    run.put(&place, entry);
+                    operation.entry.progress = None;
+                    operation.ends(EntryState::Done(text), None);
                     return Ok(value);
                 }
                 Err(failure) => failure,
             };
             let now = run.env().now();
-            entry.failed(&failure, now);
-            let pause = self.retry.pause_after(entry.attempts, &failure, run.env());
+            operation.entry.failed(&failure, now);
+            let pause = self.retry.pause_after(operation.entry.attempts, &failure, run.env());
             let next = pause.map(|pause| now.plus(pause));
-            let Some(next) = next.filter(|next| self.ends(&entry).is_none_or(|end| *next < end)) else {
+            let Some(next) = next.filter(|next| self.ends(&operation.entry).is_none_or(|end| *next < end)) else {
                 run.engine.metrics.stepped();
-                entry.state = EntryState::Gave(failure_text(&failure));
-                run.put(&place, entry);
-                return Err(failure);
+                return Err(operation.gave(failure));
             };
-            entry.state = EntryState::Failed { failure: failure_text(&failure), next_us: next.0 };
-            run.put(&place, entry.clone());
+            operation.put(EntryState::Failed { failure: failure_text(&failure), next_us: next.0 });
         }
-    }
-
-    /// What attempts have told of themselves since the step was read.
-    fn heard(&self, place: &Place) -> Option<String> {
-        self.ctx.run.with(|state| state.beats.remove(place)).and_then(|(_, progress)| progress)
     }
 
     /// When all attempts are to be over.
@@ -249,7 +220,7 @@ where
     }
 
     /// Waits until the next attempt is due. If the last one did not end, nobody knows what it did, and it counts.
-    async fn wait_for_turn(&self, doing: &Doing, place: &Place, entry: &Entry) {
+    async fn wait_for_turn(&self, Journaled { doing, place, entry, .. }: &Journaled<'_>) {
         let run = &self.ctx.run;
         if let EntryState::Failed { next_us, .. } = entry.state {
             let next = Timestamp(next_us);
@@ -260,30 +231,26 @@ where
             let since = run.env().now();
             let what = WaitsFor::Retry(self.name.to_string());
             let is_now = |letter: &Letter| matches!(letter, Letter::RetryNow);
-            let waited =
-                doing.wait(what, since, Some(next), |state| state.inbox().take(|message| is_now(&message.body)));
+            let waited = doing.wait(what, since, Some(next), |state| state.inbox().take(is_now));
             if let Waited::Got(received) = waited.await {
                 run.put_with(place, entry.clone(), Some(Effect::receipt(received.address)));
             }
             return doing.does(WaitsFor::Step(self.name.to_string()));
         }
-        if entry.attempts >= self.retry.attempts().saturating_add(run.resumes()) {
+        if entry.attempts >= self.retry.attempts().saturating_add(run.with(|state| state.execution.resumes)) {
             let reason = format!("step {:?} was begun {} times and did not end", self.name, entry.attempts);
             run.park(reason).await
         }
     }
 
     /// The result with its JSON text.
-    fn text(&self, value: B::Output) -> std::result::Result<(B::Output, String), Failure> {
-        let json = json::to_value(&value);
-        let json = json.map_err(|error| Failure::no_json("the result", &error).not_retryable())?;
-        let text = json.to_string();
-        self.ctx.run.fits("the result", text.len())?;
+    fn text(&self, value: B::Output) -> Result<(B::Output, String), Failure> {
+        let text = self.ctx.run.text("the result", &value).map_err(Failure::not_retryable)?;
         Ok((value, text))
     }
 
     /// Runs the body once.
-    async fn attempt(&self, doing: &Doing, place: &Place, entry: &Entry) -> Ended<B::Output> {
+    async fn attempt(&self, Journaled { doing, place, entry, .. }: &Journaled<'_>) -> Ended<B::Output> {
         let run = &self.ctx.run;
         if let Some(told) = &run.engine.on_step {
             told(&run.id, &self.name);
@@ -302,20 +269,14 @@ where
             beats: beats.clone(),
         };
         let span = tracing::info_span!("step", name = &*self.name, attempt = entry.attempts);
-        let body = match std::panic::catch_unwind(AssertUnwindSafe(|| self.body.run(attempt))) {
-            Ok(body) => body,
-            Err(panic) => return Ended::By(Err(panicked(&*panic))),
-        };
-        let mut body = std::pin::pin!(body);
+        let mut body = std::pin::pin!(caught(|| self.body.run(attempt)));
         let left = self.ends(entry).map(|end| Duration::from_micros(end.0.saturating_sub(run.env().now().0)));
         let limit = [self.timeout, left].into_iter().flatten().min();
         let mut limit = limit.map(|limit| run.env().sleep(limit));
         let mut silence = self.silence.map(|silence| run.env().sleep(silence));
         let ended = std::future::poll_fn(|context| {
-            match std::panic::catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(context))) {
-                Ok(Poll::Ready(ended)) => return Poll::Ready(Ended::By(ended.map_err(Into::into))),
-                Ok(Poll::Pending) => {}
-                Err(panic) => return Poll::Ready(Ended::By(Err(panicked(&*panic)))),
+            if let Poll::Ready(ended) = body.as_mut().poll(context) {
+                return Poll::Ready(Ended::By(ended));
             }
             if doing.poll_cancelled(context) {
                 return Poll::Ready(Ended::Cancelled);
@@ -341,7 +302,7 @@ where
 
 /// How an attempt ended.
 enum Ended<T> {
-    By(std::result::Result<T, Failure>),
+    By(Result<T, Failure>),
     Cancelled,
 }
 
@@ -353,6 +314,21 @@ fn idempotency_key(run: &Run, place: &Place) -> Uuid {
     // Version 8, which is for makers of their own.
     let hash = hash & !(0xf << 76) | 8 << 76;
     Uuid::from_u128(hash & !(0b11 << 62) | 0b10 << 62)
+}
+
+/// Runs a body. A panic is a failure.
+pub(crate) async fn caught<T, E, F>(body: impl FnOnce() -> F) -> Result<T, Failure>
+where
+    E: Into<Failure>,
+    F: Future<Output = Result<T, E>>,
+{
+    let body = std::panic::catch_unwind(AssertUnwindSafe(body)).map_err(|panic| panicked(&*panic))?;
+    let mut body = std::pin::pin!(body);
+    std::future::poll_fn(|context| match std::panic::catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(context))) {
+        Ok(polled) => polled.map_err(Into::into),
+        Err(panic) => Poll::Ready(Err(panicked(&*panic))),
+    })
+    .await
 }
 
 pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {

@@ -9,11 +9,12 @@ use serde::de::DeserializeOwned;
 
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Check, Timestamp, Uuid, Write};
-use crate::workflow::ctx::{Call, Ctx, hash};
+use crate::store::{Check, Uuid, Write};
+use crate::workflow::ctx::Ctx;
 use crate::workflow::engine::{Engine, Inner};
-use crate::workflow::kept::{Letter, Message, Token};
-use crate::workflow::record::{EntryState, Kind, WaitsFor, failure_text};
+use crate::workflow::kept::{Letter, Token};
+use crate::workflow::record::{Kind, WaitsFor, failure_text, fetch};
+use crate::workflow::replay::Call;
 use crate::workflow::signal::written;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -29,21 +30,13 @@ impl Ctx {
     /// Something that is to be completed from outside, by whoever has the token: give [`Completion::token`] away in a
     /// step, then wait.
     pub async fn completion<T: DeserializeOwned>(&self, name: &str) -> Completion<T> {
-        let token = self.operation(WaitsFor::Store, |_| async move {
-            let run = &self.run;
-            let call = Call { kind: Kind::Token, name, argument: 0 };
-            let (place, found) = self.take(&call).await;
-            if let Some(EntryState::Done(text)) = found.map(|found| found.state) {
-                return self.recorded(&call, &place, &text).await;
-            }
+        let text = self.value_with(Kind::Token, name, |run| {
             let token = run.env().uuid();
             let record = Token { name: name.into(), is_used: false };
             let part = Part::default().put(&run.kept().token(token), record.encode());
-            let entry = call.entry(run.env().now(), EntryState::Done(format!("\"{token}\"")));
-            run.put_with(&place, entry, Some(part.into()));
-            token.to_string()
+            (token.to_string(), Some(part.into()))
         });
-        let text: String = token.await;
+        let text: String = text.await;
         let token = match text.parse() {
             Ok(token) => token,
             Err(_) => self.run.park(format!("token {text:?} of {name:?} cannot be read")).await,
@@ -59,30 +52,22 @@ impl<T: DeserializeOwned> Completion<T> {
     }
 
     /// Waits until it is completed, or has failed.
-    pub async fn wait(&self) -> std::result::Result<T, Failure> {
+    pub async fn wait(&self) -> Result<T, Failure> {
         self.receive(None).await?.ok_or_else(Failure::time)
     }
 
     /// The same, for so long at the most: then there is nothing.
-    pub async fn wait_at_most(&self, timeout: Duration) -> std::result::Result<Option<T>, Failure> {
+    pub async fn wait_at_most(&self, timeout: Duration) -> Result<Option<T>, Failure> {
         self.receive(Some(timeout)).await
     }
 
-    async fn receive(&self, timeout: Option<Duration>) -> std::result::Result<Option<T>, Failure> {
-        let argument = timeout.map_or(0, |timeout| hash(&(timeout.as_micros() as u64)));
-        let call = Call { kind: Kind::Completion, name: &self.name, argument };
+    async fn receive(&self, timeout: Option<Duration>) -> Result<Option<T>, Failure> {
         let its = self.token.as_u128();
-        let is_it = |message: &Message| matches!(&message.body, Letter::Completed { token, .. } if *token == its);
-        let read = |letter: &Letter| match letter {
-            Letter::Completed { result, .. } => result.clone(),
-            _ => Ok("null".into()),
-        };
+        let call = Call::timed(Kind::Completion, &self.name, timeout);
+        let is_it = |letter: &Letter| matches!(letter, Letter::Completed { token, .. } if *token == its);
         let what = WaitsFor::Completion(self.name.clone());
-        let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
-        let (.., received) = self.ctx.await_message(call, what, until, is_it, read).await;
-        let Some(text) = received? else { return Ok(None) };
-        let wrong = |error| Failure::misfit(format!("what completed {:?}", self.name), &error);
-        serde_json::from_str(&text).map(Some).map_err(wrong)
+        let received = self.ctx.await_text(call, what, timeout, is_it).await?;
+        received.map(|text| Failure::read(format!("what completed {:?}", self.name), &text)).transpose()
     }
 }
 
@@ -99,14 +84,14 @@ impl Engine {
     }
 }
 
-async fn complete(engine: &Arc<Inner>, text: &str, result: std::result::Result<String, String>) -> Result<()> {
+async fn complete(engine: &Arc<Inner>, text: &str, result: Result<String, String>) -> Result<()> {
     let unknown = || WorkflowError::UnknownToken { token: text.into() };
     let (token, id) = text.split_once('/').ok_or_else(unknown)?;
     let (token, id): (Uuid, ExecutionId) = (token.parse().map_err(|_| unknown())?, id.into());
     let key = engine.kept(&id).token(token);
     loop {
-        let item = engine.store.view().await?.get(&key).await?.ok_or_else(unknown)?;
-        let record = Token::decode(&item.value).map_err(|why| why.at(format!("token {text:?}")))?;
+        let found = fetch::<Token>(&engine.store.view().await?, &key, || format!("token {text:?}")).await?;
+        let (record, item) = found.ok_or_else(unknown)?;
         if record.is_used {
             return Err(WorkflowError::TokenUsed { token: text.into() });
         }

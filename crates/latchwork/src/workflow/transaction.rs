@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::future::{Future, IntoFuture};
-use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,17 +11,16 @@ use serde::de::DeserializeOwned;
 
 use crate::backoff::{doubled, jittered};
 use crate::entity::{Add, Entity, EntityError, EntityId, EntityView, Page, Query, Remove, Transaction, Update};
-use crate::json;
 use crate::record::Record as _;
 use crate::state::{Batch, Held, Job, Known, Place, Slot, StateError, Steward, Told};
 use crate::store::{Check, Commit, Key, Outcome, Right};
-use crate::workflow::Failure;
-use crate::workflow::ctx::{Call, Ctx, hash};
-use crate::workflow::place::Place as Spot;
-use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
-use crate::workflow::run::{Doing, Next, Run, Sent, Stop};
+use crate::workflow::ctx::{Ctx, hash};
+use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
+use crate::workflow::replay::{Call, Journaled};
+use crate::workflow::run::{Next, Run, Sent, Stop};
 use crate::workflow::slots::CtxState;
-use crate::workflow::step::{panicked, read_failure};
+use crate::workflow::step::caught;
+use crate::workflow::{Boxed, Failure};
 
 /// How often a transaction is tried that others outran. Each time one of them got through.
 const TRIES: u32 = 1000;
@@ -109,11 +106,7 @@ impl Tx {
     }
 }
 
-impl std::fmt::Debug for Tx {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tx").field("generation", &self.inner.view.generation()).finish_non_exhaustive()
-    }
-}
+shown!(Tx, it => generation: it.inner.view.generation());
 
 /// The slots of a transaction as they will be.
 struct Staged {
@@ -126,18 +119,14 @@ struct Staged {
 }
 
 impl Steward for Staged {
-    fn read<'a>(&'a self, place: &'a Place) -> Pin<Box<dyn Future<Output = Result<Known, StateError>> + Send + 'a>> {
+    fn read<'a>(&'a self, place: &'a Place) -> Boxed<'a, Result<Known, StateError>> {
         Box::pin(async move {
             let mut slots = self.slots.lock().await;
             Ok(self.batch(&mut slots, place).await?.now())
         })
     }
 
-    fn change<'a>(
-        &'a self,
-        place: &'a Place,
-        job: Job,
-    ) -> Pin<Box<dyn Future<Output = Result<(), StateError>> + Send + 'a>> {
+    fn change<'a>(&'a self, place: &'a Place, job: Job) -> Boxed<'a, Result<(), StateError>> {
         Box::pin(async move {
             let mut slots = self.slots.lock().await;
             self.guards.lock().extend(job.guard.clone().map(|(check, _)| check));
@@ -149,7 +138,7 @@ impl Steward for Staged {
         })
     }
 
-    fn failed(&self, error: StateError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>> {
+    fn failed(&self, error: StateError) -> Boxed<'_, StateError> {
         Box::pin(std::future::ready(error))
     }
 }
@@ -197,7 +186,7 @@ impl Ctx {
     pub fn transaction<F, Fut, T, E>(&self, name: &str, body: F) -> Transacting<'_, F>
     where
         F: Fn(Tx) -> Fut,
-        Fut: Future<Output = std::result::Result<T, E>>,
+        Fut: Future<Output = Result<T, E>>,
     {
         Transacting { ctx: self, name: name.into(), body, argument: 0 }
     }
@@ -214,138 +203,74 @@ impl<F> Transacting<'_, F> {
 impl<'a, F, Fut, T, E> IntoFuture for Transacting<'a, F>
 where
     F: Fn(Tx) -> Fut + Send + Sync + 'a,
-    Fut: Future<Output = std::result::Result<T, E>> + Send + 'a,
+    Fut: Future<Output = Result<T, E>> + Send + 'a,
     T: Serialize + DeserializeOwned + Send + 'a,
     E: Into<Failure> + Send + 'a,
 {
-    type Output = std::result::Result<T, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type Output = Result<T, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.ctx.operation(WaitsFor::Store, |doing| self.execute(doing)).await })
+        Box::pin(async move {
+            let call = Call { kind: Kind::Transaction, name: &self.name, argument: self.argument };
+            self.ctx.replay(WaitsFor::Store, call, |operation| self.execute(operation)).await
+        })
     }
 }
 
-/// What became of one try.
-enum Tried<T> {
-    Done(T),
+/// Why a try has come to nothing.
+enum Miss {
     Failed(Failure),
     /// Somebody else was faster.
     Outrun,
+    Stop(Stop),
+}
+
+impl Miss {
+    /// What an error of the entities' means: the store's stops the execution, and so does one for which a newer program
+    /// is needed; the others are the transaction's.
+    fn of(run: &Run, error: EntityError) -> Miss {
+        match error {
+            error @ (EntityError::Store(_) | EntityError::UnknownVersion { .. }) => Miss::Stop(run.stops(error.into())),
+            error => Miss::Failed(error.into()),
+        }
+    }
 }
 
 impl<F> Transacting<'_, F> {
-    async fn execute<Fut, T, E>(&self, doing: Doing) -> std::result::Result<T, Failure>
+    async fn execute<Fut, T, E>(&self, mut operation: Journaled<'_>) -> Result<T, Failure>
     where
         F: Fn(Tx) -> Fut,
-        Fut: Future<Output = std::result::Result<T, E>>,
+        Fut: Future<Output = Result<T, E>>,
         T: Serialize + DeserializeOwned,
         E: Into<Failure>,
     {
         let run = &self.ctx.run;
-        let call = Call { kind: Kind::Transaction, name: &self.name, argument: self.argument };
-        let (place, found) = self.ctx.take(&call).await;
-        match found.map(|found| found.state) {
-            Some(EntryState::Done(text)) => return Ok(self.ctx.recorded(&call, &place, &text).await),
-            Some(EntryState::Gave(text)) => return Err(read_failure(&text)),
-            _ => {}
-        }
-        let mut entry = call.entry(run.env().now(), EntryState::Begun);
-        if doing.is_cancelled() {
-            return Err(self.ctx.cancelled(&place, entry));
-        }
+        operation.unless_cancelled()?;
         for tries in 1..=TRIES {
-            entry.attempts = tries;
-            let tried = match self.attempt(&doing, &place, &entry).await {
-                Ok(tried) => tried,
-                Err(stop) => return run.stop_for(stop).await,
+            operation.entry.attempts = tries;
+            // The body is run once, and what it did is committed.
+            let tried = async {
+                let tx = begin(run).await.map_err(|error| Miss::of(run, error))?;
+                let value = caught(|| (self.body)(tx.clone())).await.map_err(Miss::Failed)?;
+                let text = run.text("the result", &value).map_err(Miss::Failed)?;
+                let sent = send(&operation, &tx, text).await;
+                operation.doing.carried();
+                sent.inspect_err(|_| run.take_back(&operation.place))?;
+                Ok(value)
             };
-            match tried {
-                Tried::Done(value) => return Ok(value),
-                Tried::Failed(failure) => return self.gave(&place, entry, failure),
-                Tried::Outrun => {
+            match tried.await {
+                Ok(value) => return Ok(value),
+                Err(Miss::Failed(failure)) => return Err(operation.gave(failure)),
+                Err(Miss::Stop(stop)) => return run.stop_for(stop).await,
+                Err(Miss::Outrun) => {
                     let pause = doubled(PAUSES.0, tries).min(PAUSES.1);
                     run.env().sleep(jittered(pause, 0.5, run.env())).await;
                 }
             }
         }
-        let failure = Failure::new(format!("others were faster each of the {TRIES} times this was tried"))
-            .with_code("latchwork.contended");
-        self.gave(&place, entry, failure)
-    }
-
-    fn gave<T>(&self, place: &Spot, mut entry: Entry, failure: Failure) -> std::result::Result<T, Failure> {
-        entry.state = EntryState::Gave(failure_text(&failure));
-        self.ctx.run.put(place, entry);
-        Err(failure)
-    }
-
-    /// Runs the body once and commits what it did.
-    async fn attempt<Fut, T, E>(&self, doing: &Doing, place: &Spot, entry: &Entry) -> Result<Tried<T>, Stop>
-    where
-        F: Fn(Tx) -> Fut,
-        Fut: Future<Output = std::result::Result<T, E>>,
-        T: Serialize,
-        E: Into<Failure>,
-    {
-        let run = &self.ctx.run;
-        let tx = match begin(run).await {
-            Ok(tx) => tx,
-            Err(error) => return failed(run, error),
-        };
-        let value = match self.body_of(tx.clone()).await {
-            Ok(value) => value,
-            Err(failure) => return Ok(Tried::Failed(failure)),
-        };
-        let text = match json::to_value(&value) {
-            Ok(json) => json.to_string(),
-            Err(error) => return Ok(Tried::Failed(Failure::no_json("the result", &error))),
-        };
-        if let Err(failure) = run.fits("the result", text.len()) {
-            return Ok(Tried::Failed(failure));
-        }
-        let done = Entry { state: EntryState::Done(text), ..entry.clone() };
-        let sent = send(doing, &tx, place, done).await;
-        doing.carried();
-        match sent {
-            Ok(Some(_)) => return Ok(Tried::Done(value)),
-            _ => run.take_back(place),
-        }
-        match sent {
-            Ok(_) => Ok(Tried::Outrun),
-            Err(Refused::Stop(stop)) => Err(stop),
-            Err(Refused::Entity(error)) => failed(run, error),
-        }
-    }
-
-    /// Runs the body.
-    async fn body_of<Fut, T, E>(&self, tx: Tx) -> std::result::Result<T, Failure>
-    where
-        F: Fn(Tx) -> Fut,
-        Fut: Future<Output = std::result::Result<T, E>>,
-        E: Into<Failure>,
-    {
-        let body = match std::panic::catch_unwind(AssertUnwindSafe(|| (self.body)(tx))) {
-            Ok(body) => body,
-            Err(panic) => return Err(panicked(&*panic)),
-        };
-        let mut body = std::pin::pin!(body);
-        std::future::poll_fn(|context| {
-            match std::panic::catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(context))) {
-                Ok(polled) => polled.map_err(Into::into),
-                Err(panic) => std::task::Poll::Ready(Err(panicked(&*panic))),
-            }
-        })
-        .await
-    }
-}
-
-/// What an error of the entities' means: the store's stops the execution, and so does one for which a newer program is
-/// needed; the others are the transaction's.
-fn failed<T>(run: &Run, error: EntityError) -> Result<Tried<T>, Stop> {
-    match error {
-        error @ (EntityError::Store(_) | EntityError::UnknownVersion { .. }) => Err(run.stops(error.into())),
-        error => Ok(Tried::Failed(error.into())),
+        let message = format!("others were faster each of the {TRIES} times this was tried");
+        Err(operation.gave(Failure::new(message).with_code("latchwork.contended")))
     }
 }
 
@@ -361,41 +286,34 @@ async fn begin(run: &Arc<Run>) -> Result<Tx, EntityError> {
     Ok(Tx { inner: Arc::new(Inner { view, writes: Mutex::default(), staged }), slots })
 }
 
-/// Why a commit did not land.
-enum Refused {
-    Stop(Stop),
-    Entity(EntityError),
-}
-
-impl From<EntityError> for Refused {
-    fn from(error: EntityError) -> Refused {
-        Refused::Entity(error)
-    }
-}
-
-/// Commits what a transaction did, with everything that waits to be. Nothing if others were faster.
-async fn send(doing: &Doing, tx: &Tx, place: &Spot, done: Entry) -> Result<Option<()>, Refused> {
-    let run = &doing.run;
+/// Commits what a transaction did, with everything that waits to be.
+async fn send(operation: &Journaled<'_>, tx: &Tx, text: String) -> Result<(), Miss> {
+    let run = &operation.ctx.run;
     let entities = &run.engine.entities;
+    let miss = |error: EntityError| Miss::of(run, error);
     let writes = tx.inner.writes.lock().take().unwrap_or_default();
-    let checked = entities.checked(writes.if_unchanged(&tx.inner.view))?;
-    let prepared = entities.prepare(&*tx.inner.view.pinned()?, &checked).await?;
+    let checked = entities.checked(writes.if_unchanged(&tx.inner.view)).map_err(miss)?;
+    let view = tx.inner.view.pinned().map_err(miss)?;
+    let prepared = entities.prepare(&view, &checked).await.map_err(miss)?;
     let doomed = prepared.doomed;
     let (commit, understood) = prepared.split();
-    if doomed {
-        return match run.engine.store.commit(commit).await.map_err(EntityError::from)? {
-            Outcome::Applied(_) => Ok(None),
-            Outcome::Refused(refusal) => Ok(entities.outrun(refusal, &understood).await.map(|()| None)?),
-        };
-    }
-    let commit = tx.inner.staged.board(commit).await;
-    doing.carry().await;
-    // That it is done goes into this commit and into no other, though somebody drops this future before.
-    run.put_for_carrier(place, done, None);
-    let (commit, boarded) = run.board(commit, Next::Runs);
-    match run.submit(commit, boarded).await {
-        Sent::Landed => Ok(Some(())),
-        Sent::Refused(refusal) => Ok(entities.outrun(refusal, &understood).await.map(|()| None)?),
-        Sent::Stopped(stop) => Err(Refused::Stop(stop)),
-    }
+    let refusal = if doomed {
+        match run.engine.store.commit(commit).await.map_err(|error| miss(error.into()))? {
+            Outcome::Applied(_) => return Err(Miss::Outrun),
+            Outcome::Refused(refusal) => refusal,
+        }
+    } else {
+        let commit = tx.inner.staged.board(commit).await;
+        operation.doing.carry().await;
+        // That it is done goes into this commit and into no other, though somebody drops this future before.
+        let done = Entry { state: EntryState::Done(text), ..operation.entry.clone() };
+        run.put_for_carrier(&operation.place, done, None);
+        let (commit, boarded) = run.board(commit, Next::Runs);
+        match run.submit(commit, boarded).await {
+            Sent::Landed => return Ok(()),
+            Sent::Refused(refusal) => refusal,
+            Sent::Stopped(stop) => return Err(Miss::Stop(stop)),
+        }
+    };
+    Err(entities.outrun(refusal, &understood).await.map_or_else(miss, |()| Miss::Outrun))
 }

@@ -1,9 +1,8 @@
 //! Updates: requests to an execution that are answered. A validator may refuse one before anything is recorded; from
 //! then on it is durable, counts once, and so does its answer.
 
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,19 +10,19 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::json;
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Check, Key, Timestamp, Write};
-use crate::workflow::ctx::{Call, Ctx, hash};
-use crate::workflow::engine::{Engine, Inner, check_name};
+use crate::store::{Check, Key, Timestamp};
+use crate::workflow::ctx::{Ctx, hash};
+use crate::workflow::engine::{Engine, Inner, News, check_name};
 use crate::workflow::handle::{Handle, read_as};
-use crate::workflow::kept::{Delivered, Letter, Message, Published};
-use crate::workflow::record::{EntryState, Execution, Kind, WaitsFor, failure_text};
-use crate::workflow::run::{Stop, hash_text};
+use crate::workflow::kept::{Delivered, Letter, Published};
+use crate::workflow::record::{Execution, Kind, WaitsFor, failure_text, fetch_execution};
+use crate::workflow::replay::Call;
+use crate::workflow::run::Stop;
 use crate::workflow::signal::written;
 use crate::workflow::step::read_failure;
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 /// What a validator is shown of the execution: the values that it has published.
 #[derive(Debug)]
@@ -37,7 +36,7 @@ impl PublishedValues<'_> {
 }
 
 /// Decides whether an update may be sent.
-pub(crate) type Validator = Arc<dyn Fn(&PublishedValues<'_>, &str) -> std::result::Result<(), Failure> + Send + Sync>;
+pub(crate) type Validator = Arc<dyn Fn(&PublishedValues<'_>, &str) -> Result<(), Failure> + Send + Sync>;
 
 /// An update that is about to be sent.
 #[must_use = "nothing is sent until this is awaited"]
@@ -109,52 +108,27 @@ impl Inner {
         check_name("the name of an update", &name)?;
         let update_id = update_id.unwrap_or_else(|| self.store.env().uuid().to_string());
         check_name("the id of an update", &update_id)?;
-        let fingerprint = hash_text(&format!("{name}\0{request}"));
-        let key = self.kept(id).update(&update_id);
-        loop {
-            match self.store.view().await?.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
-                None => {}
-                Some(Ok(Delivered::Update(sent, _))) if sent == fingerprint => return Ok(update_id),
-                Some(Err(why)) if why.is_version() => return Err(why.at(format!("update {update_id:?}")).into()),
-                Some(_) => return Err(WorkflowError::MessageReused { id: id.clone(), message: update_id }),
-            }
-            let mut checks = vec![Check::Absent(key.clone())];
-            checks.extend(validated(self, id, &name, &request).await?);
-            let write = Write::Put(key.clone(), Delivered::Update(fingerprint, None).encode());
-            let letter = Letter::Update { name: name.clone(), id: update_id.clone(), payload: request.clone() };
-            // If it is refused, another caller has sent it, or what the validator has seen has changed.
-            match self.deliver(id, letter, Some((checks, write))).await {
-                Ok(true) => return Ok(update_id),
-                Ok(false) => {}
-                // Another caller may have sent it before the execution ended.
-                Err(error) if self.store.view().await?.get(&key).await?.is_none() => return Err(error),
-                Err(_) => {}
-            }
-        }
+        let delivered = Delivered::update(&name, &request);
+        let letter = Letter::Update { name: name.clone(), id: update_id.clone(), payload: request.clone() };
+        let check = || validated(self, id, &name, &request);
+        self.deliver_once(id, &update_id, delivered, letter, check).await?;
+        Ok(update_id)
     }
 
     /// Waits for the answer to an update, as JSON text.
     async fn answer(&self, id: &ExecutionId, update_id: &str) -> Result<String> {
         let key = self.kept(id).update(update_id);
-        let look = || async {
-            // What runs here has not ended.
-            let mut ended = None;
-            if !self.is_resident(id) {
-                match self.read(id).await? {
-                    Some((execution, _)) if !execution.status.is_terminal() => {}
-                    Some(_) => ended = Some(WorkflowError::Ended { id: id.clone() }),
-                    None => return Err(WorkflowError::NotFound { id: id.clone() }),
-                }
-            }
+        let look = |_| async {
+            let ended = self.has_ended(id).await?;
             // What was answered last was so before the end was seen.
-            let item = self.store.view().await?.get(&key).await?;
-            match item.map(|item| Delivered::decode(&item.value)) {
+            match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
                 Some(Ok(Delivered::Update(_, Some(answer)))) => Ok(Some(answer)),
                 Some(Err(why)) if why.is_version() => Err(why.at(format!("update {update_id:?}")).into()),
-                _ => ended.map_or(Ok(None), Err),
+                _ if ended => Err(WorkflowError::Ended { id: id.clone() }),
+                _ => Ok(None),
             }
         };
-        let answer = self.listen(id, Some(update_id), look).await?;
+        let answer = self.listen(id, News::Answer(update_id.into()), look).await?;
         answer.map_err(|text| WorkflowError::UpdateRefused { id: id.clone(), failure: read_failure(&text) })
     }
 }
@@ -162,18 +136,14 @@ impl Inner {
 /// Asks the validator, if there is one. Gives the check that what it was shown is still so.
 async fn validated(engine: &Inner, id: &ExecutionId, name: &str, request: &str) -> Result<Option<Check>> {
     let view = engine.store.view().await?;
-    let item = view.get(&engine.spaces.executions.key(id.as_bytes())).await?;
-    let item = item.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-    let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
-    let workflow = execution.workflow;
+    let found = fetch_execution(&view, &engine.spaces.executions, id).await?;
+    let (Execution { workflow, .. }, _) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
     let definition = engine.definition(&workflow);
     let definition = definition.ok_or(WorkflowError::NotRegistered { name: workflow })?;
     let Some(validator) = definition.validators.get(name) else { return Ok(None) };
     let key: Key = engine.kept(id).published();
-    let item = view.get(&key).await?;
-    let published = item.as_ref().map(|item| Published::decode(&item.value)).transpose();
-    let published =
-        published.map_err(|why| why.at(format!("what execution {id:?} has published")))?.unwrap_or_default();
+    let (published, item) = engine.kept(id).fetch_published(&view).await?.unzip();
+    let published = published.unwrap_or_default();
     if let Err(failure) = validator(&PublishedValues(&published), request) {
         return Err(WorkflowError::UpdateRefused { id: id.clone(), failure });
     }
@@ -194,7 +164,7 @@ impl<A: DeserializeOwned> SentUpdate<A> {
 
 impl<A: DeserializeOwned + Send + 'static> IntoFuture for Update<A> {
     type Output = Result<A>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Result<A>> + Send>>;
+    type IntoFuture = Boxed<'static, Result<A>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.send().await?.answer().await })
@@ -228,9 +198,17 @@ pub struct ReceiveUpdateFor<'a, R, A> {
 
 /// A receipt as it is recorded.
 #[derive(Serialize, Deserialize)]
-struct Receipt {
+pub(crate) struct Receipt {
     id: String,
     request: Value,
+}
+
+impl Receipt {
+    /// The receipt of an update whose request is this JSON text, as JSON text.
+    pub(crate) fn text(id: &str, request: &str) -> String {
+        let receipt = Receipt { id: id.into(), request: serde_json::from_str(request).unwrap_or_default() };
+        serde_json::to_string(&receipt).expect("a receipt can be written as JSON")
+    }
 }
 
 impl Ctx {
@@ -247,28 +225,18 @@ impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
         ReceiveUpdateFor { receive: self, timeout }
     }
 
-    async fn receive(&self, timeout: Option<Duration>) -> std::result::Result<Option<Request<R, A>>, Failure> {
+    async fn receive(&self, timeout: Option<Duration>) -> Result<Option<Request<R, A>>, Failure> {
         // Those that do not fit do not make it longer.
         let mut end = None;
         loop {
-            let argument = timeout.map_or(0, |timeout| hash(&(timeout.as_micros() as u64)));
-            let call = Call { kind: Kind::Update, name: &self.name, argument };
-            let is_it = |message: &Message| matches!(&message.body, Letter::Update { name, .. } if *name == self.name);
-            let read = |letter: &Letter| match letter {
-                Letter::Update { id, payload, .. } => {
-                    let request = serde_json::from_str(payload).unwrap_or_default();
-                    let receipt = Receipt { id: id.clone(), request };
-                    Ok(serde_json::to_string(&receipt).expect("a receipt can be written as JSON"))
-                }
-                _ => Ok("null".into()),
-            };
+            let call = Call::timed(Kind::Update, &self.name, timeout);
+            let is_it = |letter: &Letter| matches!(letter, Letter::Update { name, .. } if *name == self.name);
             let what = WaitsFor::Update(self.name.clone());
             let until = |now: Timestamp| end.or(timeout.map(|timeout| now.plus(timeout)));
-            let (place, since, received) = self.ctx.await_message(call, what, until, is_it, read).await;
+            let read = |text: &str| serde_json::from_str::<Receipt>(text);
+            let received = self.ctx.await_message(call, what, until, is_it, read).await?;
+            let Some((since, receipt)) = received else { return Ok(None) };
             end = end.or(timeout.map(|timeout| since.plus(timeout)));
-            let Some(text) = received? else { return Ok(None) };
-            let call = Call { kind: Kind::Update, name: &self.name, argument };
-            let receipt: Receipt = self.ctx.recorded(&call, &place, &text).await;
             let (ctx, name) = (self.ctx.clone(), self.name.clone());
             match R::deserialize(receipt.request) {
                 Ok(value) => return Ok(Some(Request { ctx, id: receipt.id, name, value, answer: PhantomData })),
@@ -288,10 +256,8 @@ impl<R, A: Serialize> Request<R, A> {
     }
 
     /// Answers. The answer is stored with the next commit, at the latest when the workflow waits.
-    pub async fn answer(self, answer: &A) -> std::result::Result<(), Failure> {
-        let json = json::to_value(answer).map_err(|error| Failure::no_json("the answer", &error))?;
-        let text = json.to_string();
-        self.ctx.run.fits("the answer", text.len())?;
+    pub async fn answer(self, answer: &A) -> Result<(), Failure> {
+        let text = self.ctx.run.text("the answer", answer)?;
         self.record(Ok(text)).await;
         Ok(())
     }
@@ -302,26 +268,14 @@ impl<R, A: Serialize> Request<R, A> {
         self.record(Err(failure_text(&failure))).await;
     }
 
-    async fn record(self, answer: std::result::Result<String, String>) {
+    async fn record(self, answer: Result<String, String>) {
         let Request { ctx, id, name, .. } = &self;
-        let operation = ctx.operation(WaitsFor::Store, |_| async move {
+        let call = Call { kind: Kind::Answer, name, argument: hash(&answer) };
+        let answered = ctx.replay::<(), _>(WaitsFor::Store, call, |operation| async move {
             let run = &ctx.run;
-            let call = Call { kind: Kind::Answer, name, argument: hash(&answer) };
-            let (place, found) = ctx.take(&call).await;
-            if found.is_some() {
-                return;
-            }
             let key = run.kept().update(id);
-            let view = run.engine.store.view().await;
-            let item = match view {
-                Ok(view) => view.get(&key).await,
-                Err(error) => Err(error),
-            };
-            let sent = match item {
-                Ok(item) => item.map(|item| Delivered::decode(&item.value)),
-                Err(error) => return run.stop_for(run.failed(error)).await,
-            };
-            let fingerprint = match sent {
+            let sent = run.or_stop(run.engine.get(&key).await).await;
+            let fingerprint = match sent.map(|item| Delivered::decode(&item.value)) {
                 Some(Ok(Delivered::Update(sent, _))) => sent,
                 Some(Err(why)) if why.is_version() => {
                     return run.stop_for(Stop::unknown_version(why.at(format!("update {id:?}")))).await;
@@ -330,33 +284,27 @@ impl<R, A: Serialize> Request<R, A> {
             };
             let part = Part::default().put(&key, Delivered::Update(fingerprint, Some(answer)).encode());
             let (engine, execution, update) = (run.engine.clone(), run.id.clone(), id.clone());
-            let part = part.then(move |_| engine.tell(&execution, Some(&update)));
-            run.put_with(&place, call.entry(run.env().now(), EntryState::Done("null".into())), Some(part.into()));
+            let part = part.then(move |_| engine.tell(&execution, News::Answer(update)));
+            operation.done_with(&(), Some(part.into()));
+            Ok(())
         });
-        operation.await
+        // It cannot fail.
+        let _ = answered.await;
     }
 }
 
-impl<'a, R, A> IntoFuture for ReceiveUpdate<'a, R, A>
-where
-    R: DeserializeOwned + Send + 'a,
-    A: Serialize + Send + 'a,
-{
-    type Output = std::result::Result<Request<R, A>, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+impl<'a, R: DeserializeOwned + Send + 'a, A: Serialize + Send + 'a> IntoFuture for ReceiveUpdate<'a, R, A> {
+    type Output = Result<Request<R, A>, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.receive(None).await?.ok_or_else(Failure::time) })
     }
 }
 
-impl<'a, R, A> IntoFuture for ReceiveUpdateFor<'a, R, A>
-where
-    R: DeserializeOwned + Send + 'a,
-    A: Serialize + Send + 'a,
-{
-    type Output = std::result::Result<Option<Request<R, A>>, Failure>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+impl<'a, R: DeserializeOwned + Send + 'a, A: Serialize + Send + 'a> IntoFuture for ReceiveUpdateFor<'a, R, A> {
+    type Output = Result<Option<Request<R, A>>, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.receive.receive(Some(self.timeout)).await })

@@ -25,20 +25,18 @@ fn read_request_id(run: &Run, id: &[u8]) -> Option<Place> {
     (u32::from_be_bytes(*number) == run.number().1).then(|| Place::read(place)).flatten()
 }
 
-/// Something that was let go of without waiting for it.
-pub(crate) enum Dropped {
-    Guard(LockName, u64, Vec<u8>),
-    Request(LockName, Vec<u8>),
-}
+/// Something that was let go of without waiting for it: what is to be asked of the lock.
+pub(crate) type Dropped = (LockName, Ask);
 
 impl Run {
     /// A request that nobody waits for any more is taken back, unless it is to be there when the execution goes on.
     pub(super) fn let_go(&self, lock: &LockName, id: Vec<u8>) {
-        self.drop_lock(Dropped::Request(lock.clone(), id));
+        let owner = Owner::Execution(self.id.clone());
+        self.drop_lock((lock.clone(), Ask::Abandon { owner, id, ear: None }));
     }
 
     pub(super) fn release_soon(&self, lock: &LockName, ticket: u64, place: &Place) {
-        self.drop_lock(Dropped::Guard(lock.clone(), ticket, request_id(self, place)));
+        self.drop_lock((lock.clone(), Ask::Release { ticket, id: Some(request_id(self, place)) }));
     }
 
     fn drop_lock(&self, dropped: Dropped) {
@@ -57,19 +55,10 @@ impl Run {
 
     /// Releases what was dropped, with everything that came before.
     pub(crate) fn release_dropped(self: &Arc<Run>) {
-        for dropped in self.with(|state| std::mem::take(&mut state.dropped)) {
+        for (lock, ask) in self.with(|state| std::mem::take(&mut state.dropped)) {
             let note = Recording { entry: None, unlocks: None, receives: None };
             let passenger = Passenger(Seat::new(Doing::aside(self), note));
-            let name = match &dropped {
-                Dropped::Guard(lock, ..) | Dropped::Request(lock, _) => lock.clone(),
-            };
-            self.with(|state| state.leaving.push(name));
-            let (lock, ask) = match dropped {
-                Dropped::Guard(lock, ticket, id) => (lock, Ask::Release { ticket, id: Some(id) }),
-                Dropped::Request(lock, id) => {
-                    (lock, Ask::Abandon { owner: Owner::Execution(self.id.clone()), id, ear: None })
-                }
-            };
+            self.with(|state| state.leaving.push(lock.clone()));
             let run = self.clone();
             self.engine.node.runtime.spawn(async move {
                 if let Err(error) = passenger.send(&lock, ask).await {
@@ -87,15 +76,11 @@ impl Run {
 
     /// Waits until what its code has dropped of a lock is released.
     pub(super) async fn until_left(self: &Arc<Run>, lock: &LockName) {
-        let is_of_it = |dropped: &Dropped| match dropped {
-            Dropped::Guard(other, ..) | Dropped::Request(other, _) => other == lock,
-        };
-        if self.with(|state| state.dropped.iter().any(is_of_it)) {
+        if self.with(|state| state.dropped.iter().any(|(other, _)| other == lock)) {
             self.release_dropped();
         }
         if self.with(|state| state.leaving.contains(lock)) {
-            let doing = Doing::begin(self, WaitsFor::Store, None);
-            let _listed = Listed(&doing);
+            let doing = Listed::begin(self, WaitsFor::Store);
             doing.until(|state| (!state.leaving.contains(lock)).then_some(())).await;
         }
     }
@@ -105,10 +90,7 @@ impl Run {
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_locks) {
             return;
         }
-        let owned = match self.engine.locks.requests_of(&Owner::Execution(self.id.clone())).await {
-            Ok(owned) => owned,
-            Err(error) => return self.stop_for(self.failed(error)).await,
-        };
+        let owned = self.or_stop(self.engine.locks.requests_of(&Owner::Execution(self.id.clone())).await).await;
         for (lock, requests) in owned {
             for (_, id) in requests {
                 let place = read_request_id(self, &id);
@@ -151,14 +133,14 @@ impl Passenger {
         self
     }
 
-    async fn send(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockError> {
+    async fn send(self, lock: &LockName, ask: Ask) -> Result<Answer, LockError> {
         let run = self.0.run().clone();
         self.0.doing.carry().await;
         run.engine.locks.ask(lock, ask, Some((run.id.clone(), Box::new(self.0)))).await
     }
 
     /// Has something done to a lock, in a commit with the execution. What the lock refuses is given back.
-    pub(super) async fn ask(self, lock: &LockName, ask: Ask) -> std::result::Result<Answer, LockRefused> {
+    pub(super) async fn ask(self, lock: &LockName, ask: Ask) -> Result<Answer, LockRefused> {
         let run = self.0.run().clone();
         match self.send(lock, ask).await {
             Ok(answer) => Ok(answer),
@@ -183,7 +165,7 @@ impl Recording {
     }
 }
 
-impl Note<Answer, std::result::Result<Answer, LockError>> for Recording {
+impl Note<Answer, Result<Answer, LockError>> for Recording {
     fn answered(&mut self, run: &Run, answer: &Answer) {
         let until_us = self.entry.as_ref().and_then(|(_, _, until)| until.map(|until| until.0));
         match answer {
@@ -206,7 +188,7 @@ impl Note<Answer, std::result::Result<Answer, LockError>> for Recording {
         self.entry.iter().for_each(|(place, ..)| run.take_back(place));
     }
 
-    fn rests(&mut self, run: &Run, answer: std::result::Result<Answer, LockError>) {
+    fn rests(&mut self, run: &Run, answer: Result<Answer, LockError>) {
         match answer {
             // Of a withdrawal that came too late, there is a message.
             Ok(Answer::Granted(_)) if self.entry.as_ref().is_some_and(|(_, entry, _)| is_given(entry)) => {}

@@ -9,7 +9,7 @@ use crate::record::Record;
 use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::definition::DEFAULT_KEEP;
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::{Inner, News};
 use crate::workflow::locks::Grant;
 use crate::workflow::place::Path;
 use crate::workflow::record::{
@@ -51,6 +51,7 @@ impl Effect {
 }
 
 /// What a commit holds of an execution.
+#[derive(Default)]
 pub(crate) struct Boarded {
     number: u64,
     pending: Vec<Pending>,
@@ -72,18 +73,6 @@ pub(crate) struct Boarded {
     removal: Option<Timestamp>,
 }
 
-/// What a commit is about to hold of an execution.
-#[derive(Default)]
-struct Boarding {
-    pending: Vec<Pending>,
-    after: Option<(Execution, usize)>,
-    is_first: bool,
-    wants_record: bool,
-    progress: bool,
-    removal: Option<Timestamp>,
-    left: usize,
-}
-
 /// What a refusal means.
 pub(crate) enum Verdict {
     Stop(Stop),
@@ -98,20 +87,21 @@ impl Run {
         let mut state = self.state.lock();
         let mut part = self.as_it_was(&state, &next);
         state.boardings += 1;
-        let mut boarding = Boarding {
+        let mut boarded = Boarded {
+            number: state.boardings,
             pending: state.take_pending(&commit),
             is_first: state.rev.is_none(),
             left: state.left.len(),
             // A caller that wants that from now on wants another commit.
             wants_record: std::mem::take(&mut state.wants_record),
-            ..Boarding::default()
+            ..Boarded::default()
         };
         // Most often the record stays as it is, and is not copied.
-        if !boarding.is_first && matches!(next, Next::Runs) && !state.is_to_be_written() {
-            part = self.journaled(part, &state, None, &boarding);
-            boarding.progress = boarding.pending.iter().any(|pending| is_progress(&pending.entry));
-            part = self.counted(part, &state, &boarding);
-            return self.placed(commit, part, state, boarding);
+        if !boarded.is_first && matches!(next, Next::Runs) && !state.is_to_be_written() {
+            part = self.journaled(part, &state, None, &boarded);
+            boarded.progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
+            part = self.counted(part, &state, &boarded);
+            return self.placed(commit, part, state, boarded);
         }
         let mut after = Execution {
             status: Status::Running,
@@ -136,16 +126,16 @@ impl Run {
             Next::Continues(input) => {
                 (after.input, after.run, after.intent) = (input, after.run + 1, None);
                 continues = true;
-                boarding.pending.retain(|pending| pending.effect.is_some());
+                boarded.pending.retain(|pending| pending.effect.is_some());
             }
         }
         if !continues {
-            part = self.journaled(part, &state, Some(&mut after), &boarding);
+            part = self.journaled(part, &state, Some(&mut after), &boarded);
         }
-        let is_progress = boarding.pending.iter().any(|pending| is_progress(&pending.entry));
-        boarding.progress = is_progress || continues || after.status != Status::Running;
-        part = self.recorded(part, &state, after, &mut boarding);
-        self.placed(commit, part, state, boarding)
+        let is_progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
+        boarded.progress = is_progress || continues || after.status != Status::Running;
+        part = self.recorded(part, &state, after, &mut boarded);
+        self.placed(commit, part, state, boarded)
     }
 
     /// That the execution is this engine's, as it was, and holds what its code has guards of.
@@ -169,45 +159,29 @@ impl Run {
         commit: Commit,
         mut part: Part,
         mut state: MutexGuard<'_, State>,
-        boarding: Boarding,
+        mut boarded: Boarded,
     ) -> (Commit, Boarded) {
-        let mut publishes = false;
         if let Some(published) = state.published.as_mut().filter(|published| published.is_new) {
-            (published.is_new, publishes) = (false, true);
+            (published.is_new, boarded.publishes) = (false, true);
             part = part.put(&self.kept().published(), published.values.encode());
         }
-        let first = boarding.pending.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
-        let number = state.boardings;
-        state.flying.insert(number, first);
-        let (mut commit, own, _) = part.place_whole(commit);
-        let mut effects = Vec::new();
-        for (index, pending) in boarding.pending.iter().enumerate() {
+        let first = boarded.pending.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
+        state.flying.insert(boarded.number, first);
+        let mut commit = commit;
+        (commit, boarded.own, _) = part.place_whole(commit);
+        for (index, pending) in boarded.pending.iter().enumerate() {
             if let Some(effect) = &pending.effect {
                 let placed;
                 (commit, placed) = effect.part.place(commit);
-                effects.push((index, placed));
+                boarded.effects.push((index, placed));
             }
         }
-        let Boarding { pending, after, is_first, wants_record, progress, removal, left } = boarding;
-        let boarded = Boarded {
-            number,
-            pending,
-            own,
-            effects,
-            after,
-            publishes,
-            is_first,
-            left,
-            wants_record,
-            progress,
-            removal,
-        };
         (commit, boarded)
     }
 
     /// Takes back, where the execution was found, how often it was taken up, once it has come to something.
-    fn counted(&self, part: Part, state: &State, boarding: &Boarding) -> Part {
-        if state.taken_up == 0 || !boarding.progress {
+    fn counted(&self, part: Part, state: &State, boarded: &Boarded) -> Part {
+        if state.taken_up == 0 || !boarded.progress {
             return part;
         }
         let counted = match state.execution.timer_us {
@@ -218,38 +192,36 @@ impl Run {
     }
 
     /// Adds the execution's record, if it changes.
-    fn recorded(&self, mut part: Part, state: &State, mut after: Execution, boarding: &mut Boarding) -> Part {
-        let before = (!boarding.is_first).then_some(&state.execution);
-        let count = if boarding.progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
+    fn recorded(&self, mut part: Part, state: &State, mut after: Execution, boarded: &mut Boarded) -> Part {
+        let before = (!boarded.is_first).then_some(&state.execution);
+        let count = if boarded.progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
         if before == Some(&after) {
-            return self.counted(part, state, boarding);
+            return self.counted(part, state, boarded);
         }
         let note = match &after.status {
-            Status::Running if state.taken_up > 0 || boarding.is_first => Some(count),
+            Status::Running if state.taken_up > 0 || boarded.is_first => Some(count),
             _ => None,
         };
-        (part, boarding.removal) = turn(&self.engine, part, &self.id, before, &mut after, note);
+        (part, boarded.removal) = turn(&self.engine, part, &self.id, before, &mut after, note);
+        let write = part.writes().len() - 1;
         let timer = before.and_then(|before| before.timer_us);
-        if let Some(timer) = timer.filter(|_| state.taken_up > 0 && boarding.progress && timer == after.timer_us) {
+        if let Some(timer) = timer.filter(|_| state.taken_up > 0 && boarded.progress && timer == after.timer_us) {
             part = part.put(&self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)), Vec::new());
         }
-        let write = part.writes().len();
-        part = part.put(&self.key, after.encode());
-        boarding.after = Some((after, write));
+        boarded.after = Some((after, write));
         part
     }
 
     /// Adds the records of operations. A step that is begun for the first time is told of by the record before it.
-    fn journaled(&self, mut part: Part, state: &State, mut after: Option<&mut Execution>, boarding: &Boarding) -> Part {
-        let entries = &boarding.pending;
+    fn journaled(&self, mut part: Part, state: &State, mut after: Option<&mut Execution>, boarded: &Boarded) -> Part {
+        let entries = &boarded.pending;
         let is_small = entries.len() <= TAIL && entries.iter().all(|pending| pending.entry.is_small());
         if let Some(after) = after.as_mut().filter(|after| is_small && after.status.is_terminal()) {
             after.tail = entries.iter().map(|pending| (pending.place.clone(), pending.entry.clone())).collect();
             return part;
         }
-        let is_very_first = |pending: &Pending| {
-            boarding.is_first && pending.place == Path::default().at(0) && pending.entry.is_intent()
-        };
+        let is_very_first =
+            |pending: &Pending| boarded.is_first && pending.place == Path::default().at(0) && pending.entry.is_intent();
         // The execution's own record tells of the very first.
         if let (Some(first), Some(after)) = (entries.first().filter(|first| is_very_first(first)), &mut after) {
             after.intent = Some(Intent::of(&first.entry));
@@ -311,11 +283,11 @@ impl Run {
         state.wake(|_, waits| !waits);
         if let Some(started) = state.started.take() {
             let _ = started.send(Ok(()));
-            self.engine.begun().notify_waiters();
+            self.engine.begun.notify_waiters();
         }
         drop(state);
         if boarded.publishes {
-            self.engine.published(&self.id);
+            self.engine.tell(&self.id, News::Published);
         }
         effects.into_iter().for_each(|(part, placed)| part.land(placed.landing(receipt)));
     }
@@ -395,8 +367,24 @@ pub(crate) fn at_count(key: Key, count: u64) -> Check {
     if count == 0 { Check::Absent(key) } else { Check::AtRev(key, Rev(count)) }
 }
 
-/// Adds to a part what goes with a change of an execution's record, which is then to be written as it is left. Gives
-/// when something of the execution is to be removed.
+impl Inner {
+    /// The key of an execution's record.
+    pub(crate) fn record_of(&self, id: &ExecutionId) -> Key {
+        self.spaces.executions.key(id.as_bytes())
+    }
+
+    /// What any node does to an execution whose record is at this rev; without one, to an execution that is not there.
+    pub(crate) fn at_record(&self, id: &ExecutionId, rev: Option<Rev>) -> Part {
+        let (part, key) = (self.node.for_any(id.as_bytes()), self.record_of(id));
+        match rev {
+            Some(rev) => part.at_rev(RECORD, &key, rev),
+            None => part.absent(RECORD, &key),
+        }
+    }
+}
+
+/// Adds to a part the change of an execution's record, which is its last write, and what goes with that. Gives when
+/// something of the execution is to be removed.
 pub(crate) fn turn(
     engine: &Inner,
     mut part: Part,
@@ -437,8 +425,10 @@ pub(crate) fn turn(
         }
         false => before.filter(|before| before.run != after.run).map(|_| (now, Removal::Before(after.run))),
     };
-    let Some((due, removal)) = removal else { return (part, None) };
-    (part.put(&spaces.removals.key(alarm_key(due, id)), removal.encode()), Some(due))
+    if let Some((due, removal)) = &removal {
+        part = part.put(&spaces.removals.key(alarm_key(*due, id)), removal.encode());
+    }
+    (part.put(&engine.record_of(id), after.encode()), removal.map(|(due, _)| due))
 }
 
 /// Whether an entry tells of anything but of a body that is begun once more.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::record::Record;
 use crate::store::{Generation, Key, Order};
-use crate::workflow::kept::{Message, counted};
+use crate::workflow::kept::{Letter, Message, counted};
 use crate::workflow::record::WaitsFor;
 use crate::workflow::run::{Run, State, Stop};
 
@@ -59,16 +59,16 @@ impl Inbox {
     }
 
     /// Takes the first message of a kind for an operation.
-    pub(crate) fn take(&mut self, is_it: impl Fn(&Message) -> bool) -> Option<Received> {
-        let address = self.messages.iter().find(|(_, message)| is_it(message))?.0.clone();
+    pub(crate) fn take(&mut self, is_it: impl Fn(&Letter) -> bool) -> Option<Received> {
+        let address = self.messages.iter().find(|(_, message)| is_it(&message.body))?.0.clone();
         let message = self.messages.remove(&address)?;
         self.taken.insert(address.clone(), message.clone());
         Some(Received { address, message })
     }
 
     /// Whether there is such a message.
-    pub(crate) fn holds(&self, is_it: impl Fn(&Message) -> bool) -> bool {
-        self.messages.values().any(is_it)
+    pub(crate) fn holds(&self, is_it: impl Fn(&Letter) -> bool) -> bool {
+        self.messages.values().any(|message| is_it(&message.body))
     }
 
     /// A message was not received after all.
@@ -195,7 +195,6 @@ impl State {
 mod tests {
     use super::*;
     use crate::store::{SpaceSpec, Store};
-    use crate::workflow::kept::Letter;
 
     const NOW: Duration = Duration::from_secs(1);
 

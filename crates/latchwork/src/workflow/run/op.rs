@@ -63,10 +63,25 @@ pub(crate) enum Todo {
 #[derive(Debug)]
 pub(crate) struct Refused;
 
-/// Takes an operation off the list.
-pub(crate) struct Listed<'a>(pub(crate) &'a Doing);
+/// An operation that is on the list until this is dropped.
+pub(crate) struct Listed(pub(crate) Doing);
 
-impl Drop for Listed<'_> {
+impl Listed {
+    /// One that is not of the code.
+    pub(crate) fn begin(run: &Arc<Run>, what: WaitsFor) -> Listed {
+        Listed(Doing::begin(run, what, None))
+    }
+}
+
+impl std::ops::Deref for Listed {
+    type Target = Doing;
+
+    fn deref(&self) -> &Doing {
+        &self.0
+    }
+}
+
+impl Drop for Listed {
     fn drop(&mut self) {
         self.0.ends();
     }
@@ -144,7 +159,7 @@ impl Doing {
             let before = state.execution.waits.iter().find(|before| before.what == what);
             let since = before.map_or(since, |before| since.min(Timestamp(before.since_us)));
             state.start_waiting(self.op, &what, since, until);
-            state.wanted = state.stamps;
+            state.want_all();
             since
         });
         let left = until.map(|until| Duration::from_micros(until.0.saturating_sub(began.0)));
@@ -180,10 +195,7 @@ impl Doing {
     /// Makes everything so far durable. Returns only when that has happened, or when what this operation was to do
     /// cannot be done.
     pub(crate) async fn flush(&self) -> Result<(), Refused> {
-        let stamp = self.run.with(|state| {
-            state.wanted = state.stamps;
-            state.stamps
-        });
+        let stamp = self.run.with(State::want_all);
         self.until(|state| {
             let is_durable = state.rev.is_some() && state.is_durable(stamp);
             let is_refused = state.ops.get_mut(&self.op).is_some_and(|op| std::mem::take(&mut op.refused));
@@ -194,10 +206,7 @@ impl Doing {
 
     /// The same, from outside of the workflow; nothing if the execution has left memory before.
     pub(crate) async fn flushed(&self) -> Option<()> {
-        let stamp = self.run.with(|state| {
-            state.wanted = state.stamps;
-            state.stamps
-        });
+        let stamp = self.run.with(State::want_all);
         self.outside(|state| (state.rev.is_some() && state.is_durable(stamp)).then_some(())).await
     }
 
@@ -292,6 +301,12 @@ impl Run {
 }
 
 impl State {
+    /// Everything so far is to be durable. Gives its last stamp.
+    pub(crate) fn want_all(&mut self) -> u64 {
+        self.wanted = self.stamps;
+        self.stamps
+    }
+
     /// Why what is done in a branch is cancelled, if it is.
     pub(crate) fn cancelled(&self, branch: &Path) -> Option<&str> {
         let is_called_off =

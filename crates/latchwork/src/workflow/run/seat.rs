@@ -18,6 +18,22 @@ pub(crate) trait Note<A, R>: Send {
     fn again(&mut self, _run: &Run) {}
 }
 
+impl<A, R, N: Note<A, R>> Note<A, R> for Option<N> {
+    fn answered(&mut self, run: &Run, answer: &A) {
+        self.iter_mut().for_each(|note| note.answered(run, answer));
+    }
+
+    fn rests(&mut self, run: &Run, rest: R) {
+        if let Some(note) = self {
+            note.rests(run, rest);
+        }
+    }
+
+    fn again(&mut self, run: &Run) {
+        self.iter_mut().for_each(|note| note.again(run));
+    }
+}
+
 /// Keeps all other commits of the execution waiting until it is dropped, once it is its carrier.
 pub(crate) struct Seat<N> {
     pub(crate) doing: Doing,
