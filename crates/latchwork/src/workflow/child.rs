@@ -292,12 +292,9 @@ impl Ctx {
             run.effect().await;
             loop {
                 operation.unless_cancelled()?;
-                let status = match run.engine.read(id).await {
-                    Ok(found) => found.filter(|(child, _)| child.parent.as_ref().is_some_and(|it| it.birth == birth)),
-                    Err(WorkflowError::Store(error)) => return run.stop_for(run.failed(error)).await,
-                    Err(error) => return run.park(error.to_string()).await,
-                };
-                let Some((Execution { status, .. }, _)) = status else {
+                let found = run.or_stop(run.engine.read(id).await).await;
+                let found = found.filter(|(child, _)| child.parent.as_ref().is_some_and(|it| it.birth == birth));
+                let Some((Execution { status, .. }, _)) = found else {
                     let why = "was started by an execution that this is a fork of, and is no longer kept";
                     return run.park(format!("child {id:?}, whose end it waits for, {why}")).await;
                 };

@@ -66,13 +66,10 @@ impl Run {
         if is_known {
             return;
         }
-        match self.engine.read_published(&self.id).await {
-            Ok(values) => self.with(|state| {
-                state.published.get_or_insert(Publishes { values, is_new: false });
-            }),
-            Err(WorkflowError::Store(error)) => self.stop_for(self.failed(error)).await,
-            Err(error) => self.park(error.to_string()).await,
-        }
+        let values = self.or_stop(self.engine.read_published(&self.id).await).await;
+        self.with(|state| {
+            state.published.get_or_insert(Publishes { values, is_new: false });
+        });
     }
 }
 
