@@ -1,6 +1,7 @@
 //! `latch`, the Latchwork command. One file a subcommand; this one only reads the command line. How answers, errors and
 //! exit codes look is in `output.rs`.
 
+mod claim;
 mod dev;
 mod lock;
 mod output;
@@ -36,6 +37,12 @@ enum Command {
     /// A demonstration to be killed: transfers between accounts that go on where they were, however often that happens.
     #[command(after_help = EXIT_CODES)]
     Dev(dev::Dev),
+    /// Looks at configurations of claim workflows.
+    #[command(after_help = EXIT_CODES)]
+    Claim {
+        #[command(subcommand)]
+        command: claim::Claim,
+    },
     /// Looks at the locks in a data directory that no process has open, or has somebody let go of one. Runs nothing.
     #[command(after_help = EXIT_CODES)]
     Lock {
@@ -75,6 +82,7 @@ async fn run(latch: Latch) -> Result<()> {
     let mut out = BufWriter::new(std::io::stdout());
     let done = match command {
         Command::Dev(dev) => dev::run(dev, &store, &mut Output::new(output, &mut out)).await,
+        Command::Claim { command } => claim::run(command, &mut Output::new(output, &mut out)),
         Command::Lock { command } => lock::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Workflow { command } => workflow::run(command, &store, &mut Output::new(output, &mut out)).await,
     };

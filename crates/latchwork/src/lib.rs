@@ -20,6 +20,7 @@
 //! ```
 
 mod backoff;
+pub mod claim;
 mod damage;
 pub mod entity;
 mod json;

@@ -3,6 +3,7 @@
 // A test ends where something unexpected happens.
 #![allow(clippy::unwrap_used)]
 
+mod claim;
 mod dev;
 mod lock;
 mod workflow;

@@ -4,6 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used, unreachable_pub)]
 
 mod backends;
+mod claim;
 mod entity;
 mod golden;
 mod json;

@@ -1,0 +1,65 @@
+//! Claims: configured state machines of entities, whose actions run once.
+
+mod config;
+mod diagram;
+mod finding;
+mod read;
+mod validate;
+
+pub use config::{ActionFacts, ClaimState, ClaimWorkflow, Each, Guard, Janitor, Meta, Recovery, Step, Timer};
+pub use finding::{Finding, Position, Rule};
+
+use finding::Findings;
+use validate::Known;
+
+/// Configurations that were read, and what is wrong with them.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Checked {
+    /// The workflows, as far as they could be read.
+    pub workflows: Vec<ClaimWorkflow>,
+    /// Everything that is wrong with them, and warnings, by their positions.
+    pub findings: Vec<Finding>,
+}
+
+impl Checked {
+    /// Whether there is nothing wrong with them; there may be warnings.
+    pub fn is_valid(&self) -> bool {
+        self.findings.iter().all(|finding| finding.rule.is_warning())
+    }
+}
+
+/// Reads a configuration, one claim workflow or a list of them, and looks for everything that is wrong with it.
+pub fn check_json(text: &str) -> Checked {
+    let mut source = read::read(text);
+    let workflows = std::mem::take(&mut source.workflows);
+    validate::validate(&workflows, &Known::default(), &mut source.findings);
+    Checked { workflows, findings: source.finish() }
+}
+
+/// Looks for everything that is wrong with claim workflows.
+pub fn check(workflows: &[ClaimWorkflow]) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    validate::validate(workflows, &Known::default(), &mut findings);
+    findings.found.into_iter().map(|(_, finding)| finding).collect()
+}
+
+/// The JSON schema of a configuration file, for editors.
+#[cfg(feature = "schema")]
+pub fn json_schema() -> serde_json::Value {
+    #[derive(schemars::JsonSchema)]
+    #[serde(untagged)]
+    #[allow(dead_code)]
+    enum File {
+        One(Box<ClaimWorkflow>),
+        List(Vec<ClaimWorkflow>),
+    }
+    let mut schema = schemars::schema_for!(File).to_value();
+    // The claim has two names in files.
+    if let Some(fields) = schema.pointer_mut("/$defs/Step/properties").and_then(serde_json::Value::as_object_mut)
+        && let Some(claim) = fields.get("successful_claim_state").cloned()
+    {
+        fields.insert("claim_state".into(), claim);
+    }
+    schema
+}
