@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -60,6 +60,8 @@ pub(crate) struct Lanes {
 /// The lane of one entity.
 #[derive(Default)]
 struct Lane {
+    /// Held by the caller that takes a turn, within one poll.
+    gate: Mutex<()>,
     state: Mutex<State>,
     /// Told when a turn ends.
     ended: Notify,
@@ -67,6 +69,7 @@ struct Lane {
 
 #[derive(Default)]
 struct State {
+    /// Whether there is a turn. Behind the gate, it is that of a task.
     is_taken: bool,
     left: Left,
     /// How many commits were sent in turns. What was read before the last of them may be out of date.
@@ -97,6 +100,24 @@ enum Attempt<T> {
 struct Sent {
     understood: Understood,
     answer: Pin<Box<dyn Future<Output = store::Result<Outcome>> + Send>>,
+}
+
+type Deciding = Pin<Box<dyn Future<Output = Result<Sent>> + Send>>;
+
+/// What came of a turn.
+enum Taken<T, E> {
+    /// A task has the turn.
+    Later,
+    /// What the entity is has to be read, after so many commits in turns.
+    Unread(u64),
+    Refused(ChangeError<E>),
+    /// A commit on its way. The turn ends when that is decided: it is, unless it has to be polled again.
+    Sent {
+        rev: Rev,
+        changed: Result<T, ChangeError<E>>,
+        polled: Poll<Result<Sent>>,
+        deciding: Deciding,
+    },
 }
 
 /// A caller's place in a lane; the lane goes away with the last of them.
@@ -133,17 +154,7 @@ impl Drop for Place<'_> {
 }
 
 impl Lane {
-    async fn turn(self: &Arc<Lane>) -> Turn {
-        loop {
-            let ended = self.ended.notified();
-            if let Some(turn) = self.try_turn() {
-                return turn;
-            }
-            ended.await;
-        }
-    }
-
-    fn try_turn(self: &Arc<Lane>) -> Option<Turn> {
+    fn turn(self: &Arc<Lane>) -> Option<Turn> {
         let mut state = self.state.lock();
         let is_taken = std::mem::replace(&mut state.is_taken, true);
         (!is_taken).then(|| Turn { lane: self.clone(), left: state.left.take(), sent: state.sent })
@@ -190,61 +201,71 @@ impl Entities {
         change: &mut impl FnMut(&mut Draft) -> Result<T, E>,
     ) -> Result<Attempt<T>, ChangeError<E>> {
         let mut read = None;
-        let (turn, (rev, record), is_durable) = loop {
-            let turn = lane.turn().await;
-            if let Some(left) = turn.left.clone() {
-                break (turn, left, false);
+        let (rev, changed, polled, deciding) = loop {
+            let ended = lane.ended.notified();
+            match poll_fn(|context| Poll::Ready(self.take_turn(id, lane, &mut read, change, context))).await {
+                Taken::Later => ended.await,
+                Taken::Unread(sent) => read = Some((sent, self.newest(id).await?)),
+                Taken::Refused(refused) => return Err(refused),
+                Taken::Sent { rev, changed, polled, deciding } => break (rev, changed, polled, deciding),
             }
-            match read.take() {
-                Some((sent, read)) if sent == turn.sent => break (turn, read, true),
-                _ => {}
-            }
-            let sent = turn.sent;
-            drop(turn);
-            read = Some((sent, self.newest(id).await?));
+        };
+        let Sent { understood, answer } = match (polled, self.runtime().handle()) {
+            (Poll::Ready(sent), _) => sent?,
+            (Poll::Pending, Some(runtime)) => runtime.spawn(deciding).await.unwrap_or_else(|_| {
+                let cause = "the runtime that has sent it has ended".into();
+                Err(StoreError::Uncertain { cause }.into())
+            })?,
+            (Poll::Pending, None) => deciding.await?,
+        };
+        let refusal = match (answer.await.map_err(EntityError::from)?, changed) {
+            (Outcome::Applied(_), Ok(value)) => return Ok(Attempt::Landed(rev.next(), value)),
+            (Outcome::Applied(_), Err(refused)) => return Err(refused),
+            (Outcome::Refused(_), Err(_)) => return Ok(Attempt::Stale),
+            (Outcome::Refused(refusal), Ok(_)) => refusal,
+        };
+        let undeclared = understood.only_undeclared(&refusal);
+        match self.explain_change(refusal, &understood).await? {
+            Some(error) => Err(error.into()),
+            None if undeclared => Ok(Attempt::Stale),
+            None => Ok(Attempt::Outrun),
+        }
+    }
+
+    /// Takes a turn: runs the change and sends what it comes to. Only callers on other threads wait for this.
+    fn take_turn<T, E>(
+        &self,
+        id: &EntityId,
+        lane: &Arc<Lane>,
+        read: &mut Option<(u64, (Rev, Record))>,
+        change: &mut impl FnMut(&mut Draft) -> Result<T, E>,
+        context: &mut Context<'_>,
+    ) -> Taken<T, E> {
+        let _gate = lane.gate.lock();
+        let Some(turn) = lane.turn() else { return Taken::Later };
+        let read = read.take().filter(|(sent, _)| *sent == turn.sent);
+        let ((rev, record), is_durable) = match (&turn.left, read) {
+            (Some(left), _) => (left.clone(), false),
+            (None, Some((_, read))) => (read, true),
+            (None, None) => return Taken::Unread(turn.sent),
         };
         let mut draft = Draft::of(id, rev, &record);
         let changed = change(&mut draft).map_err(ChangeError::Refused);
         let changed = changed.and_then(|value| Ok((value, draft.into_record(&record)?)));
-        let (value, after) = match changed {
-            Ok(changed) => changed,
-            Err(refused) if is_durable => return Err(refused),
+        let (changed, change) = match changed {
+            Ok((value, after)) => {
+                (Ok(value), Some(Change { op: 0, id: id.clone(), before: Some(record), after: Some(after) }))
+            }
+            Err(refused) if is_durable => return Taken::Refused(refused),
             // It may have refused what is not so. The answer comes when the state that it refused is durable.
-            Err(refused) => {
-                let looked = self.decide(turn, id, rev, None).await?.answer.await.map_err(EntityError::from)?;
-                return if looked.is_applied() { Err(refused) } else { Ok(Attempt::Stale) };
-            }
+            Err(refused) => (Err(refused), None),
         };
-        let change = Change { op: 0, id: id.clone(), before: Some(record), after: Some(after) };
-        let Sent { understood, answer } = self.decide(turn, id, rev, Some(change)).await?;
-        match answer.await.map_err(EntityError::from)? {
-            Outcome::Applied(_) => Ok(Attempt::Landed(rev.next(), value)),
-            Outcome::Refused(refusal) => {
-                let undeclared = understood.only_undeclared(&refusal);
-                match self.explain_change(refusal, &understood).await? {
-                    Some(error) => Err(error.into()),
-                    None if undeclared => Ok(Attempt::Stale),
-                    None => Ok(Attempt::Outrun),
-                }
-            }
-        }
+        let mut deciding: Deciding = Box::pin(self.clone().decided(turn, self.key(id), rev, change));
+        let polled = deciding.as_mut().poll(context);
+        Taken::Sent { rev, changed, polled, deciding }
     }
 
-    /// Sends a change, or asks whether the entity is at a rev, and gives the turn back when that is decided. It is
-    /// decided in this poll, or by a task.
-    async fn decide(&self, turn: Turn, id: &EntityId, rev: Rev, change: Option<Change>) -> Result<Sent> {
-        let mut deciding = Box::pin(self.clone().decided(turn, self.key(id), rev, change));
-        let first = std::future::poll_fn(|context| Poll::Ready(deciding.as_mut().poll(context))).await;
-        match (first, self.runtime().handle()) {
-            (Poll::Ready(sent), _) => sent,
-            (Poll::Pending, Some(runtime)) => runtime.spawn(deciding).await.unwrap_or_else(|_| {
-                let cause = "the runtime that has sent it has ended".into();
-                Err(StoreError::Uncertain { cause }.into())
-            }),
-            (Poll::Pending, None) => deciding.await,
-        }
-    }
-
+    /// Sends a change, or asks whether the entity is at a rev, and gives the turn back when that is decided.
     async fn decided(self, mut turn: Turn, key: Key, rev: Rev, change: Option<Change>) -> Result<Sent> {
         let next = match &change {
             Some(change) => change.after.clone().map(|after| (rev.next(), after)),
@@ -304,7 +325,7 @@ impl Draft {
 
 /// Drives a commit until it is known how it is decided, or further if that is not told.
 async fn until_decided<F: Future + Unpin>(commit: &mut F, decided: &Decided) -> Poll<F::Output> {
-    std::future::poll_fn(|context| match std::pin::Pin::new(&mut *commit).poll(context) {
+    poll_fn(|context| match Pin::new(&mut *commit).poll(context) {
         Poll::Ready(outcome) => Poll::Ready(Poll::Ready(outcome)),
         Poll::Pending if decided.applies().is_some() => Poll::Ready(Poll::Pending),
         Poll::Pending => Poll::Pending,
