@@ -1,5 +1,5 @@
-//! What a claim workflow is configured by: statuses, and the steps between them. Plain values; `read.rs` reads them from
-//! files, `validate.rs` says what is wrong with them.
+//! What a claim workflow is configured by: statuses, and the steps between them. Plain values; `read.rs` reads them
+//! from files, `validate.rs` says what is wrong with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -99,7 +99,8 @@ pub struct Step {
     pub action: Option<Each<String>>,
     /// The status that it leads to.
     pub successful_state: Each<String>,
-    /// The status that the entity has while the action runs, and the one it goes back to if the action does not succeed.
+    /// The status that the entity has while the action runs, and the status it goes back to if the action does not
+    /// succeed.
     #[serde(rename = "successful_claim_state", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<Each<(String, String)>>"))]
     pub claim_state: Option<Each<ClaimState>>,
@@ -283,7 +284,7 @@ impl ClaimWorkflow {
         }
     }
 
-    /// Its statuses, the one that entities start at first.
+    /// Its statuses. Entities start at the first of them.
     pub fn statuses<S: Into<String>>(mut self, statuses: impl IntoIterator<Item = S>) -> Self {
         self.status_types = statuses.into_iter().map(Into::into).collect();
         self

@@ -252,8 +252,8 @@ impl Validator<'_> {
                 let (first, revert_to) = *reverts.entry(&claim.claim_into).or_insert((step, &claim.revert_to));
                 if revert_to != claim.revert_to {
                     let message = format!(
-                        "it claims into {:?} and reverts to {:?}, but step {} ({}) reverts to {revert_to:?} from there: \
-                         give each its own claiming status, or say \"shared_claiming\": true",
+                        "it claims into {:?} and reverts to {:?}, but step {} ({}) reverts to {revert_to:?} from \
+                         there: give each its own claiming status, or say \"shared_claiming\": true",
                         claim.claim_into, claim.revert_to, first.step_key, first.step_id
                     );
                     let route = self.route.to("steps").to(number);

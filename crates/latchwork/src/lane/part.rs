@@ -1,4 +1,4 @@
-//! A part of a commit: what one layer adds to it, whoever sends it. Every check carries a tag that says what it stands
+//! A part of a commit: what one layer adds to it. Every check carries a tag that says what it stands
 //! for, so a refusal is understood by its tags and not by positions.
 
 use std::ops::Range;

@@ -42,7 +42,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A node that owns everything: the one that did before is replaced.
+    /// A node that owns everything: the owner before it is replaced.
     pub(crate) async fn owner(store: &Store) -> Result<Arc<Node>, NodeError> {
         Ok(Node::new(store, Shards::all(store).await?))
     }

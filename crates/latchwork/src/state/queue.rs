@@ -65,8 +65,8 @@ pub(crate) struct Job {
 /// A check that must hold, and what it tells of.
 pub(crate) type Guard = (Check, Arc<str>);
 
-/// What rides with a mutation. If nothing is to be written, it is told the state that the mutation saw, and the answer if
-/// the mutation did not fail on that state.
+/// What rides with a mutation. If nothing is to be written, it is told the state that the mutation saw, and the answer
+/// if the mutation did not fail on that state.
 pub(crate) type Riding = Box<dyn Rider<Changed, (Known, Option<Changed>)>>;
 
 /// What a job does.

@@ -18,7 +18,7 @@ use crate::workflow::record::{Entry, EntryState, Kind};
 use crate::workflow::replay::Call;
 use crate::workflow::run::Branch;
 
-/// A future in a box, so that whoever awaits it need not know what it is made of.
+/// A future in a box: its caller need not know what it is made of.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A branch at work, which ends with its number.

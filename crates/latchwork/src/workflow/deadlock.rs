@@ -203,7 +203,7 @@ impl Inner {
         if *is_child && !self.has_locks_above(id).await? {
             return Ok(());
         }
-        // Who waits is known of a later time than who holds what: a circle counts if a second look finds it again.
+        // Waiters are known of a later time than holders: a circle counts if a second look finds it again.
         let found = match self.tangle(id).await? {
             Found::Circle(..) => self.tangle(id).await?,
             found => found,
@@ -299,7 +299,7 @@ impl Inner {
                 match self.wait_for(view, &lock, ticket).await {
                     Ok(Followed::All(wait)) => waiting.extend(wait.map(Waiting::Lock)),
                     Ok(Followed::TooMany) => return Ok(Followed::TooMany),
-                    // Nothing is known of who holds it: it may be let go.
+                    // Its holders are not known: it may be let go.
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
                         tracing::error!(%id, %lock, %error, "it cannot be told who holds a damaged lock");
                     }

@@ -86,7 +86,7 @@ impl<'a> Broom<'a> {
         Ok(!self.is_refused)
     }
 
-    /// Removes what is due of an execution, or all of it, however often somebody else was faster.
+    /// Removes what is due of an execution, or all of it, however often another writer was faster.
     async fn until_done(&mut self, id: &ExecutionId, due: Option<&Due>) -> Result<()> {
         loop {
             self.is_refused = false;

@@ -305,7 +305,7 @@ async fn send(operation: &Journaled<'_>, tx: &Tx, text: String) -> Result<(), Mi
     } else {
         let commit = tx.inner.staged.board(commit).await;
         operation.doing.carry().await;
-        // That it is done goes into this commit and into no other, though somebody drops this future before.
+        // That it is done goes into this commit and into no other, though this future may be dropped before.
         let done = Entry { state: EntryState::Done(text), ..operation.entry.clone() };
         run.put_for_carrier(&operation.place, done, None);
         let (commit, boarded) = run.board(commit, Next::Runs);
