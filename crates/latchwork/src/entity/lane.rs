@@ -10,9 +10,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::Shared;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
-use tokio::sync::Notify;
+use tokio::sync::oneshot;
 
 use crate::backoff::{doubled, jittered};
 use crate::entity::document::Record;
@@ -22,7 +24,7 @@ use crate::entity::transact::Understood;
 use crate::entity::{Entities, EntityError, EntityId, Result};
 use crate::json;
 use crate::record::Record as _;
-use crate::store::{self, Commit, Decided, Env, Key, Outcome, Rev, StoreError};
+use crate::store::{self, Commit, Decided, Env, Key, Outcome, Rev};
 
 /// An entity while it is being changed.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,14 +65,14 @@ struct Lane {
     /// Held by the caller that takes a turn, within one poll.
     gate: Mutex<()>,
     state: Mutex<State>,
-    /// Told when a turn ends.
-    ended: Notify,
 }
 
 #[derive(Default)]
 struct State {
-    /// Whether there is a turn. Behind the gate, it is that of a task.
+    /// Whether there is a turn.
     is_taken: bool,
+    /// What the turn has left to do, if that takes more than a poll.
+    rest: Option<Rest>,
     left: Left,
     /// How many commits were sent in turns. What was read before the last of them may be out of date.
     sent: u64,
@@ -79,8 +81,9 @@ struct State {
 /// The entity as the last commit leaves it, if that is decided and no other writer is known to have come since.
 type Left = Option<(Rev, Record)>;
 
-/// The right to go next in a lane. A turn of a caller ends in the poll in which it began; a turn that takes longer is
-/// handed to a task. So a caller that is not polled delays no other caller.
+/// The right to go next in a lane. A turn ends in the poll in which it began; if it has to wait for something, it is
+/// left to all callers in the lane, and goes on as long as any of them is polled. So a caller that is not polled delays
+/// no other caller.
 struct Turn {
     lane: Arc<Lane>,
     left: Left,
@@ -102,23 +105,26 @@ struct Sent {
     answer: Pin<Box<dyn Future<Output = store::Result<Outcome>> + Send>>,
 }
 
-type Deciding = Pin<Box<dyn Future<Output = Result<Sent>> + Send>>;
+/// What a turn has left to do, for any caller to do.
+type Rest = Shared<Pin<Box<dyn Future<Output = ()> + Send>>>;
 
 /// What came of a turn.
 enum Taken<T, E> {
-    /// A task has the turn.
-    Later,
+    /// There is a turn that has something left to do.
+    Later(Option<Rest>),
     /// What the entity is has to be read, after so many commits in turns.
     Unread(u64),
     Refused(ChangeError<E>),
-    /// A commit on its way. The turn ends when that is decided: it is, unless it has to be polled again.
+    /// A commit on its way, which is decided or has something left to do before.
     Sent {
         rev: Rev,
         changed: Result<T, ChangeError<E>>,
-        polled: Poll<Result<Sent>>,
-        deciding: Deciding,
+        sent: Result<Result<Sent>, Unsent>,
     },
 }
+
+/// What there is to do until a commit is decided, and where that is told.
+type Unsent = (Rest, oneshot::Receiver<Result<Sent>>);
 
 /// A caller's place in a lane; the lane goes away with the last of them.
 struct Place<'a> {
@@ -144,11 +150,14 @@ impl Lanes {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut busy = self.lanes.busy.lock();
-        if let Entry::Occupied(mut lane) = busy.entry(self.id.clone()) {
-            lane.get_mut().0 -= 1;
-            if lane.get().0 == 0 {
-                lane.remove();
-            }
+        let Entry::Occupied(mut lane) = busy.entry(self.id.clone()) else { return };
+        lane.get_mut().0 -= 1;
+        if lane.get().0 == 0 {
+            lane.remove();
+            drop(busy);
+            // There is no caller left to do it. It holds the lane, and would keep it for good.
+            let rest = self.lane.state.lock().rest.take();
+            drop(rest);
         }
     }
 }
@@ -163,8 +172,9 @@ impl Lane {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        *self.lane.state.lock() = State { is_taken: false, left: self.left.take(), sent: self.sent };
-        self.lane.ended.notify_waiters();
+        let free = State { is_taken: false, rest: None, left: self.left.take(), sent: self.sent };
+        let over = std::mem::replace(&mut *self.lane.state.lock(), free);
+        drop(over);
     }
 }
 
@@ -201,22 +211,21 @@ impl Entities {
         change: &mut impl FnMut(&mut Draft) -> Result<T, E>,
     ) -> Result<Attempt<T>, ChangeError<E>> {
         let mut read = None;
-        let (rev, changed, polled, deciding) = loop {
-            let ended = lane.ended.notified();
+        let (rev, changed, sent) = loop {
             match poll_fn(|context| Poll::Ready(self.take_turn(id, lane, &mut read, change, context))).await {
-                Taken::Later => ended.await,
+                Taken::Later(Some(rest)) => rest.await,
+                Taken::Later(None) => {}
                 Taken::Unread(sent) => read = Some((sent, self.newest(id).await?)),
                 Taken::Refused(refused) => return Err(refused),
-                Taken::Sent { rev, changed, polled, deciding } => break (rev, changed, polled, deciding),
+                Taken::Sent { rev, changed, sent } => break (rev, changed, sent),
             }
         };
-        let Sent { understood, answer } = match (polled, self.runtime().handle()) {
-            (Poll::Ready(sent), _) => sent?,
-            (Poll::Pending, Some(runtime)) => runtime.spawn(deciding).await.unwrap_or_else(|_| {
-                let cause = "the runtime that has sent it has ended".into();
-                Err(StoreError::Uncertain { cause }.into())
-            })?,
-            (Poll::Pending, None) => deciding.await?,
+        let Sent { understood, answer } = match sent {
+            Ok(sent) => sent?,
+            Err((rest, sent)) => {
+                rest.await;
+                sent.await.expect("it is told before the rest ends")?
+            }
         };
         let refusal = match (answer.await.map_err(EntityError::from)?, changed) {
             (Outcome::Applied(_), Ok(value)) => return Ok(Attempt::Landed(rev.next(), value)),
@@ -242,7 +251,7 @@ impl Entities {
         context: &mut Context<'_>,
     ) -> Taken<T, E> {
         let _gate = lane.gate.lock();
-        let Some(turn) = lane.turn() else { return Taken::Later };
+        let Some(turn) = lane.turn() else { return Taken::Later(lane.state.lock().rest.clone()) };
         let read = read.take().filter(|(sent, _)| *sent == turn.sent);
         let ((rev, record), is_durable) = match (&turn.left, read) {
             (Some(left), _) => (left.clone(), false),
@@ -260,9 +269,19 @@ impl Entities {
             // It may have refused what is not so. The answer comes when the state that it refused is durable.
             Err(refused) => (Err(refused), None),
         };
-        let mut deciding: Deciding = Box::pin(self.clone().decided(turn, self.key(id), rev, change));
-        let polled = deciding.as_mut().poll(context);
-        Taken::Sent { rev, changed, polled, deciding }
+        let mut deciding = Box::pin(self.clone().decided(turn, self.key(id), rev, change));
+        let sent = match deciding.as_mut().poll(context) {
+            Poll::Ready(sent) => Ok(sent),
+            Poll::Pending => {
+                let (tell, told) = oneshot::channel();
+                let rest: Pin<Box<dyn Future<Output = ()> + Send>> =
+                    Box::pin(async move { drop(tell.send(deciding.await)) });
+                let rest = rest.shared();
+                lane.state.lock().rest = Some(rest.clone());
+                Err((rest, told))
+            }
+        };
+        Taken::Sent { rev, changed, sent }
     }
 
     /// Sends a change, or asks whether the entity is at a rev, and gives the turn back when that is decided.

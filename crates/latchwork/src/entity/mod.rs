@@ -45,7 +45,6 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::lane::Runtime;
 use crate::store::{Confirm, Generation, History, Key, Range, Rev, Space, SpaceSpec, Store, View};
 
 pub use declare::TypeSpec;
@@ -77,7 +76,6 @@ struct Inner {
     types: Space,
     declarations: Declarations,
     lanes: Lanes,
-    runtime: Runtime,
 }
 
 impl Entities {
@@ -105,18 +103,13 @@ impl Entities {
         let index = store.space(spec(INDEX)).await?;
         let entities = store.space(spec(ENTITIES)).await?;
         let (declarations, lanes) = (Declarations::default(), Lanes::default());
-        let (store, runtime) = (store.clone(), Runtime::here());
-        let inner = Inner { store, entities, index, types, declarations, lanes, runtime };
+        let inner = Inner { store: store.clone(), entities, index, types, declarations, lanes };
         Ok(Entities { inner: Arc::new(inner) })
     }
 
     /// The store below.
     pub fn store(&self) -> &Store {
         &self.inner.store
-    }
-
-    fn runtime(&self) -> &Runtime {
-        &self.inner.runtime
     }
 
     /// Adds an entity. One that exists is refused, or with `if_absent` left as it is: the receipt tells.
