@@ -175,7 +175,7 @@ fn what_has_the_wrong_shape_is_told_with_all_the_rest() {
         ("/steps/1/guards/admin/0", json!(7)),
         ("/steps/1/unheard_of", json!(7)),
         ("/steps/0/timer", json!("30d")),
-        ("/meta/janitor", json!("nobody")),
+        ("/meta/janitor", json!("cron")),
         ("/shared_claiming", json!("yes")),
         ("/requesters", json!({})),
     ];
