@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A claim workflow: the statuses that entities of a type go through, and the steps that lead from one to another.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -209,7 +209,7 @@ pub struct Guard {
 }
 
 /// What becomes of a claim whose process is gone.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Recovery {

@@ -1,13 +1,37 @@
 //! Claims: configured state machines of entities, whose actions run once.
 
+mod action;
+mod claims;
 mod config;
 mod diagram;
+mod durable;
+mod error;
 mod finding;
+mod fire;
+mod janitor;
+mod ledger;
+mod machine;
+mod operate;
+mod outbox;
+mod outcome;
 mod read;
+mod stored;
+mod timers;
 mod validate;
 
+pub use action::{ActionCtx, ClaimLost, ClaimToken};
+pub use claims::{Claims, ClaimsBuilder, DeclaredClaim};
 pub use config::{ActionFacts, ClaimState, ClaimWorkflow, Each, Guard, Janitor, Meta, Recovery, Step, Timer};
+pub use durable::{DurableAction, DurableCall, DurableFired, durable_action};
+pub use error::{ActionError, ClaimError, Result, Uncovered};
 pub use finding::{Finding, Position, Rule};
+pub use fire::Fire;
+pub use janitor::{Abandoned, Swept};
+pub use operate::{ClaimOperator, OpenClaim, Permitted, StoredClaims, Transition, TransitionKind};
+pub use outbox::{AfterEffect, DeadLetter};
+pub use outcome::{
+    ActionFailure, ClaimFailed, Conflict, Fired, Holder, Lost, NotPermitted, Outcome, Reason, Rejection, Transitioned,
+};
 
 use finding::Findings;
 use validate::Known;

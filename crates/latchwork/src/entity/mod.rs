@@ -36,6 +36,7 @@ mod op;
 mod plan;
 mod prepare;
 mod query;
+mod revise;
 mod run;
 mod transact;
 mod verify;
@@ -56,9 +57,12 @@ pub use op::{Add, Effect, FailedOp, Meta, OpReceipt, Receipt, Remove, Transactio
 pub use query::{Access, Cursor, Direction, Page, Plan, Query};
 pub use view::{AsOf, EntityView, Revision};
 
+pub(crate) use revise::{Revised, Standing};
+pub(crate) use transact::Checked;
+
 use declare::{Declarations, Declared};
 use lane::{Lanes, backoff};
-use transact::{Checked, TRIES};
+use transact::TRIES;
 
 /// The entities of a store. Handles are cheap to clone and share what they know.
 #[derive(Clone)]

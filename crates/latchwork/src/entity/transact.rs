@@ -103,11 +103,13 @@ impl Entities {
         Err(EntityError::Contended { tries: TRIES })
     }
 
-    /// What a refusal means to the caller: nothing if only what nobody asked for has failed.
+    /// What a refusal means to the caller: nothing if only what nobody asked for has failed. Checks behind those of the
+    /// transaction are another layer's.
     async fn failures(&self, refusal: Refusal, meanings: &[Meaning], ops: &[PreparedOp]) -> Result<Vec<FailedOp>> {
         let mut failed = Vec::with_capacity(refusal.failed.len());
         for check in refusal.failed {
-            match self.failure(&check, &meanings[check.index], ops).await? {
+            let Some(meaning) = meanings.get(check.index) else { continue };
+            match self.failure(&check, meaning, ops).await? {
                 Some(failure) => failed.push(failure),
                 None => return Ok(Vec::new()),
             }
@@ -190,6 +192,11 @@ pub(crate) struct Understood {
 }
 
 impl Understood {
+    /// What a commit that has landed answers.
+    pub(crate) fn answer(self, committed: Committed) -> Receipt {
+        answer(self.ops, committed)
+    }
+
     /// Whether nothing failed but that a declaration was not known.
     pub(crate) fn only_undeclared(&self, refusal: &Refusal) -> bool {
         refusal.failed.iter().all(|failed| matches!(self.meanings[failed.index], Meaning::Declared(_)))

@@ -182,7 +182,7 @@ impl Lock {
         loop {
             let session = match &self.session {
                 Some(session) => session.clone(),
-                None => self.service.own_session().await?,
+                None => self.service.own_session(session::LEASE).await?,
             };
             let ear: Ear = Arc::new(watch::Sender::new(Heard::Waits));
             let mut asked = Asked { lock: self, session, id: id.clone(), ear: ear.clone(), is_over: false };
@@ -214,8 +214,7 @@ impl Lock {
                 Err(LockError::SessionLost { .. }) if self.session.is_none() => {
                     asked.is_over = true;
                     is_known = self.request.is_some();
-                    let lost = self.service.own.lock().take_if(|own| own.id() == asked.session.id());
-                    drop(lost);
+                    self.service.forget_own(&asked.session);
                 }
                 Err(LockError::Store(error)) if is_passing(&error) => {
                     // It may have landed.

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::lane::Lanes;
 use crate::lock::lane::{Ask, Ear, Gone, Heard, Want};
@@ -33,15 +33,19 @@ pub(crate) struct Service {
     ears: Mutex<Ears>,
     /// The requests whose guards were dropped, while they are being released.
     leaving: Mutex<BTreeSet<(LockName, u64)>>,
-    /// The session of those who have none of their own.
-    pub(crate) own: Mutex<Option<Session>>,
-    /// Held by whoever begins it.
+    /// The sessions of this process, by their leases. Code without a session of its own shares them, and so do claims.
+    pub(crate) own: Mutex<BTreeMap<Duration, Session>>,
+    /// Held while one of them is begun.
     pub(crate) beginning: tokio::sync::Mutex<()>,
     /// The sessions that were begun here and have not ended.
     pub(crate) begun: Mutex<BTreeSet<Uuid>>,
     /// Sessions that end if they are not renewed, and nobody in this process does that by itself.
     pub(crate) watched: Mutex<HashMap<Uuid, Watched>>,
     pub(crate) watches: Notify,
+    /// What sessions of this process hold beside locks: claims, by their ids and tokens, as long as they are worked for.
+    pub(crate) held: Mutex<BTreeSet<(Uuid, u64)>>,
+    /// Counts the sessions that were seen to end: what else a session holds is then to be freed.
+    pub(crate) ended: watch::Sender<u64>,
 }
 
 impl Service {
@@ -58,6 +62,8 @@ impl Service {
             begun: Mutex::default(),
             watched: Mutex::default(),
             watches: Notify::new(),
+            held: Mutex::default(),
+            ended: watch::Sender::new(0),
         }))
     }
 
@@ -66,9 +72,16 @@ impl Service {
         let _ = self.executions.set(executions);
     }
 
-    /// The session of those who have none of their own, if there is one.
-    pub(crate) fn own(&self) -> Option<Session> {
-        self.own.lock().clone().filter(|own| !own.is_lost())
+    /// The session of this process with that lease, if there is one.
+    pub(crate) fn own(&self, lease: Duration) -> Option<Session> {
+        self.own.lock().get(&lease).filter(|own| !own.is_lost()).cloned()
+    }
+
+    /// Forgets a session of this process that was lost.
+    pub(crate) fn forget_own(&self, lost: &Session) {
+        // Dropped without the lock: the last handle ends the session.
+        let lost = self.own.lock().extract_if(.., |_, own| own.id() == lost.id()).next();
+        drop(lost);
     }
 
     /// Has somebody not hear of a request any more, if others do who have made the same.
@@ -92,11 +105,12 @@ impl Service {
         let mut ears = self.ears.lock();
         let lost = ears.extract_if(.., |_, (owner, _)| *owner == session);
         lost.for_each(|(_, (_, ears))| tell(&ears, &Heard::Gone(Gone::SessionLost)));
+        self.ended.send_modify(|ended| *ended += 1);
     }
 
     /// Nothing is served any more.
     pub(crate) fn stop(&self) {
-        let own = self.own.lock().take();
+        let own = std::mem::take(&mut *self.own.lock());
         drop(own);
         self.lose_all();
     }

@@ -255,20 +255,22 @@ async fn keep(session: Weak<Shared>, is_shared: bool) {
 }
 
 impl Service {
-    /// The session of those who have none of their own.
-    pub(crate) async fn own_session(self: &Arc<Service>) -> Result<Session> {
-        if let Some(session) = self.own() {
+    /// The session of this process with that lease.
+    pub(crate) async fn own_session(self: &Arc<Service>, lease: Duration) -> Result<Session> {
+        if let Some(session) = self.own(lease) {
             return Ok(session);
         }
         // In a task: a caller that has begun it and is not polled keeps no other caller from it.
         let service = self.clone();
         let begun = self.node.runtime.run(async move {
             let _beginning = service.beginning.lock().await;
-            if let Some(session) = service.own() {
+            if let Some(session) = service.own(lease) {
                 return Ok(session);
             }
-            let session = SessionBuilder { is_shared: true, ..SessionBuilder::new(service.clone()) }.begun().await?;
-            *service.own.lock() = Some(session.clone());
+            let begins = SessionBuilder { is_shared: true, lease, ..SessionBuilder::new(service.clone()) };
+            let session = begins.begun().await?;
+            let before = service.own.lock().insert(lease, session.clone());
+            drop(before);
             if service.node.is_stopped() {
                 service.stop();
                 return Err(LockError::Stopped);
@@ -291,7 +293,7 @@ impl Service {
         }
     }
 
-    /// Gives up the session of those who have none of their own, if nobody uses it.
+    /// Gives up a session of this process that nothing uses.
     fn retire(&self, session: &Arc<Shared>) -> bool {
         // Whoever takes it does so under this lock.
         let mut own = self.own.lock();
@@ -299,7 +301,7 @@ impl Service {
         let is_unused = Arc::strong_count(session) <= 2;
         if is_unused {
             // There is another handle, so it does not end by this.
-            drop(own.take_if(|own| own.id() == session.id));
+            drop(own.extract_if(.., |_, own| own.id() == session.id).next());
             session.lost.send_replace(true);
         }
         is_unused
@@ -310,9 +312,16 @@ impl Service {
         self.watches.notify_one();
     }
 
+    /// Has a session of another process end if it is not renewed, from now on for its lease.
+    pub(crate) fn watch_other(&self, session: Uuid, rev: Rev, lease: Duration) {
+        if !self.begun.lock().contains(&session) && !self.watched.lock().contains_key(&session) {
+            self.watch(session, Watched { rev, lease, since: self.node.store.env().monotonic() });
+        }
+    }
+
     /// Ends all sessions that were begun here, and frees what they hold.
     pub(crate) async fn end_sessions(self: &Arc<Service>) -> Result<()> {
-        let own = self.own.lock().take();
+        let own = std::mem::take(&mut *self.own.lock());
         drop(own);
         let begun = self.begun.lock().clone();
         let mut ended = Ok(());

@@ -134,6 +134,11 @@ impl Node {
 
     /// Whether this node owns an execution, as far as it knows.
     pub(crate) fn owns(&self, id: &ExecutionId) -> bool {
-        self.shards.owns(id.as_bytes())
+        self.owns_name(id.as_bytes())
+    }
+
+    /// Whether this node owns what has a name, as far as it knows.
+    pub(crate) fn owns_name(&self, name: &[u8]) -> bool {
+        self.shards.owns(name)
     }
 }

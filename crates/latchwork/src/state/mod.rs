@@ -34,6 +34,7 @@ mod op;
 mod queue;
 mod record;
 mod slot;
+mod staged;
 mod stored;
 mod watch;
 
@@ -59,6 +60,7 @@ pub(crate) use batch::{Batch, Known};
 pub(crate) use container::{Place, Steward, to_json};
 pub(crate) use queue::{Held, Job, Quiet, Settled};
 pub(crate) use slot::typed;
+pub(crate) use staged::Staged;
 pub(crate) use watch::Told;
 
 use container::{Setup, empty};

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::json;
 use crate::store::{Timestamp, Uuid};
+use crate::workflow::engine::Inner;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::replay::Call;
 use crate::workflow::run::{Branch, Run, Waited, hash_text};
@@ -31,6 +32,10 @@ pub(crate) fn hash(value: &impl Serialize) -> u64 {
 }
 
 impl Ctx {
+    pub(crate) fn engine(&self) -> &Arc<Inner> {
+        &self.run.engine
+    }
+
     /// The execution's id.
     pub fn id(&self) -> &ExecutionId {
         &self.run.id

@@ -386,7 +386,7 @@ async fn commit(run: Arc<Run>, next: Next) {
     }
     let (commit, boarded) = run.board(Commit::new(), next);
     match run.send(commit, boarded).await {
-        Sent::Landed => {
+        Sent::Landed(_) => {
             // Other branches may have ended since it has begun to wait.
             if waits_for_others && run.with(|state| state.has_locks) {
                 let suspect = Suspect { id: run.id.clone(), is_child: false };

@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use crate::json::{self, JsonError};
+use crate::lane::Part;
 use crate::record::Record;
 use crate::store::Timestamp;
 use crate::workflow::definition::{Definition, Workflow};
@@ -212,6 +213,25 @@ impl Inner {
             }
             _ => Ok((definition.clone(), input)),
         }
+    }
+}
+
+impl Inner {
+    /// Waits for the end of an execution and gives its output.
+    pub(crate) async fn result_of<T: DeserializeOwned>(&self, id: &ExecutionId) -> Result<T> {
+        read_as(id, &self.output(id, None).await?)
+    }
+
+    /// The start of an execution, as a part of a commit of another layer's. It begins when the commit has landed.
+    pub(crate) fn starting(self: &Arc<Inner>, workflow: &str, input: String, id: &ExecutionId) -> Result<Part> {
+        check_name("the id of an execution", id)?;
+        let (definition, input) = self.accept(workflow, Ok(input))?;
+        definition.check(&input)?;
+        let now = self.store.env().now();
+        let mut first = definition.first_record(input, Labels::default(), now, now);
+        let (part, _) = turn(self, self.at_record(id, None), id, None, &mut first, None);
+        let engine = self.clone();
+        Ok(self.waking(part, id).then(move |_| engine.metrics.started(&first.workflow)))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::json;
 use crate::lock::LockName;
 use crate::record::BadRecord;
 use crate::state::StateError;
-use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Refusal, Rev, StoreError, Timestamp};
+use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, StoreError, Timestamp};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Kept, Published};
@@ -147,7 +147,7 @@ pub(crate) struct Submitted {
 
 /// What became of a commit.
 pub(crate) enum Sent {
-    Landed,
+    Landed(Receipt),
     /// For a reason that is not the execution's own.
     Refused(Refusal),
     Stopped(Stop),
@@ -368,7 +368,7 @@ impl Run {
     pub(crate) async fn commit(&self, next: Next) -> Result<(), Stop> {
         let (commit, boarded) = self.board(Commit::new(), next);
         match self.send(commit, boarded).await {
-            Sent::Landed => Ok(()),
+            Sent::Landed(_) => Ok(()),
             Sent::Refused(_) => Err(Stop::Changed),
             Sent::Stopped(stop) => Err(stop),
         }
@@ -387,7 +387,7 @@ impl Run {
         match self.measured(commit).await {
             Ok(Outcome::Applied(receipt)) => {
                 self.landed(boarded, &receipt);
-                Sent::Landed
+                Sent::Landed(receipt)
             }
             Ok(Outcome::Refused(refusal)) => match self.refused(boarded, &refusal) {
                 Verdict::Stop(stop) => Sent::Stopped(stop),

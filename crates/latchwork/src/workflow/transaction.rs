@@ -1,6 +1,5 @@
 //! Transactions: entities and slots are read, changed, and written in one commit with the record that it was done.
 
-use std::collections::BTreeMap;
 use std::future::{Future, IntoFuture};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +10,9 @@ use serde::de::DeserializeOwned;
 
 use crate::backoff::{doubled, jittered};
 use crate::entity::{Add, Entity, EntityError, EntityId, EntityView, Page, Query, Remove, Transaction, Update};
-use crate::record::Record as _;
-use crate::state::{Batch, Held, Job, Known, Place, Slot, StateError, Steward, Told};
-use crate::store::{Check, Commit, Key, Outcome, Right};
+use crate::lane::Part;
+use crate::state::{Slot, Staged};
+use crate::store::{Outcome, Right};
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::replay::{Call, Journaled};
@@ -40,6 +39,8 @@ struct Inner {
     view: EntityView,
     writes: Mutex<Option<Transaction>>,
     staged: Arc<Staged>,
+    /// What other layers add to the commit.
+    parts: Mutex<Vec<Part>>,
 }
 
 impl Tx {
@@ -90,6 +91,16 @@ impl Tx {
         self.write(|writes| writes.guard(right));
     }
 
+    /// What the transaction reads, for another layer. That has to see to it that what it reads is checked.
+    pub(crate) fn view(&self) -> Result<Arc<crate::store::View>, EntityError> {
+        self.inner.view.pinned()
+    }
+
+    /// Adds a layer's part to the commit. If a check of the part fails, the transaction is run again.
+    pub(crate) fn part(&self, part: Part) {
+        self.inner.parts.lock().push(part);
+    }
+
     /// A slot that everybody shares. The transaction sees what it has itself written to slots.
     pub fn global<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slots.global(key)
@@ -107,68 +118,6 @@ impl Tx {
 }
 
 shown!(Tx, it => generation: it.inner.view.generation());
-
-/// The slots of a transaction as they will be.
-struct Staged {
-    /// The largest value.
-    limit: usize,
-    view: Arc<crate::store::View>,
-    slots: tokio::sync::Mutex<BTreeMap<Key, Batch>>,
-    /// What must hold when the changes land.
-    guards: Mutex<Vec<Check>>,
-}
-
-impl Steward for Staged {
-    fn read<'a>(&'a self, place: &'a Place) -> Boxed<'a, Result<Known, StateError>> {
-        Box::pin(async move {
-            let mut slots = self.slots.lock().await;
-            Ok(self.batch(&mut slots, place).await?.now())
-        })
-    }
-
-    fn change<'a>(&'a self, place: &'a Place, job: Job) -> Boxed<'a, Result<(), StateError>> {
-        Box::pin(async move {
-            let mut slots = self.slots.lock().await;
-            self.guards.lock().extend(job.guard.clone().map(|(check, _)| check));
-            let batch = self.batch(&mut slots, place).await?;
-            if let Some(done) = batch.run_alone(job, Held::default()).await {
-                done.within(self.limit, batch).settle(batch.rev());
-            }
-            Ok(())
-        })
-    }
-
-    fn failed(&self, error: StateError) -> Boxed<'_, StateError> {
-        Box::pin(std::future::ready(error))
-    }
-}
-
-impl Staged {
-    async fn batch<'a>(&self, slots: &'a mut BTreeMap<Key, Batch>, place: &Place) -> Result<&'a mut Batch, StateError> {
-        if !slots.contains_key(&place.key) {
-            let known = Known::at(&self.view, &place.key, &place.name).await?;
-            slots.insert(place.key.clone(), Batch::new(known, place.name.clone()));
-        }
-        Ok(slots.get_mut(&place.key).expect("it was put there"))
-    }
-
-    /// Adds the slots to a commit: what was read is to be as it was, and what was changed is written.
-    async fn board(&self, mut commit: Commit) -> Commit {
-        let mut told = Vec::new();
-        commit = self.guards.lock().iter().cloned().fold(commit, Commit::check);
-        for (key, batch) in self.slots.lock().await.iter() {
-            commit = match batch.known.rev {
-                Some(rev) => commit.at_rev(key, rev),
-                None => commit.absent(key),
-            };
-            if batch.changed {
-                commit = commit.put(key, batch.record().encode());
-                told.push(batch.told());
-            }
-        }
-        if told.is_empty() { commit } else { commit.meta(Told::encode(told)) }
-    }
-}
 
 /// A transaction that is about to be awaited.
 #[must_use = "a transaction does nothing until it is awaited"]
@@ -276,14 +225,9 @@ impl<F> Transacting<'_, F> {
 
 async fn begin(run: &Arc<Run>) -> Result<Tx, EntityError> {
     let view = run.engine.entities.now().await?;
-    let staged = Arc::new(Staged {
-        limit: run.engine.store.limits().value_bytes,
-        view: view.pinned()?,
-        slots: Default::default(),
-        guards: Mutex::default(),
-    });
+    let staged = Arc::new(Staged::new(view.pinned()?, run.engine.store.limits().value_bytes));
     let slots = CtxState::with(run.clone(), staged.clone());
-    Ok(Tx { inner: Arc::new(Inner { view, writes: Mutex::default(), staged }), slots })
+    Ok(Tx { inner: Arc::new(Inner { view, writes: Mutex::default(), staged, parts: Mutex::default() }), slots })
 }
 
 /// Commits what a transaction did, with everything that waits to be.
@@ -303,14 +247,23 @@ async fn send(operation: &Journaled<'_>, tx: &Tx, text: String) -> Result<(), Mi
             Outcome::Refused(refusal) => refusal,
         }
     } else {
-        let commit = tx.inner.staged.board(commit).await;
+        let mut commit = tx.inner.staged.board(commit).await;
+        let mut placed = Vec::new();
+        for part in std::mem::take(&mut *tx.inner.parts.lock()) {
+            let (place, rest);
+            (commit, place, rest) = part.place_whole(commit);
+            placed.push((place, rest));
+        }
         operation.doing.carry().await;
         // That it is done goes into this commit and into no other, though this future may be dropped before.
         let done = Entry { state: EntryState::Done(text), ..operation.entry.clone() };
         run.put_for_carrier(&operation.place, done, None);
         let (commit, boarded) = run.board(commit, Next::Runs);
         match run.submit(commit, boarded).await {
-            Sent::Landed => return Ok(()),
+            Sent::Landed(receipt) => {
+                placed.into_iter().for_each(|(place, rest)| rest.land(place.landing(&receipt)));
+                return Ok(());
+            }
             Sent::Refused(refusal) => refusal,
             Sent::Stopped(stop) => return Err(Miss::Stop(stop)),
         }

@@ -1,3 +1,5 @@
 //! Claims.
 
+mod firing;
+mod kit;
 mod validator;

@@ -1,0 +1,460 @@
+//! Claim workflows at work on an engine: what is registered for them, and the checks before they start.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::{Notify, Semaphore};
+
+use crate::claim::action::ActionCtx;
+use crate::claim::config::{ActionFacts, ClaimWorkflow, Each, Janitor, Recovery};
+use crate::claim::durable::DurableAction;
+use crate::claim::error::{ActionError, ClaimError, Result, Uncovered};
+use crate::claim::finding::{Finding, Findings, Rule};
+use crate::claim::janitor::{self, Abandoned};
+use crate::claim::ledger::Ledger;
+use crate::claim::machine::Machine;
+use crate::claim::outbox::{AfterEffect, Handler, Outbox};
+use crate::claim::outcome::Outcome;
+use crate::claim::read;
+use crate::claim::stored::Spaces;
+use crate::claim::timers;
+use crate::claim::validate::{self, Known};
+use crate::entity::{Add, Entity, OpReceipt};
+use crate::lane::Part;
+use crate::lock::service::Service;
+use crate::node::alarm::{self, Alarms};
+use crate::store::Timestamp;
+use crate::workflow::{Boxed, Engine, Workflow};
+
+/// How many steps timers fire at once.
+const RINGING: usize = 256;
+
+/// Claim workflows at work on an engine. Handles are cheap to clone.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::claim::{ActionCtx, Claims, Outcome};
+/// use latchwork::entity::Add;
+/// use latchwork::store::Store;
+/// use latchwork::workflow::Engine;
+/// use latchwork::json;
+///
+/// let engine = Engine::on(&Store::memory().await?).start().await?;
+/// let claims = Claims::on(&engine)
+///     .configure(r#"{
+///       "workflow": "invoice",
+///       "meta": { "owning_module": "billing", "entity_type": "invoice", "status_field": "status" },
+///       "status_types": ["sent", "paying", "paid"],
+///       "steps": [{
+///         "step_id": 20, "step_key": "apply_payment", "status": "sent",
+///         "action": { "admin": "ApplyPayment" },
+///         "successful_claim_state": { "admin": ["paying", "sent"] },
+///         "successful_state": { "admin": "paid" }
+///       }]
+///     }"#)
+///     .action("ApplyPayment", async |ctx: ActionCtx| {
+///         ctx.add(Add::new("payment").data(json!({"of": ctx.entity().id, "amount": ctx.input()["amount"]})));
+///         Ok::<_, std::io::Error>(Outcome::done())
+///     })
+///     .start()
+///     .await?;
+///
+/// claims.add("invoice", Add::new("invoice").id("i-1").data(json!({"status": "sent"}))).await?;
+/// let fired = claims.fire("invoice", "apply_payment", "i-1").by("admin").input(json!({"amount": 7})).await?;
+/// assert_eq!(fired.done().unwrap().to, "paid");
+/// // Once is enough: it is not at `sent` any more.
+/// assert!(claims.fire("invoice", "apply_payment", "i-1").by("admin").await?.is_refused());
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Claims {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) machines: BTreeMap<String, Machine>,
+    pub(crate) actions: BTreeMap<String, Action>,
+    pub(crate) guards: BTreeMap<String, GuardFn>,
+    pub(crate) covers: BTreeMap<String, Cover>,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) alarms: Arc<Alarms>,
+    /// Held by each step that a timer fires.
+    pub(crate) ringing: Arc<Semaphore>,
+    /// Has the janitor look at once.
+    pub(crate) nudge: Arc<Notify>,
+    pub(crate) sweep_every: Duration,
+}
+
+/// An action that was registered.
+#[derive(Clone)]
+pub(crate) enum Action {
+    Plain(PlainAction),
+    /// A workflow of the engine's.
+    Durable(String),
+}
+
+pub(crate) type PlainAction =
+    Arc<dyn Fn(ActionCtx) -> Boxed<'static, std::result::Result<Outcome, ActionError>> + Send + Sync>;
+pub(crate) type GuardFn = Arc<dyn Fn(&Entity, &Value) -> std::result::Result<(), String> + Send + Sync>;
+pub(crate) type Cover = Arc<dyn Fn(Abandoned) -> Boxed<'static, Recovery> + Send + Sync>;
+
+/// A claiming status that a module's janitor has to cover.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeclaredClaim {
+    /// The workflow that declares it.
+    pub workflow: String,
+    /// The module that owns the workflow.
+    pub module: String,
+    /// The type of its entities.
+    pub entity_type: String,
+    /// The claiming status.
+    pub claim_into: String,
+    /// The statuses that it reverts to: several only if the workflow shares claiming statuses.
+    pub revert_to: Vec<String>,
+}
+
+/// Claim workflows that are about to start.
+#[must_use = "nothing is served until this is started"]
+pub struct ClaimsBuilder {
+    engine: Engine,
+    /// Configuration files.
+    texts: Vec<String>,
+    workflows: Vec<ClaimWorkflow>,
+    actions: BTreeMap<String, Action>,
+    facts: BTreeMap<String, ActionFacts>,
+    durable: Vec<DurableAction>,
+    handlers: BTreeMap<String, Handler>,
+    /// After-effects that are workflows, by their names.
+    started: BTreeMap<String, String>,
+    guards: BTreeMap<String, GuardFn>,
+    covers: BTreeMap<String, Cover>,
+    sweep_every: Duration,
+    effect_attempts: u32,
+    twice: Vec<String>,
+}
+
+impl Claims {
+    /// Claim workflows on the store of an engine.
+    pub fn on(engine: &Engine) -> ClaimsBuilder {
+        ClaimsBuilder {
+            engine: engine.clone(),
+            texts: Vec::new(),
+            workflows: Vec::new(),
+            actions: BTreeMap::new(),
+            facts: BTreeMap::new(),
+            durable: Vec::new(),
+            handlers: BTreeMap::new(),
+            started: BTreeMap::new(),
+            guards: BTreeMap::new(),
+            covers: BTreeMap::new(),
+            sweep_every: Duration::from_secs(1),
+            effect_attempts: 10,
+            twice: Vec::new(),
+        }
+    }
+
+    /// Adds an entity at a status that entities of the workflow start at. Timers of that status begin to run; those of an
+    /// entity that is added in another way do so when the next process starts.
+    pub async fn add(&self, workflow: &str, add: Add) -> Result<OpReceipt> {
+        let (inner, machine) = (&self.inner, self.inner.machine(workflow)?);
+        let ledger = &inner.ledger;
+        let given = add.clone().checked(0)?;
+        let meta = &machine.config.meta;
+        let id = add.id.clone().unwrap_or_else(|| ledger.store.env().uuid().into());
+        if *given.entity_type != *meta.entity_type {
+            let (workflow, expected) = (workflow.to_string(), meta.entity_type.clone());
+            return Err(ClaimError::WrongType { id, workflow, expected, found: given.entity_type.to_string() });
+        }
+        let no_status = || ClaimError::NoStatus { id: id.clone(), field: meta.status_field.clone() };
+        let status = crate::claim::machine::status_at(&machine.path, &given.data).ok_or_else(no_status)?.to_string();
+        let allowed = machine.config.starts();
+        if !allowed.contains(&status) {
+            return Err(ClaimError::NotInitial { workflow: workflow.into(), found: status, allowed: allowed.to_vec() });
+        }
+        let now = ledger.store.env().now();
+        let set = timers::set(Part::default(), ledger, workflow, &machine.timers(&status), (&id, 0), now);
+        ledger.add(add.id(id.clone()), set).await
+    }
+
+    /// How many after-effects are known to this process and not delivered yet.
+    pub fn undelivered(&self) -> usize {
+        self.inner.outbox.known()
+    }
+}
+
+impl ClaimsBuilder {
+    /// Adds the claim workflows of a configuration file, given as its text. What is wrong with it is told at the start.
+    pub fn configure(mut self, json: impl Into<String>) -> ClaimsBuilder {
+        self.texts.push(json.into());
+        self
+    }
+
+    /// Adds a claim workflow.
+    pub fn workflow(mut self, workflow: ClaimWorkflow) -> ClaimsBuilder {
+        self.workflows.push(workflow);
+        self
+    }
+
+    /// Registers an action under the name that the configuration has for it.
+    pub fn action<F, Fut, E>(mut self, name: impl Into<String>, action: F) -> ClaimsBuilder
+    where
+        F: Fn(ActionCtx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = std::result::Result<Outcome, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let plain: PlainAction = Arc::new(move |ctx| {
+            let acting = action(ctx);
+            Box::pin(async move { acting.await.map_err(ActionError::new) })
+        });
+        self.register(name.into(), Action::Plain(plain));
+        self
+    }
+
+    /// Registers an action that is a durable workflow: the execution owns the claim, and goes on after a restart.
+    pub fn durable_action(mut self, action: &DurableAction) -> ClaimsBuilder {
+        self.register(action.name().into(), Action::Durable(action.name().into()));
+        // Who starts an execution cannot tell whether its answer was lost.
+        self.facts.entry(action.name().into()).or_default().non_idempotent = true;
+        self.durable.push(action.clone());
+        self
+    }
+
+    fn register(&mut self, name: String, action: Action) {
+        self.facts.entry(name.clone()).or_default();
+        if self.actions.insert(name.clone(), action).is_some() {
+            self.twice.push(format!("action {name:?} is registered twice"));
+        }
+    }
+
+    /// Says that an action does harm if it runs twice: every step with it has to be claimed.
+    pub fn non_idempotent(mut self, action: impl Into<String>) -> ClaimsBuilder {
+        self.facts.entry(action.into()).or_default().non_idempotent = true;
+        self
+    }
+
+    /// Registers the handler of an after-effect. It is called at least once for each transition, after that is durable.
+    pub fn after_effect<F, Fut, E>(mut self, name: impl Into<String>, handler: F) -> ClaimsBuilder
+    where
+        F: Fn(AfterEffect) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = std::result::Result<(), E>> + Send + 'static,
+        E: std::fmt::Display,
+    {
+        let handler: Handler = Arc::new(move |effect| {
+            let handling = handler(effect);
+            Box::pin(async move { handling.await.map_err(|error| error.to_string()) })
+        });
+        let name = name.into();
+        if self.handlers.insert(name.clone(), handler).is_some() || self.started.contains_key(&name) {
+            self.twice.push(format!("after-effect {name:?} is registered twice"));
+        }
+        self
+    }
+
+    /// Has a workflow started as an after-effect, in the commit of the transition: so exactly once. The engine has to
+    /// know the workflow.
+    pub fn after_effect_workflow<O>(
+        mut self,
+        name: impl Into<String>,
+        workflow: &Workflow<AfterEffect, O>,
+    ) -> ClaimsBuilder {
+        let name = name.into();
+        if self.started.insert(name.clone(), workflow.name().into()).is_some() || self.handlers.contains_key(&name) {
+            self.twice.push(format!("after-effect {name:?} is registered twice"));
+        }
+        self
+    }
+
+    /// Registers a guard: given the entity and the input, it says why a step cannot be fired. It must do nothing else.
+    pub fn guard(
+        mut self,
+        name: impl Into<String>,
+        guard: impl Fn(&Entity, &Value) -> std::result::Result<(), String> + Send + Sync + 'static,
+    ) -> ClaimsBuilder {
+        self.guards.insert(name.into(), Arc::new(guard));
+        self
+    }
+
+    /// The claiming statuses that a module has to cover, because its workflows say that it frees claims itself.
+    pub fn declared(&self, module: &str) -> Vec<DeclaredClaim> {
+        let (workflows, _) = self.read();
+        let of_module = |workflow: &&ClaimWorkflow| workflow.meta.owning_module == module;
+        workflows.iter().filter(of_module).flat_map(declared).collect()
+    }
+
+    /// Registers the janitor of a module for all claiming statuses that [`ClaimsBuilder::declared`] gives for it. It is
+    /// asked about every claim whose owner is gone, and says what becomes of it.
+    pub fn cover<F, Fut>(mut self, module: impl Into<String>, janitor: F) -> ClaimsBuilder
+    where
+        F: Fn(Abandoned) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Recovery> + Send + 'static,
+    {
+        self.covers.insert(module.into(), Arc::new(move |abandoned| Box::pin(janitor(abandoned))));
+        self
+    }
+
+    /// How often the janitor looks for claims whose owners are gone: every second, unless this is said.
+    pub fn sweep_every(mut self, every: Duration) -> ClaimsBuilder {
+        self.sweep_every = every.max(Duration::from_millis(1));
+        self
+    }
+
+    /// How often an after-effect is tried before it becomes a dead letter: ten times, unless this is said.
+    pub fn after_effect_attempts(mut self, attempts: u32) -> ClaimsBuilder {
+        self.effect_attempts = attempts.max(1);
+        self
+    }
+
+    /// All workflows, and everything that is wrong with them.
+    fn read(&self) -> (Vec<ClaimWorkflow>, Vec<Finding>) {
+        let effects = self.handlers.keys().chain(self.started.keys()).cloned().collect();
+        let known = Known {
+            actions: Some(self.facts.clone().into_iter().filter(|(name, _)| self.actions.contains_key(name)).collect()),
+            after_effects: Some(effects),
+            guards: Some(self.guards.keys().cloned().collect()),
+        };
+        let (mut workflows, mut findings) = (Vec::new(), Vec::new());
+        for text in &self.texts {
+            let mut source = read::read(text);
+            let read = std::mem::take(&mut source.workflows);
+            validate::validate(&read, &known, &mut source.findings);
+            workflows.extend(read);
+            findings.extend(source.finish());
+        }
+        let mut found = Findings::default();
+        validate::validate(&self.workflows, &known, &mut found);
+        workflows.extend(self.workflows.iter().cloned());
+        let mut names = BTreeSet::new();
+        for workflow in workflows.iter().filter(|workflow| !names.insert(&workflow.name)) {
+            found.in_workflow(&workflow.name);
+            let message = "another configuration has a workflow of the same name: give each its own";
+            found.add(Rule::DuplicateId, Default::default(), None, message);
+        }
+        for message in &self.twice {
+            found.add(Rule::DuplicateId, Default::default(), None, message);
+        }
+        for name in self.started.values().filter(|name| self.engine.inner.definition(name).is_none()) {
+            let message = format!("the engine does not know the workflow {name:?}: register it there, too");
+            found.add(Rule::UnknownAfterEffect, Default::default(), None, message);
+        }
+        for action in self.durable.iter().filter(|it| self.engine.inner.definition(it.name()).is_none()) {
+            let message = format!("the engine does not know the workflow of action {:?}: register it", action.name());
+            found.add(Rule::UnknownAction, Default::default(), None, message);
+        }
+        findings.extend(found.found.into_iter().map(|(_, finding)| finding));
+        (workflows, findings)
+    }
+
+    /// Starts: checks the configuration, and that every claiming status has a janitor; then claims of processes that are
+    /// gone are recovered, and after-effects are delivered.
+    pub async fn start(self) -> Result<Claims> {
+        let (workflows, findings) = self.read();
+        for warning in findings.iter().filter(|finding| finding.rule.is_warning()) {
+            tracing::warn!("{warning}");
+        }
+        let findings: Vec<Finding> = findings.into_iter().filter(|finding| !finding.rule.is_warning()).collect();
+        if !findings.is_empty() {
+            return Err(ClaimError::Config { findings });
+        }
+        let uncovered = |declared: &DeclaredClaim| !self.covers.contains_key(&declared.module);
+        let missing = workflows.iter().flat_map(declared).filter(uncovered).map(|declared| Uncovered {
+            workflow: declared.workflow,
+            module: declared.module,
+            status: declared.claim_into,
+        });
+        let missing: Vec<Uncovered> = missing.collect();
+        if !missing.is_empty() {
+            return Err(ClaimError::Uncovered { missing });
+        }
+        let mut machines = BTreeMap::new();
+        for workflow in workflows {
+            machines.insert(workflow.name.clone(), Machine::new(workflow, &self.started)?);
+        }
+        self.begin(machines).await
+    }
+
+    async fn begin(self, machines: BTreeMap<String, Machine>) -> Result<Claims> {
+        let engine = self.engine.inner.clone();
+        let (node, store) = (engine.node.clone(), engine.store.clone());
+        let spaces = Spaces::declare(&store).await?;
+        let (outbox, acked) = Outbox::new(&node, &spaces, self.handlers, self.effect_attempts);
+        let alarms = Alarms::new(&node, &spaces.timers);
+        let ledger = Arc::new(Ledger {
+            store,
+            entities: engine.entities.clone(),
+            states: engine.states.clone(),
+            spaces,
+            engine,
+            outbox: Arc::downgrade(&outbox),
+            timers: Arc::downgrade(&alarms),
+        });
+        let inner = Arc::new(Inner {
+            ledger,
+            machines,
+            actions: self.actions,
+            guards: self.guards,
+            covers: self.covers,
+            outbox,
+            alarms,
+            ringing: Arc::new(Semaphore::new(RINGING)),
+            nudge: Arc::default(),
+            sweep_every: self.sweep_every,
+        });
+        // What an execution has put into the outbox before it knows of this is read from there.
+        self.durable.iter().for_each(|action| action.bind(&inner));
+        inner.outbox.serve(acked);
+        node.chore(janitor::keep(Arc::downgrade(&inner)));
+        node.chore(alarm::keep::<timers::Ring>(Arc::downgrade(&inner), Timestamp(0)));
+        let adopting = Arc::downgrade(&inner);
+        node.chore(async move {
+            let Some(inner) = adopting.upgrade() else { return };
+            if let Err(error) = inner.adopt().await {
+                tracing::error!(%error, "timers of entities that were added without a step are not all set");
+            }
+        });
+        Ok(Claims { inner })
+    }
+}
+
+/// The claiming statuses of a workflow that its module has to cover.
+fn declared(workflow: &ClaimWorkflow) -> Vec<DeclaredClaim> {
+    if workflow.meta.janitor == Janitor::Engine {
+        return Vec::new();
+    }
+    let of = |status: &str| {
+        let claims = workflow.steps.iter().filter_map(|step| step.claim_state.as_ref()).flat_map(Each::values);
+        let reverts = claims.filter(|(_, it)| it.claim_into == status).map(|(_, it)| it.revert_to.clone());
+        let reverts: BTreeSet<String> = reverts.collect();
+        DeclaredClaim {
+            workflow: workflow.name.clone(),
+            module: workflow.meta.owning_module.clone(),
+            entity_type: workflow.meta.entity_type.clone(),
+            claim_into: status.into(),
+            revert_to: reverts.into_iter().collect(),
+        }
+    };
+    workflow.claiming().into_iter().map(of).collect()
+}
+
+impl Inner {
+    pub(crate) fn machine(&self, name: &str) -> Result<&Machine> {
+        let unknown =
+            || ClaimError::UnknownWorkflow { name: name.into(), known: self.machines.keys().cloned().collect() };
+        self.machines.get(name).ok_or_else(unknown)
+    }
+
+    pub(crate) fn service(&self) -> &Arc<Service> {
+        &self.ledger.engine.locks
+    }
+}
+
+impl std::fmt::Debug for Claims {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Claims").field("workflows", &self.inner.machines.keys()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,341 @@
+//! Actions that are durable workflows: the execution owns the claim. A restart goes on with it instead of reverting.
+
+use std::future::Future;
+use std::sync::{Arc, OnceLock, Weak};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::claim::action::Staged;
+use crate::claim::claims::Inner;
+use crate::claim::error::{ActionError, ClaimError, Result};
+use crate::claim::fire::Call;
+use crate::claim::ledger::{Firing, Ledger, Sent, Why};
+use crate::claim::outcome::{ActionFailure, ClaimFailed, Fired, Lost, Outcome, Rejection, Transitioned};
+use crate::claim::stored::{Claim, EffectKey, LoggedKind, Spaces, Terms};
+use crate::entity::{Entity, EntityId, Standing, Update};
+use crate::lane::Part;
+use crate::lock::Owner;
+use crate::store::Rev;
+use crate::workflow::{Ctx, ExecutionId, Failure, Tx, Workflow, WorkflowError, workflow};
+
+/// An action that is a durable workflow. Register its [`DurableAction::workflow`] with the engine, and the action with
+/// [`ClaimsBuilder::durable_action`](crate::claim::ClaimsBuilder::durable_action).
+#[derive(Clone)]
+pub struct DurableAction {
+    workflow: Workflow<DurableCall, DurableFired>,
+    bound: Arc<OnceLock<Weak<Inner>>>,
+}
+
+/// What a durable action is given.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DurableCall {
+    /// The entity, as it is while the action runs.
+    pub entity: Entity,
+    /// The requester that the step was fired for.
+    pub requester: String,
+    /// Who has fired the step, if that was said.
+    pub actor: Option<String>,
+    /// What the step was fired with.
+    pub input: Value,
+    /// The number of the claim's fencing token.
+    pub token: u64,
+    /// How often the action was begun, from 1 on.
+    pub attempt: u32,
+    claim: uuid::Uuid,
+}
+
+/// What a durable action came to, as its execution tells it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[doc(hidden)]
+pub enum DurableFired {
+    Done { from: String, to: String, rev: u64, output: Value },
+    Failure(ActionFailure),
+    Rejection(Rejection),
+    Lost(String),
+}
+
+/// A durable action: an `async fn(ctx, call) -> Result<Outcome, Failure>`, run as a workflow of this name. A failure
+/// releases the claim, as the error of any action does.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::claim::{Claims, ClaimWorkflow, DurableCall, Outcome, Step, durable_action};
+/// use latchwork::entity::Add;
+/// use latchwork::store::Store;
+/// use latchwork::workflow::{Ctx, Engine, Failure};
+/// use latchwork::json;
+///
+/// let close = durable_action("CloseBilling", async |ctx: Ctx, call: DurableCall| {
+///     ctx.run("collect", async || Ok::<_, Failure>(7)).await?;
+///     Ok(Outcome::output(call.input))
+/// });
+/// let engine = Engine::on(&Store::memory().await?).register(close.workflow()).start().await?;
+/// let billing = ClaimWorkflow::new("billing", "billing", "period")
+///     .statuses(["approved", "closing", "closed"])
+///     .step(Step::new(20, "close", "approved", "closed").claimed("closing").action("CloseBilling"));
+/// let claims = Claims::on(&engine).workflow(billing).durable_action(&close).start().await?;
+///
+/// claims.add("billing", Add::new("period").id("may").data(json!({"status": "approved"}))).await?;
+/// assert!(claims.fire("billing", "close", "may").await?.is_done());
+/// # Ok(()) }
+/// ```
+pub fn durable_action<F, Fut>(name: impl Into<String>, action: F) -> DurableAction
+where
+    F: Fn(Ctx, DurableCall) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = std::result::Result<Outcome, Failure>> + Send + 'static,
+{
+    let bound: Arc<OnceLock<Weak<Inner>>> = Arc::default();
+    let (action, claims) = (Arc::new(action), bound.clone());
+    let workflow = workflow(name).run(move |ctx: Ctx, call: DurableCall| {
+        let (action, claims) = (action.clone(), claims.clone());
+        async move {
+            let acted = action(ctx.clone(), call.clone()).await;
+            conclude(&ctx, &call, acted, &claims).await
+        }
+    });
+    DurableAction { workflow, bound }
+}
+
+impl DurableAction {
+    /// The workflow, for the engine.
+    pub fn workflow(&self) -> &Workflow<DurableCall, DurableFired> {
+        &self.workflow
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.workflow.name()
+    }
+
+    pub(crate) fn bind(&self, claims: &Arc<Inner>) {
+        let _ = self.bound.set(Arc::downgrade(claims));
+    }
+}
+
+impl std::fmt::Debug for DurableAction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DurableAction").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// A transition that an execution has made.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Ended {
+    from: String,
+    to: String,
+    rev: u64,
+    /// How many after-effects it has.
+    effects: u16,
+}
+
+/// Ends the claim of an execution with what its action came to, in a transaction of the execution's.
+async fn conclude(
+    ctx: &Ctx,
+    call: &DurableCall,
+    acted: std::result::Result<Outcome, Failure>,
+    claims: &OnceLock<Weak<Inner>>,
+) -> std::result::Result<DurableFired, Failure> {
+    let inner = claims.get().and_then(Weak::upgrade);
+    let engine = ctx.engine();
+    let own = match &inner {
+        Some(_) => None,
+        // The engine is faster than the claims: their records can be written all the same.
+        None => {
+            let spaces = Spaces::declare(&engine.store).await.map_err(|error| Failure::new(error.to_string()))?;
+            Some(Ledger::alone(engine, spaces))
+        }
+    };
+    let ledger = inner.as_ref().map(|inner| &*inner.ledger).or(own.as_ref());
+    let ledger = ledger.ok_or_else(|| Failure::new("there are no claims"))?;
+    let output = match &acted {
+        Ok(Outcome::Success { output }) => Some(output.clone()),
+        _ => None,
+    };
+    let why = match &acted {
+        Ok(Outcome::Success { .. }) => String::new(),
+        Ok(Outcome::Failure(failure)) => format!("the action failed: {}", failure.message),
+        Ok(Outcome::Rejection(rejection)) => format!("the action rejected it: {}", rejection.message),
+        Err(failure) => format!("the action ended with an error: {}", failure.message()),
+    };
+    let ended = ctx.transaction("claim", |tx: Tx| {
+        let (output, why) = (output.clone(), why.clone());
+        async move { ledger.conclude(&tx, call, output, &why).await }
+    });
+    let ended: Option<Ended> = ended.await?;
+    // If there are none yet, they read the outbox when they start.
+    if let (Some(ended), Some(claims)) = (&ended, claims.get().and_then(Weak::upgrade)) {
+        let key = |number| EffectKey { entity: call.entity.id.clone(), rev: Rev(ended.rev), number };
+        (0..ended.effects).map(key).for_each(|key| claims.outbox.look_at(key));
+    }
+    let lost = || DurableFired::Lost("the claim was taken away while the action ran".into());
+    match acted {
+        Ok(Outcome::Success { output }) => {
+            Ok(ended.map_or_else(lost, |Ended { from, to, rev, .. }| DurableFired::Done { from, to, rev, output }))
+        }
+        Ok(Outcome::Failure(failure)) => Ok(DurableFired::Failure(failure)),
+        Ok(Outcome::Rejection(rejection)) => Ok(DurableFired::Rejection(rejection)),
+        Err(failure) => Err(failure),
+    }
+}
+
+impl Ledger {
+    /// Writes of claims without anything of theirs in memory.
+    pub(crate) fn alone(engine: &Arc<crate::workflow::engine::Inner>, spaces: Spaces) -> Ledger {
+        Ledger {
+            store: engine.store.clone(),
+            entities: engine.entities.clone(),
+            states: engine.states.clone(),
+            spaces,
+            engine: engine.clone(),
+            outbox: Weak::new(),
+            timers: Weak::new(),
+        }
+    }
+
+    /// Adds the end of a claim to a transaction: the transition if there is an output, otherwise the release. Gives the
+    /// statuses and the rev of the transition; none if the claim was taken away, or released.
+    async fn conclude(
+        &self,
+        tx: &Tx,
+        call: &DurableCall,
+        output: Option<Value>,
+        why: &str,
+    ) -> std::result::Result<Option<Ended>, Failure> {
+        let failed = |error: ClaimError| Failure::new(error.to_string());
+        let view = tx.view().map_err(|error| failed(error.into()))?;
+        let id = &call.entity.id;
+        let Some((claim, rev)) = self.claim_on(&view, id).await.map_err(failed)? else { return Ok(None) };
+        if (claim.id, claim.token) != (call.claim, call.token) {
+            return Ok(None);
+        }
+        // This remembers that the entity was read: if it is changed meanwhile, all of this is done again.
+        tx.get(id.clone()).await.map_err(|error| failed(error.into()))?;
+        let standing = self.entities.standing(&view, id).await.map_err(|error| failed(error.into()))?;
+        let terms = claim.terms.clone();
+        let claiming = terms.claim_into.as_deref();
+        let standing = standing.filter(|standing| terms.status(standing.data()) == claiming);
+        let (rev_before, ends) = (rev, Why::new(why));
+        let Some(standing) = standing else {
+            tx.part(self.dropping(id, rev_before));
+            return Ok(None);
+        };
+        let Some(output) = output.filter(|_| standing.rev.0 == claim.token) else {
+            let data = terms.with_status(standing.data(), &terms.from);
+            tx.update(Update::new(id.clone()).data(data).if_rev(standing.rev));
+            tx.part(self.releasing(&claim, &standing, rev_before, &ends));
+            return Ok(None);
+        };
+        let firing = Firing { claim, standing, reason: String::new() };
+        let data = terms.with_status(firing.standing.data(), &terms.into);
+        tx.update(Update::new(id.clone()).data(data).if_rev(firing.standing.rev));
+        let part = self.finishing(&firing, &Staged::default(), &output, self.store.env().now()).map_err(failed)?;
+        tx.part(part);
+        let (from, to, rev) = (terms.from.clone(), terms.into.clone(), firing.standing.rev.next().0);
+        Ok(Some(Ended { from, to, rev, effects: terms.effects.len() as u16 }))
+    }
+}
+
+impl Inner {
+    fn durable_call(&self, claim: &Claim, entity: Entity) -> DurableCall {
+        DurableCall {
+            entity,
+            requester: claim.requester.clone(),
+            actor: claim.actor.clone(),
+            input: serde_json::from_str(&claim.input).unwrap_or_default(),
+            token: claim.token,
+            attempt: claim.attempts,
+            claim: claim.id,
+        }
+    }
+
+    /// The claim of an execution that is started with it: its id, and the part of the commit that starts it.
+    fn execution_of(&self, standing: &Standing, claim: &Claim, workflow: &str) -> Result<Part> {
+        let Owner::Execution(id) = &claim.owner else { return Err(ClaimError::Stopped) };
+        let terms = &claim.terms;
+        let claiming = terms.claim_into.as_deref().unwrap_or(&terms.from);
+        let mut entity = standing.entity();
+        entity.data = terms.with_status(&entity.data, claiming);
+        entity.rev = Rev(claim.token);
+        let input = serde_json::to_string(&self.durable_call(claim, entity));
+        let input = input.map_err(|error| ClaimError::Corrupt { place: error.to_string() })?;
+        Ok(self.ledger.engine.starting(workflow, input, id)?)
+    }
+
+    /// Claims an entity for an execution, which is started by the same commit, and waits for its end. None if others
+    /// were faster.
+    pub(crate) async fn claim_for_execution(
+        self: &Arc<Inner>,
+        standing: &Standing,
+        terms: &Arc<Terms>,
+        call: &Call,
+        workflow: &str,
+    ) -> Result<Option<Fired>> {
+        let owner = |id: &uuid::Uuid| Owner::Execution(ExecutionId::from(format!("{workflow}:{id}")));
+        let claim = self.new_claim(standing, terms, call, Owner::Session(uuid::Uuid::nil()));
+        let claim = Claim { owner: owner(&claim.id), ..claim };
+        // Somebody may have changed the entity by hand while it was claimed: that claim has no hold on it any more.
+        let other = self.ledger.claim_on(&self.ledger.view().await?, &standing.id).await?;
+        let replaces = match other {
+            Some((other, _)) if other.token == standing.rev.0 => {
+                let holder = Some(self.holder(&self.ledger.view().await?, &other).await?);
+                return Ok(Some(Fired::ClaimFailed(ClaimFailed { status: terms.from.clone(), holder })));
+            }
+            other => other.map(|(_, rev)| rev),
+        };
+        let starts = self.execution_of(standing, &claim, workflow)?;
+        // To its end, though the caller may give up: the execution is loaded by the answer.
+        let (claims, before, claimed) = (self.clone(), standing.clone(), claim.clone());
+        let sending = async move { claims.ledger.claim(&before, &claimed, replaces, starts).await };
+        let sent = self.ledger.engine.node.runtime.run(sending).await.unwrap_or(Err(ClaimError::Stopped));
+        match sent {
+            Ok(Sent::Landed(_)) => {}
+            Ok(_) => return Ok(None),
+            Err(error) => {
+                self.ledger.engine.node.doubt();
+                let found = self.ledger.claim_on(&self.ledger.view().await?, &standing.id).await?;
+                if found.is_none_or(|(found, _)| found != claim) {
+                    return Err(error);
+                }
+            }
+        }
+        self.result_of(&claim, &standing.id).await.map(Some)
+    }
+
+    /// Waits for what a durable action comes to.
+    async fn result_of(&self, claim: &Claim, entity: &EntityId) -> Result<Fired> {
+        let Owner::Execution(id) = &claim.owner else { return Err(ClaimError::Stopped) };
+        let action = claim.terms.action.clone().unwrap_or_default();
+        let fired = self.ledger.engine.result_of::<DurableFired>(id).await;
+        match fired {
+            Ok(DurableFired::Done { from, to, rev, output }) => {
+                Ok(Fired::Done(Transitioned { from, to, rev: Rev(rev), output }))
+            }
+            Ok(DurableFired::Failure(failure)) => Ok(Fired::Failure(failure)),
+            Ok(DurableFired::Rejection(rejection)) => Ok(Fired::Rejection(rejection)),
+            Ok(DurableFired::Lost(reason)) => Ok(Fired::Lost(Lost { entity: entity.clone(), reason })),
+            Err(WorkflowError::Failed { failure, .. }) => {
+                Err(ClaimError::Action { action, error: ActionError::new(failure.message().to_string()) })
+            }
+            Err(error @ (WorkflowError::Stopped | WorkflowError::Store(_))) => Err(error.into()),
+            Err(error) => Err(ClaimError::Execution { action, id: id.to_string(), error }),
+        }
+    }
+
+    /// Starts the action of a claim again, as another execution.
+    pub(crate) async fn retry_as_execution(
+        self: &Arc<Inner>,
+        standing: &Standing,
+        before: (&Claim, Rev),
+        again: Claim,
+        workflow: &str,
+        why: &Why,
+    ) -> Result<()> {
+        let id = ExecutionId::from(format!("{workflow}:{}:{}", again.id, again.attempts));
+        let again = Claim { owner: Owner::Execution(id), ..again };
+        let starts = self.execution_of(standing, &again, workflow)?;
+        self.ledger.take_over(standing, before, &again, LoggedKind::Retried, why, starts).await.map(drop)
+    }
+}

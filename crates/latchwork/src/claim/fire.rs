@@ -1,0 +1,518 @@
+//! Firing a step: the entity is claimed, the action runs, and its end is committed.
+
+use std::future::IntoFuture;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::claim::action::{ActionCtx, Staged};
+use crate::claim::claims::{Action, Claims, Inner, PlainAction};
+use crate::claim::config::Guard;
+use crate::claim::error::{ActionError, ClaimError, Result, panicked};
+use crate::claim::ledger::{Finished, Firing, Sent, Why, is_passing};
+use crate::claim::machine::Machine;
+use crate::claim::outcome::{ClaimFailed, Conflict, Fired, Holder, Lost, NotPermitted, Outcome, Reason, Transitioned};
+use crate::claim::stored::{Claim, ClaimState, Logged, Spaces, Terms};
+use crate::entity::{Entity, EntityId, Standing};
+use crate::json::{self, JsonError};
+use crate::lane::Part;
+use crate::lock::{Owner, Session};
+use crate::record::Record;
+use crate::store::{Order, Rev, View};
+use crate::workflow::Boxed;
+
+/// How often an entity is tried to be claimed that others write, and do not claim.
+const TRIES: u32 = 1000;
+
+/// A step that is about to be fired.
+#[must_use = "nothing is fired until this is awaited"]
+pub struct Fire {
+    claims: Claims,
+    call: Call,
+    wrong: Option<JsonError>,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    pub(crate) workflow: String,
+    pub(crate) which: Which,
+    pub(crate) entity: EntityId,
+    pub(crate) requester: String,
+    pub(crate) actor: Option<String>,
+    pub(crate) input: Value,
+}
+
+/// A step of a workflow.
+#[derive(Debug, Clone)]
+pub(crate) enum Which {
+    Key(String),
+    Id(u64),
+}
+
+impl Claims {
+    /// Fires a step of a workflow for an entity. The requester is `system`, unless [`Fire::by`] says otherwise.
+    pub fn fire(&self, workflow: impl Into<String>, step: impl Into<String>, entity: impl Into<EntityId>) -> Fire {
+        let call = Call {
+            workflow: workflow.into(),
+            which: Which::Key(step.into()),
+            entity: entity.into(),
+            requester: "system".into(),
+            actor: None,
+            input: Value::Null,
+        };
+        Fire { claims: self.clone(), call, wrong: None }
+    }
+}
+
+impl Fire {
+    /// For this requester.
+    pub fn by(mut self, requester: impl Into<String>) -> Fire {
+        self.call.requester = requester.into();
+        self
+    }
+
+    /// Who does this, for the history.
+    pub fn actor(mut self, actor: impl Into<String>) -> Fire {
+        self.call.actor = Some(actor.into());
+        self
+    }
+
+    /// What the action is given.
+    pub fn input(mut self, input: impl Serialize) -> Fire {
+        match json::to_value(&input) {
+            Ok(input) => self.call.input = input,
+            Err(wrong) => self.wrong = Some(wrong),
+        }
+        self
+    }
+}
+
+impl IntoFuture for Fire {
+    type Output = Result<Fired>;
+    type IntoFuture = Boxed<'static, Result<Fired>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Fire { claims, call, wrong } = self;
+            if let Some(cause) = wrong {
+                return Err(ClaimError::Json { what: "the input of a step", cause });
+            }
+            claims.inner.fire(call).await
+        })
+    }
+}
+
+/// A claim that this process works for. Without this, the janitor takes it for abandoned.
+pub(crate) struct Held {
+    claims: Arc<Inner>,
+    claim: (uuid::Uuid, u64),
+    is_settled: bool,
+}
+
+impl Held {
+    pub(crate) fn new(claims: &Arc<Inner>, claim: &Claim) -> Held {
+        let claim = (claim.id, claim.token);
+        claims.service().held.lock().insert(claim);
+        Held { claims: claims.clone(), claim, is_settled: false }
+    }
+
+    /// Nothing of the claim is left.
+    fn settled(mut self) {
+        self.is_settled = true;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.claims.service().held.lock().remove(&self.claim);
+        if !self.is_settled {
+            self.claims.nudge.notify_one();
+        }
+    }
+}
+
+/// A step that can be fired as things are, or why none can.
+enum Possible<'a> {
+    Step(&'a Arc<Terms>),
+    Refused(Vec<Reason>),
+}
+
+/// What became of one try to claim.
+enum Tried {
+    Claimed(Held, Firing, Session),
+    Again,
+    /// Another claim is in the way.
+    Taken(Box<Claim>),
+}
+
+impl Inner {
+    /// Fires a step.
+    pub(crate) async fn fire(self: &Arc<Inner>, call: Call) -> Result<Fired> {
+        let machine = self.machine(&call.workflow)?;
+        machine.knows(&call.which)?;
+        // Whether a claim was tried and another caller was faster.
+        let mut is_outrun = false;
+        for _ in 0..TRIES {
+            if self.ledger.engine.is_stopped() {
+                return Err(ClaimError::Stopped);
+            }
+            let view = self.ledger.view().await?;
+            let standing = self.ledger.entities.standing(&view, &call.entity).await?;
+            let standing = standing.ok_or_else(|| ClaimError::NotFound { id: call.entity.clone() })?;
+            let terms = match self.possible(machine, &standing, &call)? {
+                Possible::Step(terms) => terms,
+                Possible::Refused(reasons) => return self.refuse(&view, machine, &standing, is_outrun, reasons).await,
+            };
+            drop(view);
+            let action = terms.action.as_ref().map(|name| (name, self.actions.get(name)));
+            let action = match action {
+                Some((_, Some(action))) => Some(action.clone()),
+                Some((name, None)) => return Err(self.no_action(name)),
+                None => None,
+            };
+            match (&terms.claim_into, action) {
+                (Some(_), Some(Action::Durable(workflow))) => {
+                    match self.claim_for_execution(&standing, terms, &call, &workflow).await? {
+                        Some(fired) => return Ok(fired),
+                        None => is_outrun = true,
+                    }
+                }
+                (Some(_), Some(Action::Plain(action))) => match self.try_claim(&standing, terms, &call).await? {
+                    Tried::Claimed(held, firing, session) => {
+                        let claims = self.clone();
+                        // To its end, though the caller may give up.
+                        let run = async move { claims.run(held, firing, session, action).await };
+                        let fired = self.ledger.engine.node.runtime.run(run).await;
+                        return fired.unwrap_or(Err(ClaimError::Stopped));
+                    }
+                    Tried::Again => is_outrun = true,
+                    Tried::Taken(claim) => {
+                        let status = machine.status(&standing)?.to_string();
+                        let holder = Some(self.holder(&self.ledger.view().await?, &claim).await?);
+                        return Ok(Fired::ClaimFailed(ClaimFailed { status, holder }));
+                    }
+                },
+                // Without an action there is nothing that could run twice.
+                (claim_into, action) => {
+                    let action = action.and_then(|action| match action {
+                        Action::Plain(action) => Some(action),
+                        Action::Durable(_) => None,
+                    });
+                    let fired = self.fire_unclaimed(standing, terms, &call, action).await?;
+                    match fired {
+                        Fired::Conflict(_) if claim_into.is_some() => is_outrun = true,
+                        fired => return Ok(fired),
+                    }
+                }
+            }
+        }
+        Err(ClaimError::Contended { id: call.entity, tries: TRIES })
+    }
+
+    fn no_action(&self, name: &str) -> ClaimError {
+        let error = ActionError::new(format!("there is no action {name:?} in this program"));
+        ClaimError::Action { action: name.into(), error }
+    }
+
+    /// The step that is asked for, if it can be fired.
+    fn possible<'a>(&self, machine: &'a Machine, standing: &Standing, call: &Call) -> Result<Possible<'a>> {
+        let status = machine.status(standing)?;
+        let steps = machine.config.steps.iter().enumerate().filter(|(_, step)| match &call.which {
+            Which::Key(key) => step.step_key == *key,
+            Which::Id(id) => step.step_id == *id,
+        });
+        let Some((at, _)) = steps.clone().find(|(_, step)| step.status == status) else {
+            let expected = steps.map(|(_, step)| step.status.clone()).collect();
+            return Ok(Possible::Refused(vec![Reason::Status { expected }]));
+        };
+        let mut reasons = Vec::new();
+        let terms = machine.terms(at, &call.requester);
+        if terms.is_none() {
+            reasons.push(Reason::Requester { allowed: machine.allowed(at) });
+        }
+        reasons.extend(self.refusals(machine, at, &call.requester, &standing.entity(), &call.input));
+        Ok(match terms.filter(|_| reasons.is_empty()) {
+            Some(terms) => Possible::Step(terms),
+            None => Possible::Refused(reasons),
+        })
+    }
+
+    /// What the guards of a step have against it.
+    pub(crate) fn refusals(
+        &self,
+        machine: &Machine,
+        step: usize,
+        requester: &str,
+        entity: &Entity,
+        input: &Value,
+    ) -> Vec<Reason> {
+        let refusal = |guard: &Guard| {
+            let check = self.guards.get(&guard.guard)?;
+            // A guard that panics lets nothing pass.
+            let checked = std::panic::catch_unwind(AssertUnwindSafe(|| check(entity, input)));
+            let checked = checked.unwrap_or_else(|panic| Err(panicked(&*panic).to_string()));
+            let said = checked.err()?;
+            let message = guard.reason.clone().unwrap_or(said);
+            Some(Reason::Guard { guard: guard.guard.clone(), message })
+        };
+        machine.guards(step, requester).iter().filter_map(refusal).collect()
+    }
+
+    /// A step that cannot be fired: because another caller is at it or was faster, or for reasons of its own.
+    async fn refuse(
+        &self,
+        view: &View,
+        machine: &Machine,
+        standing: &Standing,
+        is_outrun: bool,
+        reasons: Vec<Reason>,
+    ) -> Result<Fired> {
+        let status = machine.status(standing)?.to_string();
+        if machine.claiming.contains(&status) {
+            let holder = match self.ledger.claim_on(view, &standing.id).await? {
+                Some((claim, _)) => Some(self.holder(view, &claim).await?),
+                None => None,
+            };
+            return Ok(Fired::ClaimFailed(ClaimFailed { status, holder }));
+        }
+        Ok(match is_outrun {
+            true => Fired::ClaimFailed(ClaimFailed { status, holder: None }),
+            false => Fired::NotPermitted(NotPermitted { status, reasons }),
+        })
+    }
+
+    /// Who holds a claim.
+    pub(crate) async fn holder(&self, view: &View, claim: &Claim) -> Result<Holder> {
+        self.ledger.holder(view, claim).await
+    }
+
+    /// A new claim of a call.
+    pub(crate) fn new_claim(&self, standing: &Standing, terms: &Arc<Terms>, call: &Call, owner: Owner) -> Claim {
+        let env = self.ledger.store.env();
+        let is_claimed = terms.claim_into.is_some() && terms.action.is_some();
+        Claim {
+            id: env.uuid(),
+            terms: terms.clone(),
+            requester: call.requester.clone(),
+            actor: call.actor.clone(),
+            input: call.input.to_string(),
+            owner,
+            token: if is_claimed { standing.rev.next().0 } else { standing.rev.0 },
+            since_us: env.now().0,
+            attempts: 1,
+            state: ClaimState::Held,
+        }
+    }
+
+    async fn try_claim(self: &Arc<Inner>, standing: &Standing, terms: &Arc<Terms>, call: &Call) -> Result<Tried> {
+        let session = self.service().own_session(terms.lease()).await?;
+        let claim = self.new_claim(standing, terms, call, Owner::Session(session.id()));
+        let held = Held::new(self, &claim);
+        match self.ledger.claim(standing, &claim, None, Part::default()).await {
+            Ok(Sent::Landed(standing)) => {
+                Ok(Tried::Claimed(held, Firing { claim, standing, reason: String::new() }, session))
+            }
+            Ok(Sent::Moved) => {
+                held.settled();
+                Ok(Tried::Again)
+            }
+            Ok(Sent::SessionLost) => {
+                self.service().forget_own(&session);
+                held.settled();
+                Ok(Tried::Again)
+            }
+            Ok(Sent::Claimed) => {
+                held.settled();
+                let view = self.ledger.view().await?;
+                match self.ledger.claim_on(&view, &standing.id).await? {
+                    None => Ok(Tried::Again),
+                    Some((other, _)) if other.token == standing.rev.0 => Ok(Tried::Taken(Box::new(other))),
+                    // Somebody has changed the entity by hand while it was claimed: that claim has no hold on it.
+                    Some((_, rev)) => self.claim_over(standing, claim, rev, session).await,
+                }
+            }
+            Err(error) if is_passing(&error) => {
+                // It may have landed. If that cannot be told either, the janitor finds it.
+                let view = self.ledger.view().await?;
+                let found = self.ledger.claim_on(&view, &standing.id).await?;
+                let standing = self.ledger.entities.standing(&view, &standing.id).await?;
+                let is_ours = found.is_some_and(|(found, _)| found == claim);
+                match standing.filter(|standing| is_ours && standing.rev.0 == claim.token) {
+                    Some(standing) => {
+                        Ok(Tried::Claimed(held, Firing { claim, standing, reason: String::new() }, session))
+                    }
+                    None => Err(error),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Claims an entity in the place of a claim that has no hold on it any more.
+    async fn claim_over(
+        self: &Arc<Inner>,
+        standing: &Standing,
+        claim: Claim,
+        over: Rev,
+        session: Session,
+    ) -> Result<Tried> {
+        let held = Held::new(self, &claim);
+        match self.ledger.claim(standing, &claim, Some(over), Part::default()).await? {
+            Sent::Landed(standing) => {
+                Ok(Tried::Claimed(held, Firing { claim, standing, reason: String::new() }, session))
+            }
+            _ => {
+                held.settled();
+                Ok(Tried::Again)
+            }
+        }
+    }
+
+    /// Runs the action of a claim, and commits what it comes to.
+    pub(crate) async fn run(
+        self: Arc<Inner>,
+        held: Held,
+        firing: Firing,
+        session: Session,
+        action: PlainAction,
+    ) -> Result<Fired> {
+        let claim = &firing.claim;
+        let input = serde_json::from_str(&claim.input).unwrap_or_default();
+        let ctx = ActionCtx::new(&self, claim, firing.standing.entity(), input, Some(session));
+        let acted = act(&action, &ctx).await;
+        let staged = ctx.take_staged();
+        let (why, fired) = match acted {
+            Ok(Outcome::Success { output }) => match self.finish(&firing, &staged, output).await {
+                Ok(Some(fired)) => {
+                    held.settled();
+                    return Ok(fired);
+                }
+                Ok(None) => {
+                    let reason = self.lost_reason(&firing).await;
+                    let lost = Lost { entity: firing.standing.id.clone(), reason };
+                    (Why::new("the entity was changed while it was claimed"), Ok(Fired::Lost(lost)))
+                }
+                Err(error) => (Why::new(format!("the transition could not be committed: {error}")), Err(error)),
+            },
+            Ok(Outcome::Failure(failure)) => {
+                (Why::new(format!("the action failed: {}", failure.message)), Ok(Fired::Failure(failure)))
+            }
+            Ok(Outcome::Rejection(rejection)) => {
+                let why = Why::new(format!("the action rejected it: {}", rejection.message));
+                (why, Ok(Fired::Rejection(rejection)))
+            }
+            Err(error) => {
+                let why = Why::new(format!("the action ended with an error: {error}"));
+                let action = claim.terms.action.clone().unwrap_or_default();
+                (why, Err(ClaimError::Action { action, error }))
+            }
+        };
+        match self.ledger.give_up(&firing, &why).await {
+            Ok(_) => held.settled(),
+            // What the action came to is told all the same. The claim is the janitor's now.
+            Err(error) => {
+                let entity = &firing.standing.id;
+                tracing::warn!(%entity, %error, "a claim could not be released, and is left to the janitor");
+            }
+        }
+        fired
+    }
+
+    /// Commits a transition. None if the entity was changed before.
+    async fn finish(&self, firing: &Firing, staged: &Staged, output: Value) -> Result<Option<Fired>> {
+        json::check(&output).map_err(|cause| ClaimError::Json { what: "the output of an action", cause })?;
+        let terms = &firing.claim.terms;
+        Ok(match self.ledger.finish(firing, staged, &output).await? {
+            Finished::Done(rev) => {
+                let (from, to) = (terms.from.clone(), terms.into.clone());
+                Some(Fired::Done(Transitioned { from, to, rev, output }))
+            }
+            Finished::Moved => None,
+        })
+    }
+
+    /// What has become of a claim that was taken away.
+    async fn lost_reason(&self, firing: &Firing) -> String {
+        let last = async {
+            let view = self.ledger.view().await?;
+            let log = self.ledger.spaces.log_of(&firing.standing.id);
+            let last = view.scan(&log, Order::Descending, 1).await?;
+            let newer = |(key, _): &(_, _)| Spaces::read_rev(key).is_some_and(|rev| rev > firing.standing.rev);
+            let last = last.into_iter().find(newer).and_then(|(_, item)| Logged::decode(&item.value).ok());
+            Ok::<_, ClaimError>(last.map(|logged| logged.reason).filter(|reason| !reason.is_empty()))
+        };
+        match last.await {
+            Ok(Some(reason)) => format!("the claim was taken away: {reason}"),
+            _ => "the entity was changed or removed while it was claimed".into(),
+        }
+    }
+
+    /// Runs the action of a step that is not claimed, and commits what it comes to, if the entity is as it was.
+    async fn fire_unclaimed(
+        self: &Arc<Inner>,
+        standing: Standing,
+        terms: &Arc<Terms>,
+        call: &Call,
+        action: Option<PlainAction>,
+    ) -> Result<Fired> {
+        let expected = standing.rev;
+        // Nothing is stored of it, and nobody holds it.
+        let claim = self.new_claim(&standing, terms, call, Owner::Session(uuid::Uuid::nil()));
+        let terms = Arc::new(Terms { claim_into: None, ..(**terms).clone() });
+        let firing = Firing { claim: Claim { terms: terms.clone(), ..claim }, standing, reason: String::new() };
+        let (outcome, staged) = match action {
+            None => (Outcome::done(), Staged::default()),
+            Some(action) => {
+                let entity = firing.standing.entity();
+                let ctx = ActionCtx::new(self, &firing.claim, entity, call.input.clone(), None);
+                let acted = act(&action, &ctx).await;
+                let name = terms.action.clone().unwrap_or_default();
+                (acted.map_err(|error| ClaimError::Action { action: name, error })?, ctx.take_staged())
+            }
+        };
+        match outcome {
+            Outcome::Success { output } => match self.finish(&firing, &staged, output).await? {
+                Some(fired) => Ok(fired),
+                None => {
+                    let view = self.ledger.view().await?;
+                    let now = self.ledger.entities.standing(&view, &call.entity).await?;
+                    let status = now.and_then(|now| terms.status(now.data()).map(str::to_string));
+                    Ok(Fired::Conflict(Conflict { status, expected }))
+                }
+            },
+            Outcome::Failure(failure) => Ok(Fired::Failure(failure)),
+            Outcome::Rejection(rejection) => Ok(Fired::Rejection(rejection)),
+        }
+    }
+}
+
+/// Runs an action. A panic is an error.
+async fn act(action: &PlainAction, ctx: &ActionCtx) -> std::result::Result<Outcome, ActionError> {
+    let (action, ctx) = (action.clone(), ctx.clone());
+    let acted = AssertUnwindSafe(async move { action(ctx).await }).catch_unwind().await;
+    acted.unwrap_or_else(|panic| Err(panicked(&*panic)))
+}
+
+impl Machine {
+    fn knows(&self, which: &Which) -> Result<()> {
+        let is_known = match which {
+            Which::Key(key) => self.steps(key).next().is_some(),
+            Which::Id(id) => self.config.steps.iter().any(|step| step.step_id == *id),
+        };
+        if is_known {
+            return Ok(());
+        }
+        let step = match which {
+            Which::Key(key) => key.clone(),
+            Which::Id(id) => id.to_string(),
+        };
+        let mut known: Vec<String> = self.config.steps.iter().map(|step| step.step_key.clone()).collect();
+        known.sort();
+        known.dedup();
+        Err(ClaimError::UnknownStep { workflow: self.name().into(), step, known })
+    }
+}

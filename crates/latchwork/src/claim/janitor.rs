@@ -1,0 +1,298 @@
+//! The janitor: finds claims whose owners are gone, and does with them what their steps say.
+//!
+//! It goes through the open claims, of which there are as many as actions under way; entities are only read where a claim
+//! is to be ended.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream;
+
+use crate::claim::claims::{Action, Inner};
+use crate::claim::config::{Janitor, Recovery};
+use crate::claim::error::{ClaimError, Result};
+use crate::claim::fire::Held;
+use crate::claim::ledger::{Firing, Sent, Why};
+use crate::claim::stored::{Claim, ClaimState, LoggedKind};
+use crate::damage::scan_around;
+use crate::entity::EntityId;
+use crate::lane::Part;
+use crate::lock::Owner;
+use crate::lock::stored::Lease;
+use crate::record::Record;
+use crate::store::{Rev, StoreError, Timestamp, View};
+use crate::workflow::WorkflowError;
+
+/// How many claims are read at once.
+const PAGE: usize = 1000;
+
+/// How many claims are ended at once.
+const AT_ONCE: usize = 64;
+
+/// How often open claims are looked for if there are none, on a store that other processes share.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// The part of its time that the janitor works at the most.
+const SHARE: u32 = 20;
+
+/// A claim whose owner is gone, as a module's janitor is told of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Abandoned {
+    /// The workflow.
+    pub workflow: String,
+    /// The module that owns the workflow.
+    pub module: String,
+    /// The key of the step.
+    pub step: String,
+    /// The entity.
+    pub entity: EntityId,
+    /// The claiming status.
+    pub claim_into: String,
+    /// The status that the claim came from.
+    pub revert_to: String,
+    /// The requester that the step was fired for.
+    pub requester: String,
+    /// When the claim was made.
+    pub since: Timestamp,
+    /// How often the action was begun.
+    pub attempts: u32,
+    /// What the step says is to be done.
+    pub recovery: Recovery,
+}
+
+/// Sweeps until the engine ends.
+pub(crate) async fn keep(claims: Weak<Inner>) {
+    loop {
+        let Some(inner) = claims.upgrade() else { return };
+        let env = inner.ledger.store.env().clone();
+        let (mut ended, nudge) = (inner.service().ended.subscribe(), inner.nudge.clone());
+        ended.mark_unchanged();
+        let began = env.monotonic();
+        let pause = match inner.sweep().await {
+            Ok(swept) if swept.open > 0 => Some(inner.sweep_every),
+            Ok(_) if inner.ledger.store.opening().is_none() => Some(IDLE.max(inner.sweep_every)),
+            Ok(_) => None,
+            Err(_) if inner.ledger.engine.is_stopped() => return,
+            Err(error) => {
+                if matches!(&error, ClaimError::Store(StoreError::Closed | StoreError::Stopped { .. })) {
+                    return;
+                }
+                tracing::warn!(%error, "the janitor of claims could not do its work");
+                Some(inner.sweep_every)
+            }
+        };
+        if inner.ledger.store.opening().is_none() {
+            // Another process may have put something into the outbox that is to be delivered here.
+            inner.outbox.look_again();
+        }
+        let took = env.monotonic().saturating_sub(began);
+        let pause = pause.map(|pause| pause.max(took * SHARE));
+        drop(inner);
+        let mut sleep = pause.map(|pause| env.sleep(pause));
+        let (mut nudged, mut over) = (std::pin::pin!(nudge.notified()), std::pin::pin!(ended.changed()));
+        std::future::poll_fn(|context| {
+            let is_due = sleep.as_mut().is_some_and(|sleep| sleep.as_mut().poll(context).is_ready());
+            let is_woken = nudged.as_mut().poll(context).is_ready() || over.as_mut().poll(context).is_ready();
+            if is_due || is_woken { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+    }
+}
+
+/// What a sweep has found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Swept {
+    /// How many claims there were.
+    pub open: usize,
+    /// How many of them were abandoned, and are seen to.
+    pub recovered: usize,
+}
+
+/// What a claim needs.
+enum Needs {
+    Nothing,
+    Recovery(String),
+    /// An operator wants its action run again.
+    Retry,
+}
+
+impl Inner {
+    /// Looks at all open claims, and sees to those whose owners are gone.
+    pub(crate) async fn sweep(self: &Arc<Inner>) -> Result<Swept> {
+        let (ledger, mut swept) = (&self.ledger, Swept::default());
+        let space = &ledger.spaces.claims;
+        let mut rest = space.all();
+        loop {
+            let view = ledger.view().await?;
+            let scanned = scan_around(&view, space, &rest, PAGE).await?;
+            scanned.damaged.iter().for_each(|key| tracing::error!(%key, "a claim is damaged: release its entity"));
+            swept.open += scanned.found.len();
+            let mut needy = Vec::new();
+            for (key, item) in &scanned.found {
+                let entity = std::str::from_utf8(key.bytes()).map(EntityId::from);
+                let (Ok(entity), Ok(claim)) = (entity, Claim::decode(&item.value)) else {
+                    tracing::error!(%key, "a claim cannot be read: it is damaged, or of a newer program");
+                    continue;
+                };
+                match self.needs(&view, &claim).await? {
+                    Needs::Nothing => {}
+                    needs => needy.push((entity, claim, item.rev, needs)),
+                }
+            }
+            drop(view);
+            swept.recovered += needy.len();
+            let recover = |(entity, claim, rev, needs)| self.recover(entity, claim, rev, needs);
+            stream::iter(needy).map(recover).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+            match scanned.keys().max().filter(|_| scanned.found.len() == PAGE) {
+                Some(last) => rest = rest.after(last),
+                None => return Ok(swept),
+            }
+        }
+    }
+
+    /// Whether the owner of a claim is gone.
+    async fn needs(&self, view: &View, claim: &Claim) -> Result<Needs> {
+        match claim.state {
+            ClaimState::Held => {}
+            ClaimState::Review(_) => return Ok(Needs::Nothing),
+            ClaimState::Retry => return Ok(Needs::Retry),
+        }
+        let service = self.service();
+        match &claim.owner {
+            Owner::Session(id) => {
+                let item = view.get(&service.spaces.session(*id)).await?;
+                let Some(item) = item else { return Ok(Needs::Recovery("its process is gone".into())) };
+                if service.begun.lock().contains(id) {
+                    let is_held = service.held.lock().contains(&(claim.id, claim.token));
+                    return Ok(match is_held {
+                        true => Needs::Nothing,
+                        false => Needs::Recovery("its action has ended without a release".into()),
+                    });
+                }
+                let lease = Lease::decode(&item.value).map_or(claim.terms.lease_us, |lease| lease.lease_us);
+                service.watch_other(*id, item.rev, Duration::from_micros(lease));
+                Ok(Needs::Nothing)
+            }
+            Owner::Execution(id) => match self.ledger.engine.has_ended(id).await {
+                Ok(false) => Ok(Needs::Nothing),
+                Ok(true) | Err(WorkflowError::NotFound { .. }) => {
+                    Ok(Needs::Recovery(format!("execution {id:?} has ended without a result")))
+                }
+                Err(error) => Err(error.into()),
+            },
+        }
+    }
+
+    /// Sees to one claim. What cannot be done now is done by a later sweep.
+    async fn recover(self: &Arc<Inner>, entity: EntityId, claim: Claim, rev: Rev, needs: Needs) {
+        let recovered = match needs {
+            Needs::Nothing => Ok(()),
+            Needs::Retry => self.retry(&entity, &claim, rev, &Why::new("an operator has asked for it")).await,
+            Needs::Recovery(reason) => {
+                let why = Why { reason, actor: Some("janitor".into()) };
+                match self.policy(&entity, &claim).await {
+                    None => Ok(()),
+                    Some(Recovery::Revert) => self.ledger.release(&entity, &claim, &why).await.map(drop),
+                    Some(Recovery::NeedsReview) => self.put_to_review(&entity, &claim, rev, &why).await,
+                    Some(Recovery::Retry) if claim.attempts >= claim.terms.most_attempts => {
+                        let reason = format!("{}, and the action was begun {} times", why.reason, claim.attempts);
+                        self.put_to_review(&entity, &claim, rev, &Why { reason, ..why }).await
+                    }
+                    Some(Recovery::Retry) => self.retry(&entity, &claim, rev, &why).await,
+                }
+            }
+        };
+        if let Err(error) = recovered {
+            tracing::warn!(%entity, %error, "a claim could not be recovered yet");
+        }
+    }
+
+    /// What is to be done with a claim. None if another program has to say.
+    async fn policy(&self, entity: &EntityId, claim: &Claim) -> Option<Recovery> {
+        let terms = &claim.terms;
+        let machine = self.machines.get(&terms.workflow);
+        if machine.is_none_or(|machine| machine.config.meta.janitor == Janitor::Engine) {
+            return Some(terms.recovery);
+        }
+        let cover = self.covers.get(&terms.module)?;
+        let abandoned = Abandoned {
+            workflow: terms.workflow.clone(),
+            module: terms.module.clone(),
+            step: terms.step_key.clone(),
+            entity: entity.clone(),
+            claim_into: terms.claim_into.clone().unwrap_or_default(),
+            revert_to: terms.from.clone(),
+            requester: claim.requester.clone(),
+            since: Timestamp(claim.since_us),
+            attempts: claim.attempts,
+            recovery: terms.recovery,
+        };
+        // In a task of its own: one that panics, or never answers, is not to keep the others from their janitor.
+        let asked = cover(abandoned);
+        match self.ledger.engine.node.runtime.run(asked).await {
+            Some(recovery) => Some(recovery),
+            None => {
+                tracing::error!(module = terms.module, %entity, "the janitor of a module has panicked");
+                None
+            }
+        }
+    }
+
+    /// Leaves a claim to an operator: whether the action has taken effect is not known.
+    pub(crate) async fn put_to_review(
+        self: &Arc<Inner>,
+        entity: &EntityId,
+        claim: &Claim,
+        rev: Rev,
+        why: &Why,
+    ) -> Result<()> {
+        let standing = self.ledger.entities.standing(&self.ledger.view().await?, entity).await?;
+        let claiming = claim.terms.claim_into.as_deref();
+        let Some(standing) = standing.filter(|standing| claim.terms.status(standing.data()) == claiming) else {
+            return self.ledger.release(entity, claim, why).await.map(drop);
+        };
+        let (token, state) = (standing.rev.next().0, ClaimState::Review(why.reason.clone()));
+        let after = Claim { token, state, ..claim.clone() };
+        let kind = LoggedKind::Review;
+        self.ledger.take_over(&standing, (claim, rev), &after, kind, why, Part::default()).await.map(drop)
+    }
+
+    /// Runs the action of a claim again, under a new token.
+    async fn retry(self: &Arc<Inner>, entity: &EntityId, claim: &Claim, rev: Rev, why: &Why) -> Result<()> {
+        let name = claim.terms.action.as_deref().unwrap_or_default();
+        let Some(action) = self.actions.get(name).cloned() else {
+            let reason = format!("{}, and this program has no action {name:?}", why.reason);
+            return self.put_to_review(entity, claim, rev, &Why { reason, ..why.clone() }).await;
+        };
+        let standing = self.ledger.entities.standing(&self.ledger.view().await?, entity).await?;
+        let claiming = claim.terms.claim_into.as_deref();
+        let Some(standing) = standing.filter(|standing| claim.terms.status(standing.data()) == claiming) else {
+            return self.ledger.release(entity, claim, why).await.map(drop);
+        };
+        let (token, attempts) = (standing.rev.next().0, claim.attempts + 1);
+        let again = Claim { token, attempts, state: ClaimState::Held, ..claim.clone() };
+        match action {
+            Action::Plain(action) => {
+                let session = self.service().own_session(claim.terms.lease()).await?;
+                let again = Claim { owner: Owner::Session(session.id()), ..again };
+                let held = Held::new(self, &again);
+                let kind = LoggedKind::Retried;
+                let sent = self.ledger.take_over(&standing, (claim, rev), &again, kind, why, Part::default()).await?;
+                let Sent::Landed(standing) = sent else { return Ok(()) };
+                let (claims, firing) = (self.clone(), Firing { claim: again, standing, reason: String::new() });
+                self.ledger.engine.node.runtime.spawn(async move {
+                    let entity = firing.standing.id.clone();
+                    match claims.run(held, firing, session, action).await {
+                        Ok(fired) => tracing::info!(%entity, ?fired, "the action of a claim was run again"),
+                        Err(error) => tracing::warn!(%entity, %error, "the action of a claim was run again"),
+                    }
+                });
+                Ok(())
+            }
+            Action::Durable(workflow) => self.retry_as_execution(&standing, (claim, rev), again, &workflow, why).await,
+        }
+    }
+}

@@ -1,0 +1,544 @@
+//! The commits of claims: claiming an entity, the transition, the release, and what goes with each. Everything here is
+//! decided by the store; nothing is remembered.
+//!
+//! The fence of a claim is the rev of its entity. The commit that claims moves the rev to the claim's token, and every
+//! end of the claim, and every other write of the entity, moves it on: a commit that checks the token lands only while
+//! the claim holds. So each of these commits can be sent again when its answer was lost; it lands once.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::claim::action::Staged;
+use crate::claim::error::{ClaimError, Result};
+use crate::claim::outbox::{Expected, Outbox};
+use crate::claim::stored::{Claim, ClaimState, Effect, EffectKey, EffectTerms, Logged, LoggedKind, Spaces};
+use crate::claim::timers;
+use crate::entity::{
+    Add, Checked, Effect as Done, Entities, EntityError, EntityId, Meta, OpReceipt, Revised, Standing, Transaction,
+    Update,
+};
+use crate::lane::{Part, Tag};
+use crate::lock::Owner;
+use crate::node::alarm::Alarms;
+use crate::record::Record;
+use crate::state::{self, States};
+use crate::store::{Check, Commit, ErrorKind, Outcome, Rev, Store, StoreError, Timestamp, View};
+use crate::workflow::ExecutionId;
+use crate::workflow::engine;
+
+/// The session that is to hold the claim is there.
+const SESSION: Tag = Tag("session");
+/// There is no other claim.
+const CLAIM: Tag = Tag("claim");
+
+/// How often a commit is tried that others outran.
+const TRIES: u32 = 1000;
+
+/// How long to wait after the store did not serve.
+const AGAIN: Duration = Duration::from_millis(50);
+
+pub(crate) struct Ledger {
+    pub(crate) store: Store,
+    pub(crate) entities: Entities,
+    pub(crate) states: States,
+    pub(crate) spaces: Spaces,
+    pub(crate) engine: Arc<engine::Inner>,
+    /// Told of after-effects that have landed, if they are delivered here.
+    pub(crate) outbox: Weak<Outbox>,
+    /// Told of timers that have landed, if they are rung here.
+    pub(crate) timers: Weak<Alarms>,
+}
+
+/// What became of a commit on an entity.
+pub(crate) enum Sent {
+    Landed(Standing),
+    /// The entity was changed.
+    Moved,
+    /// The session is no more.
+    SessionLost,
+    /// There is a claim.
+    Claimed,
+}
+
+/// What a transition came to.
+pub(crate) enum Finished {
+    Done(Rev),
+    /// The entity was changed before.
+    Moved,
+}
+
+/// A firing that has got so far that its action runs.
+pub(crate) struct Firing {
+    /// Of a step that is not claimed, it is not stored.
+    pub(crate) claim: Claim,
+    pub(crate) standing: Standing,
+    /// What the log says beside, if there is anything to say.
+    pub(crate) reason: String,
+}
+
+impl Claim {
+    /// Who changes the entity, and why, for the entity's history.
+    fn meta(&self) -> Meta {
+        let Claim { terms, actor, requester, .. } = self;
+        let mut meta = Meta::default();
+        meta.author = Some(actor.clone().unwrap_or_else(|| requester.clone()));
+        meta.reason = Some(format!("step {} of {}", terms.step(), terms.workflow));
+        meta
+    }
+}
+
+/// Whether the store may serve again.
+pub(crate) fn is_passing(error: &ClaimError) -> bool {
+    let ClaimError::Store(error) = error else { return false };
+    error.kind() == ErrorKind::Unavailable && !matches!(error, StoreError::Closed | StoreError::Stopped { .. })
+}
+
+impl Ledger {
+    pub(crate) async fn view(&self) -> Result<View> {
+        Ok(self.store.view().await?)
+    }
+
+    /// The claim on an entity, and the rev of its record.
+    pub(crate) async fn claim_on(&self, view: &View, entity: &EntityId) -> Result<Option<(Claim, Rev)>> {
+        let Some(item) = view.get(&self.spaces.claim(entity)).await? else { return Ok(None) };
+        let claim = Claim::decode(&item.value).map_err(|why| why.at(format!("the claim on entity {entity:?}")))?;
+        Ok(Some((claim, item.rev)))
+    }
+
+    /// Sends a change of an entity with a part of this layer's.
+    async fn send(&self, revised: Revised, part: Part) -> Result<Sent> {
+        let Revised { commit, understood, after } = revised;
+        let (commit, placed, rest) = part.place_whole(commit);
+        match self.store.commit(commit).await? {
+            Outcome::Applied(receipt) => {
+                rest.land(placed.landing(&receipt));
+                Ok(Sent::Landed(after))
+            }
+            Outcome::Refused(refusal) => {
+                let sent = match () {
+                    () if placed.has_failed(&refusal, SESSION) => Sent::SessionLost,
+                    () if placed.has_failed(&refusal, CLAIM) => Sent::Claimed,
+                    () => Sent::Moved,
+                };
+                rest.refuse(&placed, &refusal);
+                // What is known of the entity's type is refreshed by this.
+                match self.entities.explain_change(refusal, &understood).await? {
+                    Some(error) => Err(error.into()),
+                    None => Ok(sent),
+                }
+            }
+        }
+    }
+
+    /// Claims an entity. With `replaces`, the claim takes the place of one whose record is at that rev.
+    pub(crate) async fn claim(
+        &self,
+        standing: &Standing,
+        claim: &Claim,
+        replaces: Option<Rev>,
+        part: Part,
+    ) -> Result<Sent> {
+        let (terms, key) = (&claim.terms, self.spaces.claim(&standing.id));
+        let claiming = terms.claim_into.as_ref().unwrap_or(&terms.from);
+        let data = terms.with_status(standing.data(), claiming);
+        let revised = self.entities.revise(standing, data, &claim.meta()).await?;
+        let part = match replaces {
+            Some(rev) => part.at_rev(CLAIM, &key, rev),
+            None => part.absent(CLAIM, &key),
+        };
+        let part = match &claim.owner {
+            Owner::Session(id) if claim.state == ClaimState::Held => {
+                part.check(SESSION, Check::Present(self.engine.locks.spaces.session(*id)))
+            }
+            _ => part,
+        };
+        self.send(revised, part.put(&key, claim.encode())).await
+    }
+
+    /// Adds an entity with a part of this layer's.
+    pub(crate) async fn add(&self, add: Add, part: Part) -> Result<OpReceipt> {
+        let checked = self.entities.checked(Transaction::new().add(add))?;
+        let mut part = Some(part);
+        for _ in 0..TRIES {
+            let prepared = self.entities.prepare(&self.view().await?, &checked).await?;
+            let (is_doomed, adds) = (prepared.doomed, prepared.ops.iter().any(|op| op.effect == Done::Added));
+            let (commit, understood) = prepared.split();
+            // An entity that is there already, and may be, is left as it is.
+            let (commit, placed) = match part.as_ref().filter(|_| !is_doomed && adds) {
+                Some(part) => {
+                    let (commit, placed) = part.place(commit);
+                    (commit, Some(placed))
+                }
+                None => (commit, None),
+            };
+            match self.store.commit(commit).await? {
+                Outcome::Applied(_) if is_doomed => {}
+                Outcome::Applied(receipt) => {
+                    if let (Some(placed), Some(part)) = (placed, part.take()) {
+                        part.land(placed.landing(&receipt));
+                    }
+                    let done = understood.answer(receipt).ops.pop();
+                    return done.ok_or(ClaimError::Stopped);
+                }
+                Outcome::Refused(refusal) => {
+                    if let Err(EntityError::Rejected { mut failed }) = self.entities.outrun(refusal, &understood).await
+                    {
+                        return Err(failed.remove(0).error.into());
+                    }
+                }
+            }
+        }
+        Err(EntityError::Contended { tries: TRIES }.into())
+    }
+
+    /// Whether a firing's own transition has landed, though its answer was lost.
+    async fn has_landed(&self, firing: &Firing) -> Result<bool> {
+        let key = self.spaces.logged(&firing.standing.id, Rev(firing.claim.token).next());
+        let Some(item) = self.view().await?.get(&key).await? else { return Ok(false) };
+        let logged = Logged::decode(&item.value).map_err(|why| why.at("the log of claims"))?;
+        Ok(logged.claim == firing.claim.id && logged.kind == LoggedKind::Done)
+    }
+
+    /// Makes the transition: the action's writes, the final status, the after-effects and the end of the claim, in one
+    /// commit. It is sent again while the store does not answer, for a lease at the most.
+    pub(crate) async fn finish(&self, firing: &Firing, staged: &Staged, output: &Value) -> Result<Finished> {
+        staged.check()?;
+        let env = self.store.env();
+        let (until, now) = (env.monotonic() + firing.claim.terms.lease(), env.now());
+        let mut expected = self.expect_effects(firing, output, now);
+        let checked = match staged.is_alone() {
+            true => None,
+            false => {
+                let update = Update::new(firing.standing.id.clone()).data(self.final_data(firing, staged));
+                let update = update.if_rev(firing.standing.rev);
+                Some(self.entities.checked(staged.others.clone().update(update))?)
+            }
+        };
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let sent = match &checked {
+                None => self.finish_alone(firing, staged, output, now).await,
+                Some(checked) => self.finish_with_others(firing, staged, checked, output, now).await,
+            };
+            match sent {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) if is_passing(&error) && env.monotonic() < until => {
+                    env.sleep(AGAIN).await;
+                    continue;
+                }
+                Err(error) => {
+                    // It may have landed.
+                    let is_doubtful = matches!(error, ClaimError::Store(_));
+                    expected.take().filter(|_| is_doubtful).into_iter().for_each(Expected::doubt);
+                    return Err(error);
+                }
+            }
+            let found = self.entities.standing(&self.view().await?, &firing.standing.id).await?;
+            if found.is_none_or(|found| found.rev != firing.standing.rev) {
+                if !self.has_landed(firing).await? {
+                    return Ok(Finished::Moved);
+                }
+                break;
+            }
+            if tries == TRIES {
+                return Err(ClaimError::Contended { id: firing.standing.id.clone(), tries });
+            }
+        }
+        expected.into_iter().for_each(Expected::landed);
+        Ok(Finished::Done(firing.standing.rev.next()))
+    }
+
+    fn final_data(&self, firing: &Firing, staged: &Staged) -> Value {
+        let data = staged.data.as_ref().unwrap_or(firing.standing.data());
+        firing.claim.terms.with_status(data, &firing.claim.terms.into)
+    }
+
+    async fn finish_alone(&self, firing: &Firing, staged: &Staged, output: &Value, now: Timestamp) -> Result<bool> {
+        let part = self.finishing(firing, staged, output, now)?;
+        let data = self.final_data(firing, staged);
+        let revised = self.entities.revise(&firing.standing, data, &firing.claim.meta()).await?;
+        Ok(matches!(self.send(revised, part).await?, Sent::Landed(_)))
+    }
+
+    async fn finish_with_others(
+        &self,
+        firing: &Firing,
+        staged: &Staged,
+        checked: &Checked,
+        output: &Value,
+        now: Timestamp,
+    ) -> Result<bool> {
+        let view = Arc::new(self.view().await?);
+        let prepared = self.entities.prepare(&view, checked).await?;
+        let is_doomed = prepared.doomed;
+        let (mut commit, understood) = prepared.split();
+        let meta = firing.claim.meta();
+        let mut placed = None;
+        if !is_doomed {
+            commit = commit.meta(meta.encode());
+            let slots = Arc::new(state::Staged::new(view, self.store.limits().value_bytes));
+            for change in &staged.slots {
+                change(slots.clone()).await?;
+            }
+            commit = slots.board(commit).await;
+            let (place, rest);
+            (commit, place, rest) = self.finishing(firing, staged, output, now)?.place_whole(commit);
+            placed = Some((place, rest));
+        }
+        match self.store.commit(commit).await? {
+            Outcome::Applied(receipt) => {
+                let Some((place, rest)) = placed else { return Ok(false) };
+                rest.land(place.landing(&receipt));
+                Ok(true)
+            }
+            Outcome::Refused(refusal) => {
+                if let Some((place, rest)) = placed {
+                    rest.refuse(&place, &refusal);
+                }
+                match self.entities.outrun(refusal, &understood).await {
+                    Ok(()) => Ok(false),
+                    // If it is the action's own entity that was changed, the claim is lost.
+                    Err(EntityError::Rejected { failed }) => {
+                        let own = &firing.standing.id;
+                        let is_own = |error: &EntityError| match error {
+                            EntityError::RevisionConflict { id, .. } | EntityError::NotFound { id } => id == own,
+                            _ => false,
+                        };
+                        match failed.iter().any(|failed| is_own(&failed.error)) {
+                            true => Ok(false),
+                            false => Err(EntityError::Rejected { failed }.into()),
+                        }
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            }
+        }
+    }
+
+    /// What goes with the final status of an entity: the end of the claim, the log, after-effects, timers and starts.
+    pub(crate) fn finishing(&self, firing: &Firing, staged: &Staged, output: &Value, now: Timestamp) -> Result<Part> {
+        let Firing { claim, standing, .. } = firing;
+        let (terms, rev) = (&claim.terms, standing.rev.next());
+        let mut part = self.ends(claim, &standing.id);
+        let logged = Logged { to: terms.into.clone(), ..log(claim, LoggedKind::Done, now, firing.reason.clone()) };
+        part = part.put(&self.spaces.logged(&standing.id, rev), logged.encode());
+        for (key, effect) in self.effects(firing, output, now) {
+            part = part.put(&self.spaces.effect(&key), effect.encode());
+        }
+        for (number, effect) in (0..).zip(&terms.effects) {
+            let Some(workflow) = &effect.workflow else { continue };
+            let key = EffectKey { entity: standing.id.clone(), rev, number };
+            let told = self.effect(claim, &effect.name, output, now).told(&key);
+            let input =
+                serde_json::to_string(&told).map_err(|error| ClaimError::Corrupt { place: error.to_string() })?;
+            let id = ExecutionId::from(format!("{}:{}", effect.name, key.text()));
+            part = part.and(self.engine.starting(workflow, input, &id)?);
+        }
+        for start in &staged.starts {
+            part = part.and(self.engine.starting(&start.workflow, start.input.clone(), &start.id)?);
+        }
+        Ok(timers::set(part, self, &terms.workflow, &terms.timers, (&standing.id, rev.0), now))
+    }
+
+    /// The end of a claim's record, if there is one.
+    fn ends(&self, claim: &Claim, entity: &EntityId) -> Part {
+        match claim.terms.claim_into {
+            Some(_) => Part::default().delete(&self.spaces.claim(entity)),
+            None => Part::default(),
+        }
+    }
+
+    fn effect(&self, claim: &Claim, name: &str, output: &Value, now: Timestamp) -> Effect {
+        let terms = &claim.terms;
+        Effect {
+            name: name.into(),
+            workflow: terms.workflow.clone(),
+            step_id: terms.step_id,
+            step_key: terms.step_key.clone(),
+            entity_type: terms.entity_type.clone(),
+            from: terms.from.clone(),
+            to: terms.into.clone(),
+            requester: claim.requester.clone(),
+            actor: claim.actor.clone(),
+            input: claim.input.clone(),
+            output: output.to_string(),
+            at_us: now.0,
+            attempts: 0,
+            due_us: now.0,
+            error: None,
+        }
+    }
+
+    /// The after-effects of a transition that are delivered, with their names.
+    fn effects(&self, firing: &Firing, output: &Value, now: Timestamp) -> Vec<(EffectKey, Effect)> {
+        let (entity, rev) = (&firing.standing.id, firing.standing.rev.next());
+        let numbered = (0..).zip(&firing.claim.terms.effects).filter(|(_, effect)| effect.workflow.is_none());
+        let named = |(number, effect): (u16, &EffectTerms)| {
+            let key = EffectKey { entity: entity.clone(), rev, number };
+            (key, self.effect(&firing.claim, &effect.name, output, now))
+        };
+        numbered.map(named).collect()
+    }
+
+    /// Has the outbox know that after-effects are about to land: those of one entity are delivered in the order of revs.
+    pub(crate) fn expect_effects(&self, firing: &Firing, output: &Value, now: Timestamp) -> Option<Expected> {
+        let effects = self.effects(firing, output, now);
+        let outbox = self.outbox.upgrade().filter(|_| !effects.is_empty())?;
+        Some(outbox.expect(effects))
+    }
+
+    /// Ends a claim and takes its entity back to the status it came from, unless somebody else has moved it from the
+    /// claiming status. Gives whether the claim was still there.
+    pub(crate) async fn release(&self, entity: &EntityId, claim: &Claim, why: &Why) -> Result<bool> {
+        for _ in 0..TRIES {
+            let view = self.view().await?;
+            let Some((found, rev)) = self.claim_on(&view, entity).await? else { return Ok(false) };
+            if (found.id, found.token) != (claim.id, claim.token) {
+                return Ok(false);
+            }
+            let standing = self.entities.standing(&view, entity).await?;
+            drop(view);
+            if self.end(entity, &found, rev, standing, why).await? {
+                return Ok(true);
+            }
+        }
+        Err(ClaimError::Contended { id: entity.clone(), tries: TRIES })
+    }
+
+    /// One try of [`Ledger::release`].
+    async fn end(
+        &self,
+        entity: &EntityId,
+        claim: &Claim,
+        rev: Rev,
+        standing: Option<Standing>,
+        why: &Why,
+    ) -> Result<bool> {
+        let terms = &claim.terms;
+        let part = self.dropping(entity, rev);
+        let claiming = terms.claim_into.as_deref();
+        let claimed = standing.filter(|standing| terms.status(standing.data()) == claiming);
+        let Some(standing) = claimed else {
+            // An operator has moved it on, or has removed it: there is nothing left but the record of the claim.
+            let (commit, ..) = part.place_whole(Commit::new());
+            return Ok(self.store.commit(commit).await?.is_applied());
+        };
+        self.send_revert(claim, &standing, part, why).await
+    }
+
+    /// Releases the claim of a firing whose action has ended without success. While the store does not serve, it is
+    /// tried for a lease at the most; what is left then is the janitor's.
+    pub(crate) async fn give_up(&self, firing: &Firing, why: &Why) -> Result<bool> {
+        let env = self.store.env();
+        let until = env.monotonic() + firing.claim.terms.lease();
+        let Firing { claim, standing, .. } = firing;
+        loop {
+            let released = match self.revert(firing, why).await {
+                Ok(true) => return Ok(true),
+                Ok(false) => self.release(&standing.id, claim, why).await,
+                Err(error) => Err(error),
+            };
+            match released {
+                Err(error) if is_passing(&error) && env.monotonic() < until => env.sleep(AGAIN).await,
+                released => return released,
+            }
+        }
+    }
+
+    /// Reverts an entity that stands as the claim has left it, without reading it.
+    async fn revert(&self, firing: &Firing, why: &Why) -> Result<bool> {
+        let Firing { claim, standing, .. } = firing;
+        self.send_revert(claim, standing, self.ends(claim, &standing.id), why).await
+    }
+
+    /// Takes an entity back to the status that its claim came from.
+    async fn send_revert(&self, claim: &Claim, standing: &Standing, part: Part, why: &Why) -> Result<bool> {
+        let terms = &claim.terms;
+        let mut meta = Meta::default();
+        (meta.author, meta.reason) = (why.actor.clone(), Some(why.reason.clone()));
+        let data = terms.with_status(standing.data(), &terms.from);
+        let revised = self.entities.revise(standing, data, &meta).await?;
+        let part = part.and(self.log_release(claim, standing, why));
+        Ok(matches!(self.send(revised, part).await?, Sent::Landed(_)))
+    }
+
+    fn log_release(&self, claim: &Claim, standing: &Standing, why: &Why) -> Part {
+        let logged = log(claim, LoggedKind::Released, self.store.env().now(), why.reason.clone());
+        let logged = Logged { to: claim.terms.from.clone(), actor: why.actor.clone(), ..logged };
+        Part::default().put(&self.spaces.logged(&standing.id, standing.rev.next()), logged.encode())
+    }
+
+    /// The end of the record of a claim that is at a rev.
+    pub(crate) fn dropping(&self, entity: &EntityId, rev: Rev) -> Part {
+        let key = self.spaces.claim(entity);
+        Part::default().at_rev(CLAIM, &key, rev).delete(&key)
+    }
+
+    /// What goes with the release of a claim whose record is at a rev.
+    pub(crate) fn releasing(&self, claim: &Claim, standing: &Standing, rev: Rev, why: &Why) -> Part {
+        self.dropping(&standing.id, rev).and(self.log_release(claim, standing, why))
+    }
+
+    /// Puts a claim in the place of one whose record is at a rev, on the same claiming status. The entity gets another
+    /// rev with it, so the owner before is fenced.
+    pub(crate) async fn take_over(
+        &self,
+        standing: &Standing,
+        before: (&Claim, Rev),
+        claim: &Claim,
+        kind: LoggedKind,
+        why: &Why,
+        part: Part,
+    ) -> Result<Sent> {
+        let status = claim.terms.claim_into.clone().unwrap_or_default();
+        let logged = log(before.0, kind, self.store.env().now(), why.reason.clone());
+        let logged = Logged { from: status.clone(), to: status, actor: why.actor.clone(), ..logged };
+        let part = part.put(&self.spaces.logged(&standing.id, standing.rev.next()), logged.encode());
+        self.claim(standing, claim, Some(before.1), part).await
+    }
+}
+
+/// Why a claim ends, and who has ended it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Why {
+    pub(crate) reason: String,
+    pub(crate) actor: Option<String>,
+}
+
+impl Why {
+    pub(crate) fn new(reason: impl Into<String>) -> Why {
+        Why { reason: reason.into(), actor: None }
+    }
+
+    pub(crate) fn by(actor: &str, reason: &str) -> Why {
+        Why { reason: reason.into(), actor: Some(actor.into()) }
+    }
+}
+
+/// An entry of the log about a claim, without the status it leads to.
+pub(crate) fn log(claim: &Claim, kind: LoggedKind, now: Timestamp, reason: String) -> Logged {
+    let terms = &claim.terms;
+    let from = match kind {
+        LoggedKind::Done => Some(&terms.from),
+        _ => terms.claim_into.as_ref(),
+    };
+    let from = from.cloned().unwrap_or_default();
+    Logged {
+        workflow: terms.workflow.clone(),
+        step_id: terms.step_id,
+        step_key: terms.step_key.clone(),
+        from,
+        to: String::new(),
+        requester: claim.requester.clone(),
+        actor: claim.actor.clone(),
+        reason,
+        kind,
+        claim: claim.id,
+        since_us: claim.since_us,
+        at_us: now.0,
+    }
+}

@@ -1,0 +1,446 @@
+//! What operators see of claims, and what they do to them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::Notify;
+
+use crate::claim::action::Staged;
+use crate::claim::claims::Claims;
+use crate::claim::error::{ClaimError, Result};
+use crate::claim::ledger::{Finished, Firing, Ledger, Sent, Why};
+use crate::claim::outbox::DeadLetter;
+use crate::claim::outcome::{Holder, Reason};
+use crate::claim::stored::{Claim, ClaimState, Effect, EffectKey, Logged, LoggedKind, Spaces};
+use crate::damage::scan_around;
+use crate::entity::{EntityId, Query, field};
+use crate::lane::Part;
+use crate::lock::stored::Lease;
+use crate::lock::{self, Owner};
+use crate::record::Record;
+use crate::store::{Commit, Order, Rev, Store, Timestamp, View};
+use crate::workflow::Engine;
+
+/// A claim, as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct OpenClaim {
+    /// The entity.
+    pub entity: EntityId,
+    /// The claim workflow.
+    pub workflow: String,
+    /// The key of the step.
+    pub step: String,
+    /// The action.
+    pub action: Option<String>,
+    /// The claiming status.
+    pub claim_into: String,
+    /// The status that the entity goes back to if the claim is released.
+    pub revert_to: String,
+    /// The status that the step leads to.
+    pub successful_state: String,
+    /// The number of the fencing token.
+    pub token: u64,
+    /// How often the action was begun.
+    pub attempts: u32,
+    /// Who holds it.
+    pub holder: Holder,
+}
+
+/// What was done to an entity by a claim workflow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Transition {
+    /// The claim workflow.
+    pub workflow: String,
+    /// The key of the step.
+    pub step: String,
+    /// The status before. Of a claim that was released, the claiming status.
+    pub from: String,
+    /// The status after.
+    pub to: String,
+    /// What it was.
+    pub kind: TransitionKind,
+    /// The requester that the step was fired for.
+    pub requester: String,
+    /// Who has done it, if that was said.
+    pub actor: Option<String>,
+    /// Why; of a step that was fired and has succeeded, mostly nothing.
+    pub reason: String,
+    /// The entity's rev after it.
+    #[serde(with = "crate::json::RevNumber")]
+    pub rev: Rev,
+    /// When the claim was made.
+    #[serde(rename = "since_us", with = "crate::json::Micros")]
+    pub since: Timestamp,
+    /// When it was done.
+    #[serde(rename = "at_us", with = "crate::json::Micros")]
+    pub at: Timestamp,
+}
+
+/// What a transition was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum TransitionKind {
+    /// A step has succeeded.
+    Done,
+    /// A claim was released.
+    Released,
+    /// A claim was left to an operator.
+    NeedsReview,
+    /// The action of a claim was begun again.
+    Retried,
+}
+
+/// What a store holds of claims, to be looked at. It needs neither an engine nor a configuration.
+#[derive(Clone)]
+pub struct StoredClaims {
+    store: Store,
+    spaces: Option<Spaces>,
+    sessions: Option<lock::name::Spaces>,
+}
+
+/// Looks at claims and changes them. It needs no configuration: a claim goes by the one it was made with.
+#[derive(Clone)]
+pub struct ClaimOperator {
+    ledger: Arc<Ledger>,
+    stored: StoredClaims,
+    /// Has the janitor look.
+    nudge: Arc<Notify>,
+}
+
+impl StoredClaims {
+    /// The claims of a store, which may be open for reading only.
+    pub async fn on(store: &Store) -> Result<StoredClaims> {
+        let (spaces, sessions) = (Spaces::find(store).await?, lock::name::Spaces::find(store).await?);
+        Ok(StoredClaims { store: store.clone(), spaces, sessions })
+    }
+
+    /// The open claims by their entities, from behind one of them on, so many at the most.
+    pub async fn list(&self, after: Option<&EntityId>, limit: usize) -> Result<Vec<OpenClaim>> {
+        let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
+        let view = self.store.view().await?;
+        let all = spaces.claims.all();
+        let rest = after.map_or(all.clone(), |after| all.after(&spaces.claim(after)));
+        let mut open = Vec::new();
+        for (key, item) in scan_around(&view, &spaces.claims, &rest, limit).await?.found {
+            let Ok(entity) = std::str::from_utf8(key.bytes()).map(EntityId::from) else { continue };
+            let claim = Claim::decode(&item.value).map_err(|why| why.at(format!("the claim on entity {entity:?}")))?;
+            open.push(self.open(&view, entity, claim).await?);
+        }
+        Ok(open)
+    }
+
+    /// The claim on an entity.
+    pub async fn get(&self, entity: impl Into<EntityId>) -> Result<Option<OpenClaim>> {
+        let (entity, Some(spaces)) = (entity.into(), &self.spaces) else { return Ok(None) };
+        let view = self.store.view().await?;
+        let Some(item) = view.get(&spaces.claim(&entity)).await? else { return Ok(None) };
+        let claim = Claim::decode(&item.value).map_err(|why| why.at(format!("the claim on entity {entity:?}")))?;
+        Ok(Some(self.open(&view, entity, claim).await?))
+    }
+
+    async fn open(&self, view: &View, entity: EntityId, claim: Claim) -> Result<OpenClaim> {
+        let holder = holder(view, self.sessions.as_ref(), self.store.env().now(), &claim).await?;
+        let terms = &claim.terms;
+        Ok(OpenClaim {
+            entity,
+            workflow: terms.workflow.clone(),
+            step: terms.step_key.clone(),
+            action: terms.action.clone(),
+            claim_into: terms.claim_into.clone().unwrap_or_default(),
+            revert_to: terms.from.clone(),
+            successful_state: terms.into.clone(),
+            token: claim.token,
+            attempts: claim.attempts,
+            holder,
+        })
+    }
+
+    /// What claim workflows have done to an entity, newest first, so much at the most.
+    pub async fn history(&self, entity: impl Into<EntityId>, limit: usize) -> Result<Vec<Transition>> {
+        let (entity, Some(spaces)) = (entity.into(), &self.spaces) else { return Ok(Vec::new()) };
+        let view = self.store.view().await?;
+        let mut history = Vec::new();
+        for (key, item) in view.scan(&spaces.log_of(&entity), Order::Descending, limit).await? {
+            let place = || format!("the log of claims on entity {entity:?}");
+            let logged = Logged::decode(&item.value).map_err(|why| why.at(place()))?;
+            let rev = Spaces::read_rev(&key).ok_or_else(|| ClaimError::Corrupt { place: place() })?;
+            history.push(transition(logged, rev));
+        }
+        Ok(history)
+    }
+
+    /// After-effects that could not be delivered, from behind a key on, so many at the most.
+    pub async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
+        let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
+        let view = self.store.view().await?;
+        let all = spaces.dead.all();
+        let after = after.and_then(EffectKey::parse);
+        let rest = after.map_or(all.clone(), |after| all.after(&spaces.dead(&after)));
+        let mut dead = Vec::new();
+        for (key, item) in scan_around(&view, &spaces.dead, &rest, limit).await?.found {
+            let Some(named) = EffectKey::read_dead(&key) else { continue };
+            let effect = Effect::decode(&item.value).map_err(|why| why.at(format!("dead letter {}", named.text())))?;
+            dead.push(DeadLetter::of(&named, effect));
+        }
+        Ok(dead)
+    }
+}
+
+fn transition(logged: Logged, rev: Rev) -> Transition {
+    Transition {
+        workflow: logged.workflow,
+        step: logged.step_key,
+        from: logged.from,
+        to: logged.to,
+        kind: match logged.kind {
+            LoggedKind::Done => TransitionKind::Done,
+            LoggedKind::Released => TransitionKind::Released,
+            LoggedKind::Review => TransitionKind::NeedsReview,
+            LoggedKind::Retried => TransitionKind::Retried,
+        },
+        requester: logged.requester,
+        actor: logged.actor,
+        reason: logged.reason,
+        rev,
+        since: Timestamp(logged.since_us),
+        at: Timestamp(logged.at_us),
+    }
+}
+
+/// Who holds a claim, and for how long.
+async fn holder(view: &View, sessions: Option<&lock::name::Spaces>, now: Timestamp, claim: &Claim) -> Result<Holder> {
+    let (owner, lease_left) = match &claim.owner {
+        Owner::Session(id) => {
+            let item = match sessions {
+                Some(sessions) => view.get(&sessions.session(*id)).await?,
+                None => None,
+            };
+            let lease = item.and_then(|item| Lease::decode(&item.value).ok());
+            let left = lease.as_ref().map_or(0, |lease| {
+                let until = lease.renewed_us.saturating_add(lease.lease_us);
+                until.saturating_sub(now.0).min(lease.lease_us)
+            });
+            let label = lease.map_or_else(|| "a process that is gone".into(), |lease| lease.label);
+            (format!("{label}, session {id}"), Some(Duration::from_micros(left)))
+        }
+        Owner::Execution(id) => (format!("execution {id:?}"), None),
+    };
+    let needs_review = match &claim.state {
+        ClaimState::Review(reason) => Some(reason.clone()),
+        _ => None,
+    };
+    Ok(Holder {
+        owner,
+        requester: claim.requester.clone(),
+        actor: claim.actor.clone(),
+        step: claim.terms.step(),
+        since: Timestamp(claim.since_us),
+        lease_left,
+        needs_review,
+    })
+}
+
+impl Ledger {
+    /// Who holds a claim, and for how long.
+    pub(crate) async fn holder(&self, view: &View, claim: &Claim) -> Result<Holder> {
+        holder(view, Some(&self.engine.locks.spaces), self.store.env().now(), claim).await
+    }
+}
+
+impl ClaimOperator {
+    /// Operates on the store of an engine. One that is [idle](crate::workflow::EngineBuilder::idle) will do.
+    pub async fn on(engine: &Engine) -> Result<ClaimOperator> {
+        let inner = &engine.inner;
+        let ledger = Arc::new(Ledger::alone(inner, Spaces::declare(&inner.store).await?));
+        ClaimOperator::with(ledger, Arc::default()).await
+    }
+
+    async fn with(ledger: Arc<Ledger>, nudge: Arc<Notify>) -> Result<ClaimOperator> {
+        let stored = StoredClaims::on(&ledger.store).await?;
+        Ok(ClaimOperator { ledger, stored, nudge })
+    }
+
+    /// What can be seen.
+    pub fn stored(&self) -> &StoredClaims {
+        &self.stored
+    }
+
+    async fn claim_on(&self, entity: &EntityId) -> Result<(Claim, Rev)> {
+        let found = self.ledger.claim_on(&self.ledger.view().await?, entity).await?;
+        found.ok_or_else(|| ClaimError::NotClaimed { id: entity.clone() })
+    }
+
+    /// Ends the claim on an entity, which goes back to the status it came from. An action that still runs can change
+    /// nothing any more.
+    pub async fn release(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
+        let entity = entity.into();
+        let (claim, _) = self.claim_on(&entity).await?;
+        match self.ledger.release(&entity, &claim, &Why::by(actor, reason)).await? {
+            true => Ok(()),
+            false => Err(ClaimError::NotClaimed { id: entity }),
+        }
+    }
+
+    /// Has the action of a claim that waits for an operator run again, by the program that has the action.
+    pub async fn retry(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
+        let entity = entity.into();
+        let (claim, rev) = self.in_review(&entity).await?;
+        let standing = self.ledger.entities.standing(&self.ledger.view().await?, &entity).await?;
+        let standing = standing.ok_or_else(|| ClaimError::NotFound { id: entity.clone() })?;
+        let again = Claim { token: standing.rev.next().0, state: ClaimState::Retry, ..claim.clone() };
+        let why = Why::by(actor, reason);
+        let kind = LoggedKind::Review;
+        let sent = self.ledger.take_over(&standing, (&claim, rev), &again, kind, &why, Part::default()).await?;
+        self.nudge.notify_one();
+        match sent {
+            Sent::Landed(_) => Ok(()),
+            _ => Err(ClaimError::Contended { id: entity, tries: 1 }),
+        }
+    }
+
+    async fn in_review(&self, entity: &EntityId) -> Result<(Claim, Rev)> {
+        let (claim, rev) = self.claim_on(entity).await?;
+        if matches!(claim.state, ClaimState::Review(_)) {
+            return Ok((claim, rev));
+        }
+        let reason = "does not wait for an operator: release it, or let its action end".into();
+        Err(ClaimError::ClaimState { id: entity.clone(), reason })
+    }
+
+    /// Makes the transition of a claim that waits for an operator, who knows that the action has taken effect. The
+    /// action is not run; the after-effects are delivered.
+    pub async fn complete(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<Rev> {
+        let entity = entity.into();
+        let (claim, _) = self.in_review(&entity).await?;
+        let standing = self.ledger.entities.standing(&self.ledger.view().await?, &entity).await?;
+        let standing = standing.ok_or_else(|| ClaimError::NotFound { id: entity.clone() })?;
+        let claiming = claim.terms.claim_into.as_deref();
+        if claim.terms.status(standing.data()) != claiming || standing.rev.0 != claim.token {
+            let reason = "has lost its hold: the entity was changed by hand; release it".into();
+            return Err(ClaimError::ClaimState { id: entity, reason });
+        }
+        let claim = Claim { actor: Some(actor.into()), ..claim };
+        let firing = Firing { claim, standing, reason: reason.into() };
+        match self.ledger.finish(&firing, &Staged::default(), &Value::Null).await? {
+            Finished::Done(rev) => Ok(rev),
+            Finished::Moved => Err(ClaimError::Contended { id: entity, tries: 1 }),
+        }
+    }
+
+    /// Has a dead letter delivered again, as if it had never been tried.
+    pub async fn redeliver(&self, key: &str) -> Result<()> {
+        let missing = || ClaimError::NoDeadLetter { key: key.into() };
+        let named = EffectKey::parse(key).ok_or_else(missing)?;
+        let ledger = &self.ledger;
+        let (dead, outbox) = (ledger.spaces.dead(&named), ledger.spaces.effect(&named));
+        let item = ledger.view().await?.get(&dead).await?.ok_or_else(missing)?;
+        let effect = Effect::decode(&item.value).map_err(|why| why.at(format!("dead letter {key}")))?;
+        let effect = Effect { attempts: 0, due_us: 0, error: None, ..effect };
+        let commit = Commit::new().at_rev(&dead, item.rev).delete(&dead).put(&outbox, effect.encode());
+        if !ledger.store.commit(commit).await?.is_applied() {
+            return Err(missing());
+        }
+        ledger.outbox.upgrade().iter().for_each(|outbox| outbox.look_at(named.clone()));
+        Ok(())
+    }
+}
+
+/// What a requester can do with an entity.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Permitted {
+    /// The entity's status.
+    pub status: String,
+    /// The keys of the steps that can be fired.
+    pub steps: Vec<String>,
+    /// The keys of all others, and why they cannot be.
+    pub others: Vec<(String, Vec<Reason>)>,
+}
+
+impl Claims {
+    /// Looks at claims and changes them, for operators.
+    pub async fn operate(&self) -> Result<ClaimOperator> {
+        ClaimOperator::with(self.inner.ledger.clone(), self.inner.nudge.clone()).await
+    }
+
+    /// Has the janitor look at all open claims now.
+    pub async fn sweep(&self) -> Result<crate::claim::Swept> {
+        self.inner.sweep().await
+    }
+
+    /// The steps of a workflow that a requester can fire for an entity, and every reason against the others. Guards are
+    /// asked without an input.
+    pub async fn permitted(&self, workflow: &str, entity: impl Into<EntityId>, requester: &str) -> Result<Permitted> {
+        let (inner, entity) = (&self.inner, entity.into());
+        let machine = inner.machine(workflow)?;
+        let view = inner.ledger.view().await?;
+        let standing = inner.ledger.entities.standing(&view, &entity).await?;
+        let standing = standing.ok_or_else(|| ClaimError::NotFound { id: entity.clone() })?;
+        let status = machine.status(&standing)?.to_string();
+        let claim = inner.ledger.claim_on(&view, &entity).await?;
+        let holder = match claim.filter(|(claim, _)| claim.token == standing.rev.0) {
+            Some((claim, _)) => Some(Box::new(inner.holder(&view, &claim).await?)),
+            None => None,
+        };
+        let is_claimed = holder.is_some() || machine.claiming.contains(&status);
+        let document = standing.entity();
+        let (mut steps, mut others) = (Vec::new(), Vec::new());
+        for (at, step) in machine.config.steps.iter().enumerate() {
+            let mut reasons = Vec::new();
+            if is_claimed {
+                reasons.push(Reason::Claimed { holder: holder.clone() });
+            } else if step.status != status {
+                reasons.push(Reason::Status { expected: vec![step.status.clone()] });
+            }
+            if machine.terms(at, requester).is_none() {
+                reasons.push(Reason::Requester { allowed: machine.allowed(at) });
+            }
+            reasons.extend(inner.refusals(machine, at, requester, &document, &Value::Null));
+            match reasons.is_empty() {
+                true => steps.push(step.step_key.clone()),
+                false => others.push((step.step_key.clone(), reasons)),
+            }
+        }
+        Ok(Permitted { status, steps, others })
+    }
+
+    /// Entities of a workflow whose status the configuration does not have (any more), with that status, so many at the
+    /// most.
+    pub async fn strays(&self, workflow: &str, limit: usize) -> Result<Vec<(EntityId, Option<String>)>> {
+        let machine = self.inner.machine(workflow)?;
+        let meta = &machine.config.meta;
+        let known = field(&format!("data.{}", meta.status_field)).one_of(machine.config.status_types.clone());
+        let mut query = Query::of(meta.entity_type.clone()).filter(known.negate()).limit(limit.clamp(1, 1000));
+        let mut strays = Vec::new();
+        loop {
+            let page = self.inner.ledger.entities.find(&query).await?;
+            for entity in page.items {
+                let status = crate::claim::machine::status_at(&machine.path, &entity.data).map(str::to_string);
+                strays.push((entity.id, status));
+            }
+            match page.next.filter(|_| strays.len() < limit) {
+                Some(next) => query = query.after(next),
+                None => break,
+            }
+        }
+        strays.truncate(limit);
+        Ok(strays)
+    }
+}
+
+impl std::fmt::Debug for StoredClaims {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoredClaims").finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for ClaimOperator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClaimOperator").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,496 @@
+//! After-effects: what a transition has written into the outbox is delivered, at least once, in the order of each
+//! entity's transitions, under a name that stays the same.
+//!
+//! A line holds the after-effects of one entity that are known in memory. A transition announces its after-effects before
+//! its commit is sent, so a later transition of the same entity cannot overtake it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use crate::backoff::{doubled, jittered};
+use crate::claim::error::Result;
+use crate::claim::stored::{Effect, EffectKey, Spaces};
+use crate::damage::scan_around;
+use crate::entity::EntityId;
+use crate::node::Node;
+use crate::panic::message_of;
+use crate::record::Record;
+use crate::store::{Commit, StoreError, Timestamp};
+use crate::workflow::Boxed;
+
+/// The pauses between tries: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
+
+/// How many after-effects are known in memory before more are read from the store.
+const MOST_KNOWN: usize = 10_000;
+
+/// How many are read at once.
+const PAGE: usize = 1000;
+
+/// How long to wait after the store did not serve.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// An after-effect as its handler is given it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AfterEffect {
+    /// The same each time that it is delivered, and unlike that of any other: for receivers that can use an idempotency
+    /// key.
+    pub key: String,
+    /// Its name in the configuration.
+    pub name: String,
+    /// The claim workflow.
+    pub workflow: String,
+    /// The key of the step.
+    pub step: String,
+    /// The entity.
+    pub entity: EntityId,
+    /// The entity's type.
+    pub entity_type: String,
+    /// The entity's rev from the transition on.
+    pub rev: u64,
+    /// The status before.
+    pub from: String,
+    /// The status after.
+    pub to: String,
+    /// The requester that the step was fired for.
+    pub requester: String,
+    /// Who has fired it, if that was said.
+    pub actor: Option<String>,
+    /// What the step was fired with.
+    pub input: Value,
+    /// What the action gave.
+    pub output: Value,
+    /// When the transition was made; microseconds since 1970.
+    pub at_us: u64,
+    /// How often it was tried, this time included.
+    pub attempt: u32,
+}
+
+impl Effect {
+    pub(crate) fn told(&self, key: &EffectKey) -> AfterEffect {
+        let json = |text: &str| serde_json::from_str(text).unwrap_or_default();
+        AfterEffect {
+            key: key.text(),
+            name: self.name.clone(),
+            workflow: self.workflow.clone(),
+            step: self.step_key.clone(),
+            entity: key.entity.clone(),
+            entity_type: self.entity_type.clone(),
+            rev: key.rev.0,
+            from: self.from.clone(),
+            to: self.to.clone(),
+            requester: self.requester.clone(),
+            actor: self.actor.clone(),
+            input: json(&self.input),
+            output: json(&self.output),
+            at_us: self.at_us,
+            attempt: self.attempts + 1,
+        }
+    }
+}
+
+pub(crate) type Handler = Arc<dyn Fn(AfterEffect) -> Boxed<'static, std::result::Result<(), String>> + Send + Sync>;
+
+pub(crate) struct Outbox {
+    node: Arc<Node>,
+    spaces: Spaces,
+    handlers: BTreeMap<String, Handler>,
+    most_attempts: u32,
+    lines: Mutex<Lines>,
+    /// Told when there are fewer of them.
+    fewer: Notify,
+    /// Told when what is stored is to be read again.
+    again: Arc<Notify>,
+    acks: mpsc::UnboundedSender<Ack>,
+}
+
+#[derive(Default)]
+struct Lines {
+    by: HashMap<EntityId, Line>,
+    known: usize,
+    /// Whether everything was read that was stored before the start. Until then what lands is kept back: something that
+    /// was stored before may have to go first.
+    is_read: bool,
+    late: Vec<(EffectKey, Effect)>,
+}
+
+#[derive(Default)]
+struct Line {
+    effects: BTreeMap<EffectKey, Known>,
+    /// Told when the first of them has changed.
+    woken: Arc<Notify>,
+    has_worker: bool,
+}
+
+enum Known {
+    /// Its commit is on its way.
+    Expected,
+    Landed(Box<Effect>),
+    /// It was read from the store, or may be there: it is looked up before it is delivered.
+    Stored,
+}
+
+/// After-effects whose commit is on its way.
+pub(crate) struct Expected {
+    outbox: Arc<Outbox>,
+    effects: Vec<(EffectKey, Effect)>,
+}
+
+/// An after-effect that was delivered, and who waits for its removal.
+pub(crate) struct Ack {
+    key: EffectKey,
+    done: oneshot::Sender<()>,
+}
+
+/// What was delivered, on its way to be removed.
+type Acked = mpsc::UnboundedReceiver<Ack>;
+
+impl Expected {
+    /// The commit has landed.
+    pub(crate) fn landed(mut self) {
+        let effects = std::mem::take(&mut self.effects);
+        let mut lines = self.outbox.lines.lock();
+        if !lines.is_read {
+            lines.late.extend(effects);
+            return;
+        }
+        for (key, effect) in effects {
+            lines.put(&self.outbox, key, Known::Landed(Box::new(effect)));
+        }
+    }
+
+    /// Whether the commit has landed is not known.
+    pub(crate) fn doubt(mut self) {
+        let mut lines = self.outbox.lines.lock();
+        for (key, _) in std::mem::take(&mut self.effects) {
+            lines.put(&self.outbox, key, Known::Stored);
+        }
+    }
+}
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        let mut lines = self.outbox.lines.lock();
+        for (key, _) in &self.effects {
+            lines.take(key);
+        }
+    }
+}
+
+impl Lines {
+    fn put(&mut self, outbox: &Arc<Outbox>, key: EffectKey, known: Known) {
+        let is_expected = matches!(known, Known::Expected);
+        let line = self.by.entry(key.entity.clone()).or_default();
+        // What is known to have landed is not looked up for being found in the store as well.
+        match line.effects.get(&key) {
+            Some(Known::Landed(_) | Known::Stored) => return,
+            Some(Known::Expected) => {}
+            None => self.known += 1,
+        }
+        let entity = key.entity.clone();
+        line.effects.insert(key, known);
+        line.woken.notify_one();
+        if !is_expected && !line.has_worker {
+            line.has_worker = true;
+            outbox.node.runtime.spawn(work(outbox.clone(), entity));
+        }
+    }
+
+    /// An after-effect that was delivered, or whose commit has come to nothing.
+    fn take(&mut self, key: &EffectKey) {
+        let Some(line) = self.by.get_mut(&key.entity) else { return };
+        if line.effects.remove(key).is_some() {
+            self.known -= 1;
+        }
+        line.woken.notify_one();
+        if line.effects.is_empty() && !line.has_worker {
+            self.by.remove(&key.entity);
+        }
+    }
+}
+
+/// What a worker does next.
+enum Next {
+    Waits(Arc<Notify>),
+    Delivers(EffectKey, Option<Box<Effect>>),
+    Ends,
+}
+
+impl Outbox {
+    pub(crate) fn new(
+        node: &Arc<Node>,
+        spaces: &Spaces,
+        handlers: BTreeMap<String, Handler>,
+        most_attempts: u32,
+    ) -> (Arc<Outbox>, Acked) {
+        let (acks, acked) = mpsc::unbounded_channel();
+        let outbox = Outbox {
+            node: node.clone(),
+            spaces: spaces.clone(),
+            handlers,
+            most_attempts,
+            lines: Mutex::default(),
+            fewer: Notify::new(),
+            again: Arc::default(),
+            acks,
+        };
+        (Arc::new(outbox), acked)
+    }
+
+    /// Begins to deliver.
+    pub(crate) fn serve(self: &Arc<Outbox>, acked: Acked) {
+        self.node.chore(acknowledge(Arc::downgrade(self), acked));
+        self.node.chore(read(Arc::downgrade(self)));
+    }
+
+    /// Announces after-effects whose commit is about to be sent.
+    pub(crate) fn expect(self: &Arc<Outbox>, effects: Vec<(EffectKey, Effect)>) -> Expected {
+        let mut lines = self.lines.lock();
+        for (key, _) in &effects {
+            lines.put(self, key.clone(), Known::Expected);
+        }
+        drop(lines);
+        Expected { outbox: self.clone(), effects }
+    }
+
+    /// An after-effect may be in the store that is not known here.
+    pub(crate) fn look_at(self: &Arc<Outbox>, key: EffectKey) {
+        self.lines.lock().put(self, key, Known::Stored);
+    }
+
+    /// Reads what is stored: another process may have put something there.
+    pub(crate) fn look_again(&self) {
+        self.again.notify_one();
+    }
+
+    /// How many after-effects are known here and not delivered.
+    pub(crate) fn known(&self) -> usize {
+        let lines = self.lines.lock();
+        lines.known + lines.late.len()
+    }
+
+    fn next(&self, entity: &EntityId) -> Next {
+        let mut lines = self.lines.lock();
+        let Some(line) = lines.by.get_mut(entity) else { return Next::Ends };
+        match line.effects.first_key_value() {
+            Some((_, Known::Expected)) => Next::Waits(line.woken.clone()),
+            Some((key, Known::Landed(effect))) => Next::Delivers(key.clone(), Some(effect.clone())),
+            Some((key, Known::Stored)) => Next::Delivers(key.clone(), None),
+            None => {
+                lines.by.remove(entity);
+                Next::Ends
+            }
+        }
+    }
+
+    /// Delivers an after-effect, as often as it takes. Gives whether that was done; otherwise it stays in the store.
+    async fn deliver(&self, key: &EffectKey, known: Option<Box<Effect>>) -> Result<bool> {
+        let (store, stored) = (&self.node.store, self.spaces.effect(key));
+        let mut effect = match known {
+            Some(effect) => *effect,
+            None => {
+                let Some(item) = store.view().await?.get(&stored).await? else { return Ok(true) };
+                let found =
+                    Effect::decode(&item.value).map_err(|why| why.at(format!("after-effect {}", key.text())))?;
+                // It is counted before: its handler may have taken the process with it.
+                let counted = Effect { attempts: found.attempts + 1, ..found };
+                if counted.attempts > self.most_attempts {
+                    self.bury(key, counted).await?;
+                    return Ok(true);
+                }
+                let put = Commit::new().at_rev(&stored, item.rev).put(&stored, counted.encode());
+                if !store.commit(put).await?.is_applied() {
+                    return Ok(false);
+                }
+                Effect { attempts: counted.attempts - 1, ..counted }
+            }
+        };
+        loop {
+            let env = store.env();
+            let now = env.now();
+            if effect.due_us > now.0 {
+                env.sleep(Duration::from_micros(effect.due_us - now.0).min(PAUSES.1)).await;
+            }
+            if self.node.is_stopped() || !self.node.owns_name(key.entity.as_bytes()) {
+                return Ok(false);
+            }
+            let Err(error) = self.handle(key, &effect).await else {
+                let (done, is_done) = oneshot::channel();
+                let _ = self.acks.send(Ack { key: key.clone(), done });
+                return Ok(is_done.await.is_ok());
+            };
+            effect.attempts += 1;
+            let pause = jittered(doubled(PAUSES.0, effect.attempts).min(PAUSES.1), 0.5, env);
+            (effect.due_us, effect.error) = (env.now().plus(pause).0, Some(error));
+            if effect.attempts >= self.most_attempts {
+                self.bury(key, effect).await?;
+                return Ok(true);
+            }
+            tracing::warn!(key = key.text(), effect = effect.name, error = effect.error, "an after-effect has failed");
+            if !store.commit(Commit::new().present(&stored).put(&stored, effect.encode())).await?.is_applied() {
+                return Ok(true);
+            }
+        }
+    }
+
+    async fn handle(&self, key: &EffectKey, effect: &Effect) -> std::result::Result<(), String> {
+        let Some(handler) = self.handlers.get(&effect.name) else {
+            return Err(format!("there is no after-effect {:?} in this program", effect.name));
+        };
+        let (handler, told) = (handler.clone(), effect.told(key));
+        match AssertUnwindSafe(async move { handler(told).await }).catch_unwind().await {
+            Ok(handled) => handled,
+            Err(panic) => Err(format!("it panicked: {}", message_of(&*panic))),
+        }
+    }
+
+    /// Puts an after-effect among the dead letters.
+    async fn bury(&self, key: &EffectKey, effect: Effect) -> Result<()> {
+        tracing::error!(key = key.text(), effect = effect.name, error = effect.error, "an after-effect is given up");
+        let (stored, dead) = (self.spaces.effect(key), self.spaces.dead(key));
+        let commit = Commit::new().present(&stored).delete(&stored).put(&dead, effect.encode());
+        self.node.store.commit(commit).await?.applied().ok();
+        Ok(())
+    }
+}
+
+/// Delivers the after-effects of an entity, one after the other.
+async fn work(outbox: Arc<Outbox>, entity: EntityId) {
+    loop {
+        match outbox.next(&entity) {
+            Next::Ends => return,
+            Next::Waits(woken) => woken.notified().await,
+            Next::Delivers(key, known) => {
+                match outbox.deliver(&key, known).await {
+                    Ok(_) => {}
+                    Err(error) if outbox.node.is_stopped() => {
+                        tracing::debug!(%error, "an after-effect is left to the next engine");
+                    }
+                    Err(error) => {
+                        tracing::warn!(key = key.text(), %error, "an after-effect could not be delivered yet");
+                        outbox.node.store.env().sleep(AGAIN).await;
+                        let mut lines = outbox.lines.lock();
+                        if let Some(known) = lines.by.get_mut(&entity).and_then(|line| line.effects.get_mut(&key)) {
+                            *known = Known::Stored;
+                        }
+                        continue;
+                    }
+                }
+                outbox.lines.lock().take(&key);
+                outbox.fewer.notify_one();
+            }
+        }
+        if outbox.node.is_stopped() {
+            outbox.lines.lock().by.remove(&entity);
+            return;
+        }
+    }
+}
+
+/// Removes what was delivered: everything that was delivered meanwhile by one commit.
+async fn acknowledge(outbox: Weak<Outbox>, mut acked: Acked) {
+    let mut acks = Vec::new();
+    while acked.recv_many(&mut acks, 512).await > 0 {
+        let Some(outbox) = outbox.upgrade() else { return };
+        let store = &outbox.node.store;
+        loop {
+            let delete = |commit: Commit, ack: &Ack| commit.delete(&outbox.spaces.effect(&ack.key));
+            match store.commit(acks.iter().fold(Commit::new(), delete)).await {
+                Ok(_) => break,
+                Err(StoreError::Closed | StoreError::Stopped { .. }) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "delivered after-effects could not be removed yet");
+                    store.env().sleep(AGAIN).await;
+                }
+            }
+        }
+        for Ack { done, .. } in acks.drain(..) {
+            let _ = done.send(());
+        }
+    }
+}
+
+/// Reads the outbox at the start, and whenever it is asked for.
+async fn read(outbox: Weak<Outbox>) {
+    loop {
+        let Some(inner) = outbox.upgrade() else { return };
+        while let Err(error) = inner.read_all().await {
+            if inner.node.is_stopped() {
+                return;
+            }
+            tracing::warn!(%error, "the outbox could not be read yet");
+            inner.node.store.env().sleep(AGAIN).await;
+        }
+        let again = inner.again.clone();
+        drop(inner);
+        again.notified().await;
+    }
+}
+
+impl Outbox {
+    async fn read_all(self: &Arc<Outbox>) -> Result<()> {
+        for shard in self.node.owned() {
+            let mut rest = self.spaces.effects_in(shard);
+            loop {
+                let view = self.node.store.view().await?;
+                let scanned = scan_around(&view, &self.spaces.outbox, &rest, PAGE).await?;
+                drop(view);
+                scanned.damaged.iter().for_each(|key| tracing::error!(%key, "an after-effect is damaged"));
+                let last = scanned.keys().max().cloned();
+                for (key, _) in &scanned.found {
+                    match EffectKey::read_outbox(key) {
+                        Some(effect) => self.look_at(effect),
+                        None => tracing::error!(%key, "the key of an after-effect is damaged"),
+                    }
+                }
+                match last.filter(|_| scanned.found.len() == PAGE) {
+                    Some(last) => rest = rest.after(&last),
+                    None => break,
+                }
+                while self.known() > MOST_KNOWN {
+                    self.fewer.notified().await;
+                }
+            }
+        }
+        let mut lines = self.lines.lock();
+        lines.is_read = true;
+        for (key, effect) in std::mem::take(&mut lines.late) {
+            // Some of them were read, too, and may have been delivered.
+            drop(effect);
+            lines.put(self, key, Known::Stored);
+        }
+        Ok(())
+    }
+}
+
+/// An after-effect that could not be delivered.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DeadLetter {
+    /// What its handler would be given.
+    pub effect: AfterEffect,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// What it failed with at last.
+    pub error: String,
+    /// When it was tried last, about.
+    #[serde(rename = "at_us", with = "crate::json::Micros")]
+    pub at: Timestamp,
+}
+
+impl DeadLetter {
+    pub(crate) fn of(key: &EffectKey, effect: Effect) -> DeadLetter {
+        let (attempts, at) = (effect.attempts, Timestamp(effect.due_us));
+        let error = effect.error.clone().unwrap_or_else(|| "its process ended each time that it was tried".into());
+        DeadLetter { effect: effect.told(key), attempts, error, at }
+    }
+}

@@ -1,0 +1,292 @@
+//! What is stored of claims: the claim of an entity, the transitions of an entity, after-effects and timers.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::claim::config::Recovery;
+use crate::entity::EntityId;
+use crate::lock::Owner;
+use crate::node::{read_text, shard_key, shard_of, write_text};
+use crate::record::stored;
+use crate::store::{Key, Range, Rev, Space, SpaceSpec, Store, StoreError, Uuid};
+
+/// What a step says for one requester, as it was when the claim was made. A claim goes by this to its end, whatever
+/// the configuration says by then.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Terms {
+    pub(crate) workflow: String,
+    pub(crate) module: String,
+    pub(crate) entity_type: String,
+    /// The path of the status, as it is written.
+    pub(crate) status_field: String,
+    pub(crate) step_id: u64,
+    pub(crate) step_key: String,
+    /// The status that the step leads from, and that a claim reverts to.
+    pub(crate) from: String,
+    /// The claiming status, if the step is claimed.
+    pub(crate) claim_into: Option<String>,
+    /// The status that the step leads to.
+    pub(crate) into: String,
+    pub(crate) action: Option<String>,
+    pub(crate) effects: Vec<EffectTerms>,
+    pub(crate) lease_us: u64,
+    pub(crate) recovery: Recovery,
+    pub(crate) most_attempts: u32,
+    /// The timers of steps that lead from `into`.
+    pub(crate) timers: Vec<TimerTerms>,
+}
+
+/// An after-effect of a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct EffectTerms {
+    pub(crate) name: String,
+    /// The workflow that is started for it, if it is one.
+    pub(crate) workflow: Option<String>,
+}
+
+/// A timer of a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TimerTerms {
+    pub(crate) step_id: u64,
+    pub(crate) after_us: u64,
+}
+
+/// A claim. It is there exactly as long as its entity is claimed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Claim {
+    /// Unlike that of any other claim.
+    pub(crate) id: Uuid,
+    pub(crate) terms: Arc<Terms>,
+    pub(crate) requester: String,
+    pub(crate) actor: Option<String>,
+    /// JSON text.
+    pub(crate) input: String,
+    pub(crate) owner: Owner,
+    /// The rev that the entity has while this claim holds. Every end of the claim, and every other write, moves it.
+    pub(crate) token: u64,
+    pub(crate) since_us: u64,
+    /// How often the action was begun.
+    pub(crate) attempts: u32,
+    pub(crate) state: ClaimState,
+}
+
+/// How a claim is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum ClaimState {
+    /// Its owner runs the action.
+    Held,
+    /// Its owner is gone, and whether the action has taken effect is not known.
+    Review(String),
+    /// An operator has asked for the action to be run again.
+    Retry,
+}
+
+/// A change of an entity's status, or the end of a claim.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Logged {
+    pub(crate) workflow: String,
+    pub(crate) step_id: u64,
+    pub(crate) step_key: String,
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) requester: String,
+    pub(crate) actor: Option<String>,
+    pub(crate) reason: String,
+    pub(crate) kind: LoggedKind,
+    /// The claim that it ended, or the firing that it was made by.
+    pub(crate) claim: Uuid,
+    /// When the claim was made; of what was not claimed, the same as `at_us`.
+    pub(crate) since_us: u64,
+    pub(crate) at_us: u64,
+}
+
+/// Why an entry is in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum LoggedKind {
+    Done,
+    Released,
+    Review,
+    Retried,
+}
+
+/// An after-effect that is to be delivered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Effect {
+    pub(crate) name: String,
+    pub(crate) workflow: String,
+    pub(crate) step_id: u64,
+    pub(crate) step_key: String,
+    pub(crate) entity_type: String,
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) requester: String,
+    pub(crate) actor: Option<String>,
+    /// JSON text.
+    pub(crate) input: String,
+    /// JSON text.
+    pub(crate) output: String,
+    pub(crate) at_us: u64,
+    /// How often it was tried.
+    pub(crate) attempts: u32,
+    /// When it is tried next.
+    pub(crate) due_us: u64,
+    pub(crate) error: Option<String>,
+}
+
+/// A timer of a step for an entity.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Timed {
+    pub(crate) workflow: String,
+    pub(crate) step_id: u64,
+    pub(crate) entity: EntityId,
+    /// The rev with which the entity came to the step's status; 0 if it was added there.
+    pub(crate) since: u64,
+}
+
+stored!(Claim, Logged, Effect, Timed);
+
+/// Where everything is kept.
+#[derive(Clone)]
+pub(crate) struct Spaces {
+    /// entity → claim
+    pub(crate) claims: Space,
+    /// entity, rev → what was done
+    pub(crate) log: Space,
+    /// shard, entity, rev, number → after-effect
+    pub(crate) outbox: Space,
+    /// entity, rev, number → after-effect that could not be delivered
+    pub(crate) dead: Space,
+    /// shard, due time, timer → timer
+    pub(crate) timers: Space,
+}
+
+/// The names of spaces.
+const CLAIMS: &str = "claim.claims";
+const LOG: &str = "claim.log";
+const OUTBOX: &str = "claim.outbox";
+const DEAD: &str = "claim.dead";
+const TIMERS: &str = "claim.timers";
+
+impl Spaces {
+    pub(crate) async fn declare(store: &Store) -> Result<Spaces, StoreError> {
+        // Keys are made of revs of entities, which never come back; a claim is told from others by its id.
+        let used_once = |name: &'static str| store.space(SpaceSpec::new(name).keys_used_once());
+        Ok(Spaces {
+            claims: used_once(CLAIMS).await?,
+            log: used_once(LOG).await?,
+            outbox: used_once(OUTBOX).await?,
+            dead: used_once(DEAD).await?,
+            timers: used_once(TIMERS).await?,
+        })
+    }
+
+    /// Those that were declared before, if all of them were.
+    pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>, StoreError> {
+        let known = store.spaces().await?;
+        let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
+        let find = || {
+            let (claims, log, outbox) = (space(CLAIMS)?, space(LOG)?, space(OUTBOX)?);
+            Some(Spaces { claims, log, outbox, dead: space(DEAD)?, timers: space(TIMERS)? })
+        };
+        Ok(find())
+    }
+
+    pub(crate) fn claim(&self, entity: &EntityId) -> Key {
+        self.claims.key(entity.as_bytes())
+    }
+
+    pub(crate) fn logged(&self, entity: &EntityId, rev: Rev) -> Key {
+        let mut key = Vec::with_capacity(entity.len() + 10);
+        write_text(&mut key, entity);
+        key.extend_from_slice(&rev.0.to_be_bytes());
+        self.log.key(key)
+    }
+
+    /// Everything that is logged of an entity.
+    pub(crate) fn log_of(&self, entity: &EntityId) -> Range {
+        let mut key = Vec::with_capacity(entity.len() + 2);
+        write_text(&mut key, entity);
+        self.log.prefix(key)
+    }
+
+    /// The rev behind the entity in a key of the log.
+    pub(crate) fn read_rev(key: &Key) -> Option<Rev> {
+        let (_, rev) = read_text(key.bytes())?;
+        Some(Rev(u64::from_be_bytes(rev.try_into().ok()?)))
+    }
+
+    pub(crate) fn effect(&self, key: &EffectKey) -> Key {
+        self.outbox.key([&shard_key(shard_of(key.entity.as_bytes())), &key.bytes()[..]].concat())
+    }
+
+    pub(crate) fn effects_in(&self, shard: u16) -> Range {
+        self.outbox.prefix(shard_key(shard))
+    }
+
+    pub(crate) fn dead(&self, key: &EffectKey) -> Key {
+        self.dead.key(key.bytes())
+    }
+}
+
+/// Names an after-effect: the entity, the rev that the transition gave it, and the place among its after-effects.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct EffectKey {
+    pub(crate) entity: EntityId,
+    pub(crate) rev: Rev,
+    pub(crate) number: u16,
+}
+
+impl EffectKey {
+    fn bytes(&self) -> Vec<u8> {
+        let mut key = Vec::with_capacity(self.entity.len() + 14);
+        write_text(&mut key, &self.entity);
+        key.extend_from_slice(&self.rev.0.to_be_bytes());
+        key.extend_from_slice(&self.number.to_be_bytes());
+        key
+    }
+
+    fn read(bytes: &[u8]) -> Option<EffectKey> {
+        let (entity, rest) = read_text(bytes)?;
+        let (rev, number) = rest.split_first_chunk::<8>()?;
+        let number = u16::from_be_bytes(number.try_into().ok()?);
+        Some(EffectKey { entity: entity.into(), rev: Rev(u64::from_be_bytes(*rev)), number })
+    }
+
+    /// What a key of the outbox tells.
+    pub(crate) fn read_outbox(key: &Key) -> Option<EffectKey> {
+        EffectKey::read(key.bytes().get(2..)?)
+    }
+
+    /// What a key of the dead letters tells.
+    pub(crate) fn read_dead(key: &Key) -> Option<EffectKey> {
+        EffectKey::read(key.bytes())
+    }
+
+    /// As receivers see it: the same each time, and unlike that of any other after-effect.
+    pub(crate) fn text(&self) -> String {
+        format!("{}:{}:{}", self.entity, self.rev.0, self.number)
+    }
+
+    /// What [`EffectKey::text`] has written.
+    pub(crate) fn parse(text: &str) -> Option<EffectKey> {
+        let (rest, number) = text.rsplit_once(':')?;
+        let (entity, rev) = rest.rsplit_once(':')?;
+        Some(EffectKey { entity: entity.into(), rev: Rev(rev.parse().ok()?), number: number.parse().ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_after_effects_come_back_as_they_were_written() {
+        for entity in ["a", "in:voice:7", "\0", "ü"] {
+            let key = EffectKey { entity: entity.into(), rev: Rev(u64::MAX), number: 3 };
+            assert_eq!(EffectKey::read(&key.bytes()), Some(key.clone()));
+            assert_eq!(EffectKey::parse(&key.text()), Some(key));
+        }
+        assert_eq!(EffectKey::parse("a:b:c"), None);
+    }
+}

@@ -1,0 +1,207 @@
+//! Timers of steps: a step that has one is fired by itself when an entity has been at its status for so long.
+//!
+//! A timer is set by the commit that brings an entity to the status. It is not taken away when the entity leaves: when it
+//! is due, it is looked whether the entity is still there from the same time on.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::claim::claims::Inner;
+use crate::claim::config::Step;
+use crate::claim::error::Result;
+use crate::claim::fire::{Call, Which};
+use crate::claim::ledger::Ledger;
+use crate::claim::machine::Machine;
+use crate::claim::outcome::Fired;
+use crate::claim::stored::{Logged, LoggedKind, Spaces, Timed, TimerTerms};
+use crate::entity::{EntityId, Query, Standing};
+use crate::lane::Part;
+use crate::node::ExecutionId;
+use crate::node::alarm::{Alarms, Due, Keeper, alarm_key};
+use crate::record::Record;
+use crate::store::{Commit, Key, Order, Timestamp};
+
+/// The shortest and the longest pause before a step is fired again that could not be fired.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// How many entities are looked at in one go.
+const PAGE: usize = 500;
+
+/// Adds timers to the part of a commit that brings an entity to a status.
+pub(crate) fn set(
+    part: Part,
+    ledger: &Ledger,
+    workflow: &str,
+    timers: &[TimerTerms],
+    (entity, since): (&EntityId, u64),
+    now: Timestamp,
+) -> Part {
+    timers.iter().fold(part, |part, timer| {
+        let timed = Timed { workflow: workflow.into(), step_id: timer.step_id, entity: entity.clone(), since };
+        let due = now.plus(Duration::from_micros(timer.after_us));
+        let (name, alarms) = (timed.name(), ledger.timers.clone());
+        let part = part.put(&ledger.spaces.timer(&timed, due), timed.encode());
+        part.then(move |_| alarms.upgrade().iter().for_each(|alarms| alarms.set(&name, due)))
+    })
+}
+
+impl Timed {
+    /// What alarms call it.
+    fn name(&self) -> ExecutionId {
+        format!("{}\0{}\0{}", self.workflow, self.step_id, self.entity).into()
+    }
+}
+
+impl Spaces {
+    pub(crate) fn timer(&self, timed: &Timed, due: Timestamp) -> Key {
+        self.timers.key(alarm_key(due, &timed.name()))
+    }
+}
+
+/// Fires steps whose timers are due.
+pub(crate) struct Ring;
+
+impl Keeper for Ring {
+    type Engine = Inner;
+
+    fn alarms(claims: &Inner) -> &Arc<Alarms> {
+        &claims.alarms
+    }
+
+    async fn ring(claims: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
+        damaged.iter().for_each(|key| tracing::error!(%key, "a timer of a claim workflow is damaged"));
+        for due in due {
+            let Ok(timed) = Timed::decode(&due.item.value) else {
+                tracing::error!(key = %due.key, "a timer of a claim workflow is damaged");
+                continue;
+            };
+            // So many at once; the others wait, and the keeper with them.
+            let Ok(permit) = claims.ringing.clone().acquire_owned().await else { return false };
+            let ringing = Arc::downgrade(claims);
+            claims.ledger.engine.node.runtime.spawn(async move {
+                ring(ringing, due.key, timed).await;
+                drop(permit);
+            });
+        }
+        true
+    }
+}
+
+/// Fires the step of a timer, until it was fired or is not wanted any more.
+async fn ring(claims: Weak<Inner>, key: Key, timed: Timed) {
+    let Some(claims) = claims.upgrade() else { return };
+    let next = match claims.fire_timed(&timed).await {
+        Ok(next) => next,
+        Err(error) => {
+            let (entity, step) = (&timed.entity, timed.step_id);
+            tracing::warn!(%entity, step, %error, "a step could not be fired by its timer yet");
+            Some(PAUSES.1)
+        }
+    };
+    let ledger = &claims.ledger;
+    let mut commit = Commit::new().present(&key).delete(&key);
+    let due = next.map(|pause| ledger.store.env().now().plus(pause));
+    if let Some(due) = due {
+        commit = commit.put(&ledger.spaces.timer(&timed, due), timed.encode());
+    }
+    match ledger.store.commit(commit).await {
+        Ok(_) => due.into_iter().for_each(|due| claims.alarms.set(&timed.name(), due)),
+        // It rings again when the next engine starts.
+        Err(error) => tracing::warn!(%error, "a timer of a claim workflow could not be taken away"),
+    }
+}
+
+impl Inner {
+    /// Fires the step of a timer. Gives after how long it is to be tried again; none if there is nothing left to do.
+    async fn fire_timed(self: &Arc<Inner>, timed: &Timed) -> Result<Option<Duration>> {
+        let Some(machine) = self.machines.get(&timed.workflow) else { return Ok(None) };
+        let step = machine.config.steps.iter().find(|step| step.step_id == timed.step_id);
+        let Some((step, timer)) = step.and_then(|step| Some((step, step.timer.as_ref()?))) else { return Ok(None) };
+        let view = self.ledger.view().await?;
+        let Some(standing) = self.ledger.entities.standing(&view, &timed.entity).await? else { return Ok(None) };
+        drop(view);
+        let status = machine.status(&standing)?;
+        let pause = timer.after.clamp(PAUSES.0, PAUSES.1);
+        if machine.claiming.contains(status) {
+            return Ok(Some(pause));
+        }
+        if status != step.status || self.since(machine, &standing, step).await?.0 != timed.since {
+            return Ok(None);
+        }
+        let call = Call {
+            workflow: timed.workflow.clone(),
+            which: Which::Id(timed.step_id),
+            entity: timed.entity.clone(),
+            requester: timer.requester.clone(),
+            actor: Some("timer".into()),
+            input: serde_json::Value::Null,
+        };
+        Ok(match self.fire(call).await? {
+            Fired::Done(_) => None,
+            _ => Some(pause),
+        })
+    }
+
+    /// The rev with which an entity came to the status of a step, 0 if it was added there, and when that was.
+    async fn since(&self, machine: &Machine, standing: &Standing, step: &Step) -> Result<(u64, Timestamp)> {
+        let (view, created) = (self.ledger.view().await?, standing.created());
+        let mut rest = self.ledger.spaces.log_of(&standing.id);
+        loop {
+            let page = view.scan(&rest, Order::Descending, 16).await?;
+            for (key, item) in &page {
+                // An entity of the same id may have been removed before.
+                if item.generation <= created.generation {
+                    return Ok((0, created.time));
+                }
+                let logged = Logged::decode(&item.value).map_err(|why| why.at("the log of claims"))?;
+                let is_arrival = logged.kind == LoggedKind::Done && logged.workflow == machine.name();
+                if is_arrival && logged.to == step.status {
+                    return Ok((Spaces::read_rev(key).unwrap_or_default().0, Timestamp(logged.at_us)));
+                }
+            }
+            match page.last() {
+                Some((last, _)) if page.len() == 16 => rest = rest.before(last),
+                _ => return Ok((0, created.time)),
+            }
+        }
+    }
+
+    /// Sets the timers of entities that came to a status in another way than by a step, such as those that were added
+    /// before the workflow had the timer.
+    pub(crate) async fn adopt(self: &Arc<Inner>) -> Result<()> {
+        let has_timers = |machine: &&Machine| machine.config.steps.iter().any(|step| step.timer.is_some());
+        for machine in self.machines.values().filter(has_timers) {
+            let mut query = Query::of(machine.config.meta.entity_type.clone()).limit(PAGE);
+            loop {
+                let page = self.ledger.entities.find(&query).await?;
+                for entity in &page.items {
+                    self.adopt_one(machine, &entity.id).await?;
+                }
+                match page.next {
+                    Some(next) => query = query.after(next),
+                    None => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn adopt_one(self: &Arc<Inner>, machine: &Machine, id: &EntityId) -> Result<()> {
+        let standing = self.ledger.entities.standing(&self.ledger.view().await?, id).await?;
+        let Some(standing) = standing else { return Ok(()) };
+        let Ok(status) = machine.status(&standing) else { return Ok(()) };
+        for timer in machine.timers(status) {
+            let Some(step) = machine.config.steps.iter().find(|step| step.step_id == timer.step_id) else { continue };
+            let (since, at) = self.since(machine, &standing, step).await?;
+            let timed = Timed { workflow: machine.name().into(), step_id: timer.step_id, entity: id.clone(), since };
+            let due = at.plus(Duration::from_micros(timer.after_us));
+            let key = self.ledger.spaces.timer(&timed, due);
+            // One that is there already, or was put off, stays as it is.
+            let commit = Commit::new().absent(&key).put(&key, timed.encode());
+            if self.ledger.store.commit(commit).await?.is_applied() {
+                self.alarms.set(&timed.name(), due);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,67 @@
+//! One entity, changed in a commit that holds more than that. For the layers above, which add their own parts.
+
+use serde_json::Value;
+
+use crate::entity::document::Record;
+use crate::entity::prepare::Change;
+use crate::entity::transact::Understood;
+use crate::entity::{Entities, Entity, EntityId, Meta, Moment, Result};
+use crate::record::Record as _;
+use crate::store::{Commit, Rev, View};
+
+/// An entity as it stands at a rev.
+#[derive(Debug, Clone)]
+pub(crate) struct Standing {
+    pub(crate) id: EntityId,
+    pub(crate) rev: Rev,
+    pub(crate) changed: Moment,
+    record: Record,
+}
+
+/// A change of an entity that is about to be sent.
+pub(crate) struct Revised {
+    pub(crate) commit: Commit,
+    pub(crate) understood: Understood,
+    /// The entity as the commit leaves it. When it was changed is told by the commit alone.
+    pub(crate) after: Standing,
+}
+
+impl Standing {
+    pub(crate) fn data(&self) -> &Value {
+        &self.record.data
+    }
+
+    pub(crate) fn entity_type(&self) -> &str {
+        &self.record.entity_type
+    }
+
+    /// When the entity was added.
+    pub(crate) fn created(&self) -> Moment {
+        self.record.created
+    }
+
+    pub(crate) fn entity(&self) -> Entity {
+        self.record.clone().into_entity(self.id.clone(), self.rev, self.changed)
+    }
+}
+
+impl Entities {
+    /// The entity of an id, as a view has it.
+    pub(crate) async fn standing(&self, view: &View, id: &EntityId) -> Result<Option<Standing>> {
+        id.validate()?;
+        let Some(item) = view.get(&self.key(id)).await? else { return Ok(None) };
+        let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
+        let changed = Moment { generation: item.generation, time: item.time };
+        Ok(Some(Standing { id: id.clone(), rev: item.rev, changed, record }))
+    }
+
+    /// The entity with other data, if it still stands where it stood. More can be added to the commit.
+    pub(crate) async fn revise(&self, standing: &Standing, data: Value, meta: &Meta) -> Result<Revised> {
+        let after = Record { data, ..standing.record.clone() };
+        let (id, before) = (standing.id.clone(), Some(standing.record.clone()));
+        let change = Change { op: 0, id, before, after: Some(after.clone()) };
+        let (commit, understood) = self.prepare_change(change, standing.rev).await?.split();
+        let after = Standing { rev: standing.rev.next(), record: after, ..standing.clone() };
+        Ok(Revised { commit: commit.meta(meta.encode()), understood, after })
+    }
+}

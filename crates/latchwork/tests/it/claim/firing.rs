@@ -1,0 +1,251 @@
+//! Firing steps: the seed's table of failures, races, and what is told of each.
+
+use std::sync::Arc;
+
+use latchwork::claim::{ClaimError, Fired, Reason};
+use latchwork::entity::Update;
+use latchwork::json;
+use latchwork::store::Store;
+use latchwork::workflow::Engine;
+
+use super::kit::{BankClosed, Kit, Seen, invoices, invoices_with};
+
+#[tokio::test]
+async fn a_claimed_step_commits_writes_status_and_after_effects_together() {
+    let kit = Kit::new().await;
+    kit.add("i").await;
+    let fired = kit.pay("i", "succeed").await.unwrap();
+    let done = fired.done().unwrap();
+    assert_eq!((done.from.as_str(), done.to.as_str(), &done.output), ("sent", "paid", &json!("done")));
+    let invoice = kit.engine.entities().get("i").await.unwrap().unwrap();
+    assert_eq!(invoice.data, json!({"status": "paid", "amount": 100, "paid_by": "admin"}));
+    assert_eq!((invoice.rev, kit.payments().await, kit.seen.bodies()), (done.rev, 1, 1));
+    kit.deliver().await;
+    assert_eq!(
+        kit.seen.delivered(),
+        [("SendReceipt".to_string(), "i".to_string()), ("TellBooks".to_string(), "i".to_string())]
+    );
+    let open = kit.claims.operate().await.unwrap().stored().list(None, 10).await.unwrap();
+    assert_eq!(open, []);
+}
+
+// The first three rows of the seed's table: the wrapper releases at once, and what the action said comes back unchanged.
+#[tokio::test]
+async fn an_action_that_does_not_succeed_leaves_nothing_and_releases_at_once() {
+    let kit = Kit::new().await;
+    kit.add("i").await;
+    let Fired::Failure(failure) = kit.pay("i", "fail").await.unwrap() else { panic!("a failure") };
+    assert_eq!((failure.message.as_str(), kit.status("i").await.as_str()), ("the card was refused", "sent"));
+    let Fired::Rejection(rejection) = kit.pay("i", "reject").await.unwrap() else { panic!("a rejection") };
+    assert_eq!((rejection.message.as_str(), kit.status("i").await.as_str()), ("the amount is negative", "sent"));
+    let Err(ClaimError::Action { error, .. }) = kit.pay("i", "error").await else { panic!("an error") };
+    assert_eq!(error.downcast_ref::<BankClosed>(), Some(&BankClosed { until: 8 }));
+    assert_eq!(kit.status("i").await, "sent");
+    let Err(ClaimError::Action { error, .. }) = kit.pay("i", "panic").await else { panic!("an error") };
+    assert!(error.has_panicked() && error.to_string().contains("the action panics"), "{error}");
+    assert_eq!((kit.status("i").await.as_str(), kit.payments().await, kit.seen.bodies()), ("sent", 0, 4));
+    kit.deliver().await;
+    assert_eq!(kit.seen.delivered(), []);
+    // Each of them is in the history, with its reason.
+    let history = kit.claims.operate().await.unwrap().stored().history("i", 10).await.unwrap();
+    let reasons: Vec<&str> = history.iter().rev().map(|transition| transition.reason.as_str()).collect();
+    assert_eq!(
+        reasons,
+        [
+            "the action failed: the card was refused",
+            "the action rejected it: the amount is negative",
+            "the action ended with an error: the bank is closed until 8",
+            "the action ended with an error: it panicked: the action panics",
+        ]
+    );
+    assert!(kit.pay("i", "succeed").await.unwrap().is_done());
+}
+
+#[tokio::test]
+async fn failure_rejection_and_error_are_three_words_in_json() {
+    let kit = Kit::new().await;
+    kit.add("i").await;
+    let word = |fired: &Fired| serde_json::to_value(fired).unwrap()["outcome"].as_str().unwrap().to_string();
+    assert_eq!(word(&kit.pay("i", "fail").await.unwrap()), "failure");
+    assert_eq!(word(&kit.pay("i", "reject").await.unwrap()), "rejection");
+    assert_eq!(kit.pay("i", "error").await.unwrap_err().to_json()["outcome"], "error");
+    let done = serde_json::to_value(kit.pay("i", "succeed").await.unwrap()).unwrap();
+    assert_eq!(done, json!({"outcome": "done", "from": "sent", "to": "paid", "rev": 9, "output": "done"}));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_fifty_requests_at_once_one_runs_the_body() {
+    let directory = tempfile::tempdir().unwrap();
+    let kit = Arc::new(Kit::on(&Store::open(directory.path()).await.unwrap()).await);
+    for round in 0..20 {
+        let id = format!("i{round}");
+        kit.add(&id).await;
+        let fire = |_| {
+            let (kit, id) = (kit.clone(), id.clone());
+            tokio::spawn(async move { kit.pay(&id, "succeed").await.unwrap() })
+        };
+        let tasks: Vec<_> = (0..50).map(fire).collect();
+        let (mut done, mut refused) = (0, 0);
+        for task in tasks {
+            match task.await.unwrap() {
+                Fired::Done(_) => done += 1,
+                fired if fired.is_refused() => refused += 1,
+                fired => panic!("{fired:?}"),
+            }
+        }
+        assert_eq!((done, refused, kit.seen.bodies()), (1, 49, round + 1));
+    }
+    assert_eq!(kit.payments().await, 20);
+}
+
+#[tokio::test]
+async fn the_loser_is_told_who_holds_the_claim_and_for_how_long() {
+    let kit = Arc::new(Kit::new().await);
+    kit.add("i").await;
+    let input = json!({"pause_ms": 300});
+    let first = kit.claims.fire("invoice", "pay", "i").by("admin").actor("ann").input(input);
+    let first = tokio::spawn(async move { first.await.unwrap() });
+    let holder = loop {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        if kit.seen.bodies() == 0 {
+            continue;
+        }
+        match kit.claims.fire("invoice", "pay", "i").by("system").await.unwrap() {
+            Fired::ClaimFailed(failed) => {
+                assert_eq!(failed.status, "paying");
+                break failed.holder.unwrap();
+            }
+            fired => panic!("{fired:?}"),
+        }
+    };
+    assert_eq!((holder.requester.as_str(), holder.actor.as_deref()), ("admin", Some("ann")));
+    assert_eq!(holder.step, "pay (20)");
+    let left = holder.lease_left.unwrap().as_millis();
+    assert!((1..=2000).contains(&left), "{left}");
+    assert!(first.await.unwrap().is_done());
+    assert_eq!(kit.seen.bodies(), 1);
+}
+
+// Two at once: the second commits last and is refused, after its body has run.
+#[tokio::test]
+async fn the_loser_of_an_unclaimed_step_gets_the_conflict_and_has_written_nothing() {
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).start().await.unwrap();
+    let seen = Arc::new(Seen::default());
+    let (entities, gate) = (engine.entities().clone(), Arc::new(tokio::sync::Semaphore::new(0)));
+    let (inside, opens) = (gate.clone(), gate.clone());
+    let workflow = latchwork::claim::ClaimWorkflow::new("note", "notes", "note")
+        .statuses(["open", "done"])
+        .step(latchwork::claim::Step::new(1, "finish", "open", "done").action("Finish").after("Tell"));
+    let claims = latchwork::claim::Claims::on(&engine)
+        .workflow(workflow)
+        .action("Finish", move |ctx: latchwork::claim::ActionCtx| {
+            let inside = inside.clone();
+            async move {
+                ctx.add(latchwork::entity::Add::new("mark"));
+                inside.acquire().await.unwrap().forget();
+                Ok::<_, BankClosed>(latchwork::claim::Outcome::done())
+            }
+        })
+        .after_effect("Tell", {
+            let seen = seen.clone();
+            move |effect| {
+                seen.effects.lock().push(effect);
+                async { Ok::<_, String>(()) }
+            }
+        })
+        .start()
+        .await
+        .unwrap();
+    let note = latchwork::entity::Add::new("note").id("n").data(json!({"status": "open"}));
+    claims.add("note", note).await.unwrap();
+    let fire = claims.fire("note", "finish", "n");
+    let fire = tokio::spawn(async move { fire.await.unwrap() });
+    tokio::task::yield_now().await;
+    entities.update(Update::new("n").metadata(json!({"read": true}))).await.unwrap();
+    opens.add_permits(1);
+    let Fired::Conflict(conflict) = fire.await.unwrap() else { panic!("a conflict") };
+    assert_eq!(conflict.status.as_deref(), Some("open"));
+    let marks = entities.find(&latchwork::entity::Query::of("mark")).await.unwrap().items.len();
+    assert_eq!((marks, claims.undelivered(), seen.effects.lock().len()), (0, 0, 0));
+    opens.add_permits(1);
+    assert!(claims.fire("note", "finish", "n").await.unwrap().is_done());
+}
+
+#[tokio::test]
+async fn what_stands_against_a_step_is_told_at_once_and_whole() {
+    let kit = Kit::new().await;
+    kit.add("i").await;
+    let Fired::NotPermitted(why) = kit.claims.fire("invoice", "close", "i").by("system").await.unwrap() else {
+        panic!("not permitted")
+    };
+    assert_eq!(why.reasons, [Reason::Status { expected: vec!["paid".into()] }]);
+    kit.pay("i", "succeed").await.unwrap();
+    let left = json!({"status": "paid", "left": 3});
+    kit.engine.entities().update(Update::new("i").data(left)).await.unwrap();
+    let Fired::NotPermitted(why) = kit.claims.fire("invoice", "close", "i").by("system").await.unwrap() else {
+        panic!("not permitted")
+    };
+    let (allowed, guard) = (vec!["admin".to_string()], "is_settled".to_string());
+    let message = "something is left to pay".to_string();
+    assert_eq!(why.reasons, [Reason::Requester { allowed }, Reason::Guard { guard, message }]);
+    let permitted = kit.claims.permitted("invoice", "i", "admin").await.unwrap();
+    assert_eq!((permitted.steps.len(), permitted.others.len()), (0, 3));
+    kit.engine.entities().update(Update::new("i").data(json!({"status": "paid", "left": 0}))).await.unwrap();
+    let permitted = kit.claims.permitted("invoice", "i", "admin").await.unwrap();
+    assert_eq!(permitted.steps, ["close"]);
+    assert!(kit.claims.fire("invoice", "close", "i").by("admin").await.unwrap().is_done());
+}
+
+#[tokio::test]
+async fn bad_input_is_told_what_is_wrong() {
+    let kit = Kit::new().await;
+    kit.add("i").await;
+    let fire = |workflow: &str, step: &str, id: &str| kit.claims.fire(workflow, step, id);
+    let error = fire("invoices", "pay", "i").await.unwrap_err().to_string();
+    assert_eq!(error, r#"there is no claim workflow "invoices"; configured are ["invoice"]"#);
+    let error = fire("invoice", "payy", "i").await.unwrap_err().to_string();
+    assert_eq!(error, r#"claim workflow "invoice" has no step "payy"; its steps are ["close", "pay", "remind"]"#);
+    assert_eq!(fire("invoice", "pay", "j").await.unwrap_err().to_string(), r#"there is no entity "j""#);
+    let other = latchwork::entity::Add::new("payment").id("p").data(json!({"status": "sent"}));
+    kit.engine.entities().add(other).await.unwrap();
+    let error = fire("invoice", "pay", "p").await.unwrap_err().to_string();
+    assert!(error.contains(r#"entity "p" is a "payment""#), "{error}");
+    let plain = latchwork::entity::Add::new("invoice").id("q").data(json!({"status": 7}));
+    kit.engine.entities().add(plain).await.unwrap();
+    let error = fire("invoice", "pay", "q").await.unwrap_err().to_string();
+    assert_eq!(error, r#"entity "q" has no status: its data have no text at "status""#);
+    let late = latchwork::entity::Add::new("invoice").id("r").data(json!({"status": "paid"}));
+    let error = kit.claims.add("invoice", late).await.unwrap_err().to_string();
+    assert_eq!(error, r#"entities of claim workflow "invoice" start at ["sent"], and this one is at "paid""#);
+}
+
+#[tokio::test]
+async fn a_start_tells_everything_that_is_missing() {
+    let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
+    let builder = latchwork::claim::Claims::on(&engine).configure(super::kit::INVOICES);
+    let Err(ClaimError::Config { findings }) = builder.start().await else { panic!("findings") };
+    let messages: Vec<&str> = findings.iter().map(|finding| finding.message.as_str()).collect();
+    for name in ["Pay", "Remind", "SendReceipt", "TellBooks", "SendReminder", "is_settled"] {
+        assert!(messages.iter().any(|message| message.contains(name)), "{name}: {messages:?}");
+    }
+    assert!(findings.iter().all(|finding| finding.position.is_some()));
+    let seen = Arc::new(Seen::default());
+    let twice = invoices(&engine, &seen).configure(super::kit::INVOICES).start().await;
+    assert!(matches!(twice, Err(ClaimError::Config { .. })), "a name that is used twice");
+}
+
+// A module that frees claims itself and has registered nothing is found before the first crash, not after it.
+#[tokio::test]
+async fn a_claiming_status_without_a_janitor_keeps_the_engine_from_starting() {
+    let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
+    let modular = super::kit::INVOICES.replace(r#""status_field""#, r#""janitor": "module", "status_field""#);
+    let claims = || invoices_with(&engine, &Arc::default(), &modular);
+    let declared = claims().declared("billing");
+    assert_eq!((declared.len(), claims().declared("shipping").len()), (1, 0));
+    assert_eq!((declared[0].claim_into.as_str(), declared[0].revert_to.as_slice()), ("paying", &["sent".into()][..]));
+    let Err(ClaimError::Uncovered { missing }) = claims().start().await else { panic!("it is not covered") };
+    let named = "workflow \"invoice\" declares \"paying\", and module \"billing\" has not registered a janitor for it";
+    assert_eq!(missing.iter().map(ToString::to_string).collect::<Vec<_>>(), [named]);
+    claims().cover("billing", async |claim| claim.recovery).start().await.unwrap();
+}
