@@ -1,8 +1,9 @@
 //! Actions that are durable workflows: the execution owns the claim. A restart goes on with it instead of reverting.
 
 use std::future::Future;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -11,6 +12,7 @@ use crate::claim::claims::Inner;
 use crate::claim::error::{ActionError, ClaimError, Result};
 use crate::claim::fire::Call;
 use crate::claim::ledger::{Firing, Ledger, Sent, Why};
+use crate::claim::outbox::Expected;
 use crate::claim::outcome::{ActionFailure, ClaimFailed, Fired, Lost, Outcome, Rejection, Transitioned};
 use crate::claim::stored::{Claim, EffectKey, LoggedKind, Spaces, Terms};
 use crate::entity::{Entity, EntityId, Standing, Update};
@@ -24,8 +26,11 @@ use crate::workflow::{Ctx, ExecutionId, Failure, Tx, Workflow, WorkflowError, wo
 #[derive(Clone)]
 pub struct DurableAction {
     workflow: Workflow<DurableCall, DurableFired>,
-    bound: Arc<OnceLock<Weak<Inner>>>,
+    bound: Arc<Bound>,
 }
+
+/// The claims that the action was registered with, one for each engine.
+type Bound = Mutex<Vec<Weak<Inner>>>;
 
 /// What a durable action is given.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -88,7 +93,7 @@ where
     F: Fn(Ctx, DurableCall) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = std::result::Result<Outcome, Failure>> + Send + 'static,
 {
-    let bound: Arc<OnceLock<Weak<Inner>>> = Arc::default();
+    let bound: Arc<Bound> = Arc::default();
     let (action, claims) = (Arc::new(action), bound.clone());
     let workflow = workflow(name).run(move |ctx: Ctx, call: DurableCall| {
         let (action, claims) = (action.clone(), claims.clone());
@@ -111,13 +116,30 @@ impl DurableAction {
     }
 
     pub(crate) fn bind(&self, claims: &Arc<Inner>) {
-        let _ = self.bound.set(Arc::downgrade(claims));
+        let mut bound = self.bound.lock();
+        bound.retain(|claims| claims.strong_count() > 0);
+        bound.push(Arc::downgrade(claims));
     }
 }
 
 impl std::fmt::Debug for DurableAction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DurableAction").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// After-effects of a transaction that may have landed, whatever becomes of its execution in this memory.
+struct Announced(Option<Expected>);
+
+impl Announced {
+    fn landed(mut self) {
+        self.0.take().into_iter().for_each(Expected::landed);
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Expected::doubt);
     }
 }
 
@@ -136,10 +158,11 @@ async fn conclude(
     ctx: &Ctx,
     call: &DurableCall,
     acted: std::result::Result<Outcome, Failure>,
-    claims: &OnceLock<Weak<Inner>>,
+    bound: &Bound,
 ) -> std::result::Result<DurableFired, Failure> {
-    let inner = claims.get().and_then(Weak::upgrade);
     let engine = ctx.engine();
+    let claims = || bound.lock().iter().filter_map(Weak::upgrade).find(|it| Arc::ptr_eq(&it.ledger.engine, engine));
+    let inner = claims();
     let own = match &inner {
         Some(_) => None,
         // The engine is faster than the claims: their records can be written all the same.
@@ -160,15 +183,23 @@ async fn conclude(
         Ok(Outcome::Rejection(rejection)) => format!("the action rejected it: {}", rejection.message),
         Err(failure) => format!("the action ended with an error: {}", failure.message()),
     };
+    let expected = Mutex::new(None);
     let ended = ctx.transaction("claim", |tx: Tx| {
-        let (output, why) = (output.clone(), why.clone());
-        async move { ledger.conclude(&tx, call, output, &why).await }
+        let (output, why, expected) = (output.clone(), why.clone(), &expected);
+        async move { ledger.conclude(&tx, call, output, &why, expected).await }
     });
     let ended: Option<Ended> = ended.await?;
-    // If there are none yet, they read the outbox when they start.
-    if let (Some(ended), Some(claims)) = (&ended, claims.get().and_then(Weak::upgrade)) {
-        let key = |number| EffectKey { entity: call.entity.id.clone(), rev: Rev(ended.rev), number };
-        (0..ended.effects).map(key).for_each(|key| claims.outbox.look_at(key));
+    let expected = expected.into_inner();
+    if let Some(ended) = &ended {
+        match (expected, claims()) {
+            (Some(expected), _) => expected.landed(),
+            // It was done in an earlier run. If there are no claims yet, they read the outbox when they start.
+            (None, claims) => {
+                let key = |number| EffectKey { entity: call.entity.id.clone(), rev: Rev(ended.rev), number };
+                let keys = (0..ended.effects).map(key);
+                claims.iter().for_each(|claims| keys.clone().for_each(|key| claims.outbox.look_at(key)));
+            }
+        }
     }
     let lost = || DurableFired::Lost("the claim was taken away while the action ran".into());
     match acted {
@@ -203,6 +234,7 @@ impl Ledger {
         call: &DurableCall,
         output: Option<Value>,
         why: &str,
+        expected: &Mutex<Option<Announced>>,
     ) -> std::result::Result<Option<Ended>, Failure> {
         let failed = |error: ClaimError| Failure::new(error.to_string());
         let view = tx.view().map_err(|error| failed(error.into()))?;
@@ -231,7 +263,9 @@ impl Ledger {
         let firing = Firing { claim, standing, reason: String::new() };
         let data = terms.with_status(firing.standing.data(), &terms.into);
         tx.update(Update::new(id.clone()).data(data).if_rev(firing.standing.rev));
-        let part = self.finishing(&firing, &Staged::default(), &output, self.store.env().now()).map_err(failed)?;
+        let now = self.store.env().now();
+        *expected.lock() = self.expect_effects(&firing, &output, now).map(|it| Announced(Some(it)));
+        let part = self.finishing(&firing, &Staged::default(), &output, now).map_err(failed)?;
         tx.part(part);
         let (from, to, rev) = (terms.from.clone(), terms.into.clone(), firing.standing.rev.next().0);
         Ok(Some(Ended { from, to, rev, effects: terms.effects.len() as u16 }))

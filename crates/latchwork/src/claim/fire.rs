@@ -121,7 +121,7 @@ impl Held {
     }
 
     /// Nothing of the claim is left.
-    fn settled(mut self) {
+    pub(crate) fn settled(mut self) {
         self.is_settled = true;
     }
 }
@@ -316,7 +316,7 @@ impl Inner {
             Ok(Sent::Landed(standing)) => {
                 Ok(Tried::Claimed(held, Firing { claim, standing, reason: String::new() }, session))
             }
-            Ok(Sent::Moved) => {
+            Ok(Sent::Moved | Sent::StartTaken) => {
                 held.settled();
                 Ok(Tried::Again)
             }

@@ -281,7 +281,10 @@ impl Inner {
                 let held = Held::new(self, &again);
                 let kind = LoggedKind::Retried;
                 let sent = self.ledger.take_over(&standing, (claim, rev), &again, kind, why, Part::default()).await?;
-                let Sent::Landed(standing) = sent else { return Ok(()) };
+                let Sent::Landed(standing) = sent else {
+                    held.settled();
+                    return Ok(());
+                };
                 let (claims, firing) = (self.clone(), Firing { claim: again, standing, reason: String::new() });
                 self.ledger.engine.node.runtime.spawn(async move {
                     let entity = firing.standing.id.clone();

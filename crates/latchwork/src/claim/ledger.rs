@@ -25,8 +25,9 @@ use crate::node::alarm::Alarms;
 use crate::record::Record;
 use crate::state::{self, States};
 use crate::store::{Check, Commit, ErrorKind, Outcome, Rev, Store, StoreError, Timestamp, View};
-use crate::workflow::ExecutionId;
+use crate::workflow::{ExecutionId, WorkflowError};
 use crate::workflow::engine;
+use crate::workflow::run::RECORD;
 
 /// The session that is to hold the claim is there.
 const SESSION: Tag = Tag("session");
@@ -60,6 +61,16 @@ pub(crate) enum Sent {
     SessionLost,
     /// There is a claim.
     Claimed,
+    /// An execution that is to be started has an id that is taken.
+    StartTaken,
+}
+
+/// What became of one try to make a transition.
+#[derive(PartialEq, Eq)]
+enum Tried {
+    Landed,
+    Refused,
+    StartTaken,
 }
 
 /// What a transition came to.
@@ -120,6 +131,7 @@ impl Ledger {
                 let sent = match () {
                     () if placed.has_failed(&refusal, SESSION) => Sent::SessionLost,
                     () if placed.has_failed(&refusal, CLAIM) => Sent::Claimed,
+                    () if placed.has_failed(&refusal, RECORD) => Sent::StartTaken,
                     () => Sent::Moved,
                 };
                 rest.refuse(&placed, &refusal);
@@ -223,9 +235,9 @@ impl Ledger {
                 None => self.finish_alone(firing, staged, output, now).await,
                 Some(checked) => self.finish_with_others(firing, staged, checked, output, now).await,
             };
-            match sent {
-                Ok(true) => break,
-                Ok(false) => {}
+            let is_taken = match sent {
+                Ok(Tried::Landed) => break,
+                Ok(tried) => tried == Tried::StartTaken,
                 Err(error) if is_passing(&error) && env.monotonic() < until => {
                     env.sleep(AGAIN).await;
                     continue;
@@ -236,13 +248,19 @@ impl Ledger {
                     expected.take().filter(|_| is_doubtful).into_iter().for_each(Expected::doubt);
                     return Err(error);
                 }
-            }
+            };
             let found = self.entities.standing(&self.view().await?, &firing.standing.id).await?;
             if found.is_none_or(|found| found.rev != firing.standing.rev) {
                 if !self.has_landed(firing).await? {
                     return Ok(Finished::Moved);
                 }
                 break;
+            }
+            if let Some(start) = staged.starts.first().filter(|_| is_taken) {
+                return Err(WorkflowError::AlreadyStarted { id: start.id.clone() }.into());
+            }
+            if self.engine.is_stopped() {
+                return Err(ClaimError::Stopped);
             }
             if tries == TRIES {
                 return Err(ClaimError::Contended { id: firing.standing.id.clone(), tries });
@@ -257,11 +275,15 @@ impl Ledger {
         firing.claim.terms.with_status(data, &firing.claim.terms.into)
     }
 
-    async fn finish_alone(&self, firing: &Firing, staged: &Staged, output: &Value, now: Timestamp) -> Result<bool> {
+    async fn finish_alone(&self, firing: &Firing, staged: &Staged, output: &Value, now: Timestamp) -> Result<Tried> {
         let part = self.finishing(firing, staged, output, now)?;
         let data = self.final_data(firing, staged);
         let revised = self.entities.revise(&firing.standing, data, &firing.claim.meta()).await?;
-        Ok(matches!(self.send(revised, part).await?, Sent::Landed(_)))
+        Ok(match self.send(revised, part).await? {
+            Sent::Landed(_) => Tried::Landed,
+            Sent::StartTaken => Tried::StartTaken,
+            _ => Tried::Refused,
+        })
     }
 
     async fn finish_with_others(
@@ -271,7 +293,7 @@ impl Ledger {
         checked: &Checked,
         output: &Value,
         now: Timestamp,
-    ) -> Result<bool> {
+    ) -> Result<Tried> {
         let view = Arc::new(self.view().await?);
         let prepared = self.entities.prepare(&view, checked).await?;
         let is_doomed = prepared.doomed;
@@ -291,16 +313,20 @@ impl Ledger {
         }
         match self.store.commit(commit).await? {
             Outcome::Applied(receipt) => {
-                let Some((place, rest)) = placed else { return Ok(false) };
+                let Some((place, rest)) = placed else { return Ok(Tried::Refused) };
                 rest.land(place.landing(&receipt));
-                Ok(true)
+                Ok(Tried::Landed)
             }
             Outcome::Refused(refusal) => {
+                let mut tried = Tried::Refused;
                 if let Some((place, rest)) = placed {
+                    if place.has_failed(&refusal, RECORD) {
+                        tried = Tried::StartTaken;
+                    }
                     rest.refuse(&place, &refusal);
                 }
                 match self.entities.outrun(refusal, &understood).await {
-                    Ok(()) => Ok(false),
+                    Ok(()) => Ok(tried),
                     // If it is the action's own entity that was changed, the claim is lost.
                     Err(EntityError::Rejected { failed }) => {
                         let own = &firing.standing.id;
@@ -309,7 +335,7 @@ impl Ledger {
                             _ => false,
                         };
                         match failed.iter().any(|failed| is_own(&failed.error)) {
-                            true => Ok(false),
+                            true => Ok(Tried::Refused),
                             false => Err(EntityError::Rejected { failed }.into()),
                         }
                     }

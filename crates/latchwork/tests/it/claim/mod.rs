@@ -1,5 +1,10 @@
 //! Claims.
 
+mod durable;
+mod effects;
 mod firing;
 mod kit;
+mod recovery;
+mod simulation;
+mod timers;
 mod validator;

@@ -1,0 +1,362 @@
+//! Claims whose process is gone, or was away for too long; and operators who step in.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use latchwork::claim::{Claims, ClaimError, Fired, Recovery, StoredClaims, TransitionKind};
+use latchwork::entity::Update;
+use latchwork::json;
+use latchwork::store::Store;
+use latchwork::workflow::Engine;
+use tokio::runtime::Runtime;
+
+use super::kit::{INVOICES, Kit, Seen, invoices_with};
+
+/// A process of its own: as long as it is not driven, it stands still; when it is dropped, it is gone.
+struct Process {
+    runtime: Runtime,
+    seen: Arc<Seen>,
+    engine: Option<Engine>,
+    claims: Option<Claims>,
+}
+
+fn config(recovery: &str) -> String {
+    let config = INVOICES.replace(r#""lease": "2s""#, &format!(r#""lease": "200ms", "recovery": "{recovery}""#));
+    assert_ne!(config, INVOICES);
+    config
+}
+
+impl Process {
+    fn start(store: &Store, config: &str) -> Process {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let seen = Arc::new(Seen::default());
+        let (engine, claims) = runtime.block_on(async {
+            let engine = Engine::on(store).start().await.unwrap();
+            let claims = invoices_with(&engine, &seen, config).sweep_every(Duration::from_millis(20));
+            let claims = claims.cover("billing", async |claim| claim.recovery).start().await.unwrap();
+            (engine, claims)
+        });
+        Process { runtime, seen, engine: Some(engine), claims: Some(claims) }
+    }
+
+    fn claims(&self) -> &Claims {
+        self.claims.as_ref().unwrap()
+    }
+
+    fn add(&self, id: &str) {
+        let add = latchwork::entity::Add::new("invoice").id(id).data(json!({"status": "sent"}));
+        self.runtime.block_on(self.claims().add("invoice", add)).unwrap();
+    }
+
+    /// Fires `pay`, and returns when its body has begun.
+    fn begin(&self, id: &str, pause_ms: u64) -> tokio::task::JoinHandle<latchwork::claim::Result<Fired>> {
+        self.begin_with(id, json!({"pause_ms": pause_ms, "amount": 7}))
+    }
+
+    fn begin_with(
+        &self,
+        id: &str,
+        input: latchwork::Value,
+    ) -> tokio::task::JoinHandle<latchwork::claim::Result<Fired>> {
+        let before = self.seen.bodies();
+        self.runtime.block_on(async {
+            let fire = self.claims().fire("invoice", "pay", id).by("admin").actor("ann").input(input);
+            let fired = tokio::spawn(async move { fire.await });
+            while self.seen.bodies() == before {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            fired
+        })
+    }
+
+    /// Waits until the invoice is at a status, or for as long as that could take.
+    fn until(&self, id: &str, status: &str) {
+        let entities = self.engine.as_ref().unwrap().entities().clone();
+        self.runtime.block_on(async {
+            for _ in 0..5_000 {
+                if entities.get(id).await.unwrap().unwrap().data["status"] == status {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            panic!("{id} does not come to {status}");
+        });
+    }
+
+    fn payments(&self) -> usize {
+        let entities = self.engine.as_ref().unwrap().entities().clone();
+        let payments = async move { entities.find(&latchwork::entity::Query::of("payment")).await.unwrap().items.len() };
+        self.runtime.block_on(payments)
+    }
+
+    /// As SIGKILL does it: nothing runs any more, and nothing is released.
+    fn kill(mut self) {
+        let (engine, claims) = (self.engine.take(), self.claims.take());
+        std::mem::forget((engine, claims));
+        self.runtime.shutdown_background();
+    }
+}
+
+fn memory() -> Store {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(Store::memory()).unwrap()
+}
+
+// The lease of a process that stands still ends by the clocks of others. What it does when it wakes is too late.
+#[test]
+fn a_holder_that_slept_through_its_lease_changes_nothing() {
+    let store = memory();
+    let first = Process::start(&store, &config("revert"));
+    first.add("i");
+    let late = first.begin("i", 1);
+    let second = Process::start(&store, &config("revert"));
+    second.until("i", "sent");
+    let paid = second.begin("i", 0);
+    assert!(second.runtime.block_on(paid).unwrap().unwrap().is_done());
+    let Fired::Lost(lost) = first.runtime.block_on(late).unwrap().unwrap() else { panic!("it is lost") };
+    assert!(lost.reason.contains("taken away") || lost.reason.contains("changed"), "{}", lost.reason);
+    assert_eq!((second.payments(), first.seen.bodies(), second.seen.bodies()), (1, 1, 1));
+    second.until("i", "paid");
+    let history = second.runtime.block_on(async { StoredClaims::on(&store).await.unwrap().history("i", 9).await.unwrap() });
+    let kinds: Vec<TransitionKind> = history.iter().map(|transition| transition.kind).collect();
+    assert_eq!(kinds, [TransitionKind::Done, TransitionKind::Released]);
+    assert_eq!((history[1].actor.as_deref(), history[1].reason.as_str()), (Some("janitor"), "its process is gone"));
+}
+
+#[test]
+fn an_action_that_runs_for_three_leases_keeps_its_claim() {
+    let store = memory();
+    let process = Process::start(&store, &config("revert"));
+    process.add("i");
+    let fired = process.begin("i", 700);
+    assert!(process.runtime.block_on(fired).unwrap().unwrap().is_done());
+    assert_eq!((process.payments(), process.seen.bodies()), (1, 1));
+}
+
+#[test]
+fn a_claim_that_is_retried_runs_its_action_again_under_a_larger_token() {
+    let store = memory();
+    let first = Process::start(&store, &config("retry"));
+    first.add("i");
+    let _fired = first.begin("i", 60_000);
+    let open = |process: &Process| {
+        let open = async { StoredClaims::on(&store).await.unwrap().get("i").await.unwrap() };
+        process.runtime.block_on(open)
+    };
+    let before = open(&first).unwrap();
+    first.kill();
+    // The input of the firing is the action's again, and with it the pause.
+    let second = Process::start(&store, &config("retry"));
+    let after = loop {
+        let open = open(&second).unwrap();
+        if open.attempts == 2 {
+            break open;
+        }
+        second.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
+    };
+    assert!(after.token > before.token);
+    assert_eq!(second.seen.bodies(), 1);
+}
+
+#[test]
+fn a_claim_whose_outcome_is_unknown_waits_for_an_operator() {
+    let store = memory();
+    let first = Process::start(&store, &config("needs_review"));
+    for id in ["a", "b", "c"] {
+        first.add(id);
+        drop(first.begin_with(id, json!({"pause_ms": if id == "c" { 400 } else { 60_000 }})));
+    }
+    first.kill();
+    let second = Process::start(&store, &config("needs_review"));
+    let operator = second.runtime.block_on(second.claims().operate()).unwrap();
+    second.runtime.block_on(async {
+        loop {
+            let open = operator.stored().list(None, 10).await.unwrap();
+            if open.iter().all(|claim| claim.holder.needs_review.as_deref() == Some("its process is gone")) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // One was found not to have taken effect, one to have, and one is simply run again.
+        operator.release("a", "eve", "the bank knows nothing of it").await.unwrap();
+        operator.complete("b", "eve", "the bank has it").await.unwrap();
+        operator.retry("c", "eve", "the bank says so").await.unwrap();
+        let twice = operator.release("a", "eve", "again").await;
+        assert!(matches!(twice, Err(ClaimError::NotClaimed { .. })), "{twice:?}");
+    });
+    for (id, status) in [("a", "sent"), ("b", "paid"), ("c", "paid")] {
+        second.until(id, status);
+    }
+    // The action of `c` alone was run once more; the after-effects of both transitions are delivered.
+    assert_eq!((second.seen.bodies(), second.payments()), (1, 1));
+    second.runtime.block_on(async {
+        while second.seen.delivered().len() < 4 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let history = operator.stored().history("b", 1).await.unwrap().remove(0);
+        assert_eq!((history.actor.as_deref(), history.reason.as_str()), (Some("eve"), "the bank has it"));
+    });
+}
+
+#[test]
+fn an_action_that_takes_its_process_with_it_is_retried_so_often_and_then_left_to_an_operator() {
+    let store = memory();
+    let config = config("retry").replace(r#""step_id": 20,"#, r#""step_id": 20, "attempts": 2,"#);
+    let mut process = Process::start(&store, &config);
+    process.add("i");
+    drop(process.begin("i", 60_000));
+    for _ in 0..2 {
+        process.kill();
+        process = Process::start(&store, &config);
+        process.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(400)).await });
+    }
+    assert_eq!(process.seen.bodies(), 0);
+    let open = async { StoredClaims::on(&store).await.unwrap().get("i").await.unwrap().unwrap() };
+    let review = process.runtime.block_on(open).holder.needs_review.unwrap();
+    assert_eq!(review, "its process is gone, and the action was begun 2 times");
+}
+
+#[test]
+fn the_janitor_of_a_module_says_what_becomes_of_its_claims() {
+    let store = memory();
+    let module = config("revert").replace(r#""status_field""#, r#""janitor": "module", "status_field""#);
+    let first = Process::start(&store, &module);
+    first.add("i");
+    drop(first.begin("i", 60_000));
+    first.kill();
+    let second = Process::start(&store, &module);
+    second.until("i", "sent");
+    let asked = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    drop(second.begin("i", 60_000));
+    second.kill();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let engine = Engine::on(&store).start().await.unwrap();
+        let told = asked.clone();
+        let claims = invoices_with(&engine, &Arc::default(), &module).sweep_every(Duration::from_millis(20));
+        let janitor = move |abandoned: latchwork::claim::Abandoned| {
+            told.lock().push((abandoned.entity.to_string(), abandoned.revert_to, abandoned.recovery));
+            std::future::ready(Recovery::NeedsReview)
+        };
+        let _claims = claims.cover("billing", janitor).start().await.unwrap();
+        let stored = StoredClaims::on(&store).await.unwrap();
+        while stored.get("i").await.unwrap().unwrap().holder.needs_review.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert_eq!(*asked.lock(), [("i".to_string(), "sent".to_string(), Recovery::Revert)]);
+}
+
+#[test]
+fn on_a_directory_the_next_process_need_not_wait_for_the_lease() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(Store::open(directory.path())).unwrap()
+    };
+    let year = config("revert").replace("200ms", "365d");
+    let store = open();
+    let first = Process::start(&store, &year);
+    first.add("i");
+    drop(first.begin("i", 60_000));
+    first.runtime.block_on(store.close()).unwrap();
+    first.kill();
+    drop(store);
+    let second = Process::start(&open(), &year);
+    second.until("i", "sent");
+}
+
+#[tokio::test]
+async fn an_operator_who_changes_a_claimed_entity_wins_and_the_action_is_told() {
+    let kit = Kit::new().await;
+    for (id, meddles) in [("edited", 0), ("moved", 1), ("removed", 2), ("released", 3)] {
+        kit.add(id).await;
+        let bodies = kit.seen.bodies();
+        let fire = kit.claims.fire("invoice", "pay", id).by("admin").input(json!({"pause_ms": 50}));
+        let fired = tokio::spawn(async move { fire.await.unwrap() });
+        while kit.seen.bodies() == bodies {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let entities = kit.engine.entities();
+        match meddles {
+            0 => drop(entities.update(Update::new(id).metadata(json!({"note": "look"}))).await.unwrap()),
+            1 => drop(entities.update(Update::new(id).data(json!({"status": "closed"}))).await.unwrap()),
+            2 => drop(entities.remove(id).await.unwrap()),
+            _ => kit.claims.operate().await.unwrap().release(id, "eve", "wrong card").await.unwrap(),
+        }
+        let fired = fired.await.unwrap();
+        assert!(matches!(fired, Fired::Lost(_)), "{id}: {fired:?}");
+        let after = entities.get(id).await.unwrap();
+        match meddles {
+            0 => {
+                let after = after.unwrap();
+                assert_eq!((&after.data["status"], &after.metadata["note"]), (&json!("sent"), &json!("look")));
+            }
+            1 => assert_eq!(after.unwrap().data, json!({"status": "closed"})),
+            2 => assert_eq!(after, None),
+            _ => {
+                let Fired::Lost(lost) = fired else { unreachable!() };
+                assert_eq!(lost.reason, "the claim was taken away: wrong card");
+                assert_eq!(after.unwrap().data["status"], "sent");
+            }
+        }
+    }
+    assert_eq!(kit.payments().await, 0);
+    assert_eq!(kit.claims.operate().await.unwrap().stored().list(None, 9).await.unwrap(), []);
+}
+
+// The operator puts it back while the action still runs, and another caller claims it: the first is fenced.
+#[tokio::test]
+async fn a_claim_that_was_put_back_by_hand_can_be_made_again_and_the_first_loses() {
+    let kit = Kit::new().await;
+    kit.add("i").await;
+    let fire = kit.claims.fire("invoice", "pay", "i").by("admin").input(json!({"pause_ms": 100}));
+    let first = tokio::spawn(async move { fire.await.unwrap() });
+    while kit.seen.bodies() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let back = Update::new("i").data(json!({"status": "sent"}));
+    kit.engine.entities().update(back).await.unwrap();
+    assert!(kit.pay("i", "succeed").await.unwrap().is_done());
+    assert!(matches!(first.await.unwrap(), Fired::Lost(_)));
+    assert_eq!((kit.payments().await, kit.status("i").await.as_str(), kit.seen.bodies()), (1, "paid", 2));
+}
+
+#[tokio::test]
+async fn an_action_runs_to_its_end_though_its_caller_gives_up() {
+    let kit = Kit::new().await;
+    kit.add("i").await;
+    let fire = kit.claims.fire("invoice", "pay", "i").by("admin").input(json!({"pause_ms": 30}));
+    let fired = tokio::time::timeout(Duration::from_millis(10), fire.into_future()).await;
+    assert!(fired.is_err());
+    while kit.status("i").await != "paid" {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!((kit.payments().await, kit.seen.bodies()), (1, 1));
+}
+
+// A claim goes by the configuration it was made with; what the new one does not know is listed.
+#[test]
+fn a_change_of_the_configuration_leaves_open_claims_alone() {
+    let store = memory();
+    let first = Process::start(&store, &config("needs_review"));
+    for id in ["a", "b"] {
+        first.add(id);
+    }
+    drop(first.begin("a", 60_000));
+    first.kill();
+    let changed = config("needs_review").replace("\"sent\"", "\"mailed\"").replace("\"paid\"", "\"settled\"");
+    let second = Process::start(&store, &changed);
+    second.runtime.block_on(async {
+        let operator = second.claims().operate().await.unwrap();
+        while operator.stored().get("a").await.unwrap().unwrap().holder.needs_review.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        operator.complete("a", "eve", "it was paid").await.unwrap();
+        let strays = second.claims().strays("invoice", 10).await.unwrap();
+        let strays: Vec<_> = strays.iter().map(|(id, status)| (id.as_str(), status.as_deref())).collect();
+        assert_eq!(strays, [("a", Some("paid")), ("b", Some("sent"))]);
+    });
+}
+
+use std::future::IntoFuture;

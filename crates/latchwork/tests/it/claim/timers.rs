@@ -1,0 +1,67 @@
+//! Timers: a step is fired by itself when an entity has been at its status for so long.
+
+use std::time::Duration;
+
+use latchwork::claim::{ClaimWorkflow, Claims, Step, StoredClaims, Timer};
+use latchwork::entity::{Add, Update};
+use latchwork::json;
+use latchwork::store::Store;
+use latchwork::workflow::Engine;
+
+fn tickets() -> ClaimWorkflow {
+    let timer = Some(Timer { after: Duration::from_millis(150), requester: "system".into() });
+    ClaimWorkflow::new("ticket", "desk", "ticket")
+        .statuses(["open", "late", "solved"])
+        .step(Step { timer, ..Step::new(1, "escalate", "open", "late") })
+        .step(Step::new(2, "solve", "open", "solved"))
+        .step(Step::new(3, "reopen", "solved", "open"))
+        .step(Step::new(4, "solve", "late", "solved"))
+}
+
+async fn until(engine: &Engine, id: &str, status: &str) {
+    for _ in 0..5_000 {
+        if engine.entities().get(id).await.unwrap().unwrap().data["status"] == status {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    panic!("{id} does not come to {status}");
+}
+
+#[tokio::test]
+async fn a_step_with_a_timer_is_fired_after_so_long_at_its_status() {
+    let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
+    // One that was added before there were claims has its timer, too.
+    engine.entities().add(Add::new("ticket").id("old").data(json!({"status": "open"}))).await.unwrap();
+    let claims = Claims::on(&engine).workflow(tickets()).start().await.unwrap();
+    for id in ["a", "b"] {
+        claims.add("ticket", Add::new("ticket").id(id).data(json!({"status": "open"}))).await.unwrap();
+    }
+    assert!(claims.fire("ticket", "solve", "b").await.unwrap().is_done());
+    until(&engine, "old", "late").await;
+    until(&engine, "a", "late").await;
+    // An edit does not set the timer back, and one that has left the status in time is left alone.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    until(&engine, "b", "solved").await;
+    assert!(claims.fire("ticket", "reopen", "b").await.unwrap().is_done());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    engine.entities().update(Update::new("b").metadata(json!({"read": true}))).await.unwrap();
+    until(&engine, "b", "late").await;
+    let history = StoredClaims::on(engine.store()).await.unwrap().history("b", 1).await.unwrap().remove(0);
+    assert_eq!((history.step.as_str(), history.actor.as_deref()), ("escalate", Some("timer")));
+    let waited = history.at.0 - StoredClaims::on(engine.store()).await.unwrap().history("b", 2).await.unwrap()[1].at.0;
+    assert!(waited >= 150_000, "{waited}");
+}
+
+#[tokio::test]
+async fn a_timer_rings_in_the_next_process_if_this_one_ends_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Engine::open(directory.path()).start().await.unwrap();
+    let claims = Claims::on(&engine).workflow(tickets()).start().await.unwrap();
+    claims.add("ticket", Add::new("ticket").id("a").data(json!({"status": "open"}))).await.unwrap();
+    engine.shutdown().await.unwrap();
+    drop((claims, engine));
+    let engine = Engine::open(directory.path()).start().await.unwrap();
+    let _claims = Claims::on(&engine).workflow(tickets()).start().await.unwrap();
+    until(&engine, "a", "late").await;
+}
