@@ -11,7 +11,7 @@ use crate::claim::action::Staged;
 use crate::claim::claims::Claims;
 use crate::claim::error::{ClaimError, Result};
 use crate::claim::ledger::{Finished, Firing, Ledger, Sent, Why};
-use crate::claim::outbox::DeadLetter;
+use crate::claim::outbox::{AfterEffect, DeadLetter};
 use crate::claim::outcome::{Holder, Reason};
 use crate::claim::stored::{Claim, ClaimState, Effect, EffectKey, Logged, LoggedKind, Spaces};
 use crate::damage::scan_around;
@@ -172,6 +172,19 @@ impl StoredClaims {
             history.push(transition(logged, rev));
         }
         Ok(history)
+    }
+
+    /// After-effects that are to be delivered, so many at the most, in no order that means anything.
+    pub async fn undelivered(&self, limit: usize) -> Result<Vec<AfterEffect>> {
+        let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
+        let view = self.store.view().await?;
+        let mut undelivered = Vec::new();
+        for (key, item) in scan_around(&view, &spaces.outbox, &spaces.outbox.all(), limit).await?.found {
+            let Some(named) = EffectKey::read_outbox(&key) else { continue };
+            let effect = Effect::decode(&item.value).map_err(|why| why.at(format!("after-effect {}", named.text())))?;
+            undelivered.push(effect.told(&named));
+        }
+        Ok(undelivered)
     }
 
     /// After-effects that could not be delivered, from behind a key on, so many at the most.

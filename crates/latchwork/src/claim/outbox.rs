@@ -23,7 +23,7 @@ use crate::entity::EntityId;
 use crate::node::Node;
 use crate::panic::message_of;
 use crate::record::Record;
-use crate::store::{Commit, StoreError, Timestamp};
+use crate::store::{Commit, Order, StoreError, Timestamp};
 use crate::workflow::Boxed;
 
 /// The pauses between tries: the first, and the longest.
@@ -292,6 +292,18 @@ impl Outbox {
         }
     }
 
+    /// The first after-effect of the same entity that comes before one. Another process may have put it into a store
+    /// that several share; on a store of one process, everything is known here.
+    async fn earlier(&self, key: &EffectKey) -> Result<Option<EffectKey>> {
+        let store = &self.node.store;
+        if store.opening().is_some() {
+            return Ok(None);
+        }
+        let before = self.spaces.effects_before(key);
+        let found = store.view().await?.scan(&before, Order::Ascending, 1).await?;
+        Ok(found.first().and_then(|(key, _)| EffectKey::read_outbox(key)))
+    }
+
     /// Delivers an after-effect, as often as it takes. Gives whether that was done; otherwise it stays in the store.
     async fn deliver(&self, key: &EffectKey, known: Option<Box<Effect>>) -> Result<bool> {
         let (store, stored) = (&self.node.store, self.spaces.effect(key));
@@ -370,7 +382,15 @@ async fn work(outbox: Arc<Outbox>, entity: EntityId) {
             Next::Ends => return,
             Next::Waits(woken) => woken.notified().await,
             Next::Delivers(key, known) => {
-                match outbox.deliver(&key, known).await {
+                let delivered = match outbox.earlier(&key).await {
+                    Ok(Some(earlier)) => {
+                        outbox.look_at(earlier);
+                        continue;
+                    }
+                    Ok(None) => outbox.deliver(&key, known).await,
+                    Err(error) => Err(error),
+                };
+                match delivered {
                     Ok(_) => {}
                     Err(error) if outbox.node.is_stopped() => {
                         tracing::debug!(%error, "an after-effect is left to the next engine");
@@ -390,7 +410,10 @@ async fn work(outbox: Arc<Outbox>, entity: EntityId) {
             }
         }
         if outbox.node.is_stopped() {
-            outbox.lines.lock().by.remove(&entity);
+            // What is left is the next engine's.
+            let mut lines = outbox.lines.lock();
+            let left = lines.by.remove(&entity).map_or(0, |line| line.effects.len());
+            lines.known -= left;
             return;
         }
     }

@@ -220,6 +220,12 @@ impl Spaces {
         self.outbox.key([&shard_key(shard_of(key.entity.as_bytes())), &key.bytes()[..]].concat())
     }
 
+    /// The after-effects of the same entity that come before one.
+    pub(crate) fn effects_before(&self, key: &EffectKey) -> Range {
+        let first = EffectKey { rev: Rev(0), number: 0, ..key.clone() };
+        self.outbox.range(self.effect(&first).bytes()..self.effect(key).bytes())
+    }
+
     pub(crate) fn effects_in(&self, shard: u16) -> Range {
         self.outbox.prefix(shard_key(shard))
     }

@@ -8,14 +8,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use latchwork::claim::{
     ActionCtx, AfterEffect, ClaimError, ClaimWorkflow, Claims, DurableAction, DurableCall, Fired, Outcome, Recovery, Step,
     StoredClaims, TransitionKind, durable_action,
 };
-use latchwork::entity::{Add, Query, Update};
+use latchwork::entity::{Add, EntityError, Query, Update};
 use latchwork::json;
 use latchwork::store::Env;
 use latchwork::testing::{Caller, Faults, Report, Simulation};
@@ -26,6 +25,9 @@ use crate::workflow::simulation::campaign_of;
 
 /// The lease of all steps.
 const LEASE: Duration = Duration::from_secs(2);
+
+/// How many fire steps.
+const CLIENTS: u64 = 3;
 
 /// What happened outside of the store.
 #[derive(Default)]
@@ -43,9 +45,9 @@ struct Seen {
 #[derive(Clone)]
 struct Play {
     seen: Arc<Mutex<Seen>>,
-    lives: Arc<Mutex<BTreeMap<u32, Claims>>>,
-    starting: Arc<tokio::sync::Mutex<()>>,
-    busy: Arc<AtomicUsize>,
+    lives: Arc<Mutex<BTreeMap<u32, Arc<tokio::sync::OnceCell<Claims>>>>>,
+    /// The clients that are done, in whichever life.
+    finished: Arc<Mutex<BTreeSet<u64>>>,
     audit: DurableAction,
 }
 
@@ -73,18 +75,18 @@ impl Play {
         Play {
             seen: Arc::default(),
             lives: Arc::default(),
-            starting: Arc::default(),
-            busy: Arc::default(),
+            finished: Arc::default(),
             audit,
         }
     }
 
     /// The claims of a life, which all of its callers share.
     async fn claims(&self, caller: &Caller) -> Result<Claims, ClaimError> {
-        let _starting = self.starting.lock().await;
-        if let Some(claims) = self.lives.lock().get(&caller.life()) {
-            return Ok(claims.clone());
-        }
+        let cell = self.lives.lock().entry(caller.life()).or_default().clone();
+        cell.get_or_try_init(|| self.start(caller)).await.cloned()
+    }
+
+    async fn start(&self, caller: &Caller) -> Result<Claims, ClaimError> {
         let act = |name: &str| {
             let (play, env, name) = (self.clone(), caller.env().clone(), name.to_string());
             move |ctx: ActionCtx| play.clone().act(env.clone(), name.clone(), ctx)
@@ -107,9 +109,7 @@ impl Play {
         for effect in ["Receipt", "Books", "Label", "Report", "Sorry"] {
             claims = claims.after_effect(effect, tell());
         }
-        let claims = claims.start().await?;
-        self.lives.lock().insert(caller.life(), claims.clone());
-        Ok(claims)
+        claims.start().await
     }
 
     async fn act(self, env: Env, name: String, ctx: ActionCtx) -> Result<Outcome, String> {
@@ -138,11 +138,12 @@ impl Play {
         let (env, entities) = (caller.env().clone(), caller.engine().entities().clone());
         for parcel in 0..2 {
             let parcel = Add::new("parcel").id(format!("p{parcel}")).data(json!({"status": "new"})).if_absent(true);
-            entities.add(parcel).await?;
+            entities.add(parcel).await.map_err(of_entities)?;
         }
         for _ in 0..12 {
             let id = format!("p{}", env.random() % 2);
-            let status = entities.get(&*id).await?.map(|parcel| parcel.data["status"].as_str().unwrap_or("?").to_string());
+            let parcel = entities.get(&*id).await.map_err(of_entities)?;
+            let status = parcel.map(|parcel| parcel.data["status"].as_str().unwrap_or("?").to_string());
             let step = match status.as_deref() {
                 Some("new" | "paying") => "pay",
                 Some("paid" | "shipping") => "ship",
@@ -180,7 +181,7 @@ impl Play {
             }
             env.sleep(Duration::from_millis(env.random() % 700)).await;
         }
-        self.busy.fetch_sub(1, Ordering::SeqCst);
+        self.finished.lock().insert(number);
         Ok(())
     }
 
@@ -189,7 +190,7 @@ impl Play {
         let claims = self.claims(&caller).await.map_err(gone)?;
         let env = caller.env().clone();
         let stored = StoredClaims::on(caller.engine().store()).await.map_err(gone)?;
-        while self.busy.load(Ordering::SeqCst) > 0 {
+        while self.finished.lock().len() < CLIENTS as usize {
             env.sleep(Duration::from_secs(1)).await;
         }
         // Everybody is done: from now on, nothing is claimed for longer than an action, a lease and a sweep, and pauses
@@ -209,8 +210,7 @@ impl Play {
 
     fn simulation(&self, seed: u64) -> Simulation {
         let mut simulation = Simulation::new(seed).register(self.audit.workflow());
-        for number in 0..3 {
-            self.busy.fetch_add(1, Ordering::SeqCst);
+        for number in 0..CLIENTS {
             let play = self.clone();
             simulation = simulation.client(move |caller| play.clone().client(number, caller));
         }
@@ -254,7 +254,9 @@ impl Play {
         seen.complaints.extend(missing.iter().map(|done| format!("{done:?} was told to be done and is not")));
         let mut firsts: BTreeMap<String, Vec<(u64, String)>> = BTreeMap::new();
         let mut told = BTreeSet::new();
-        let effects = std::mem::take(&mut seen.effects);
+        let mut effects = std::mem::take(&mut seen.effects);
+        // A life that stood still may have made a transition just now.
+        effects.extend(stored.undelivered(1000).await?);
         for effect in &effects {
             if told.insert(effect.key.clone()) {
                 let number = effect.key.rsplit(':').next().unwrap_or_default().to_string();
@@ -296,9 +298,16 @@ fn effects_of(told: &BTreeSet<String>, parcel: &str, rev: u64) -> usize {
 fn gone(error: ClaimError) -> WorkflowError {
     match error {
         ClaimError::Store(error) => error.into(),
-        ClaimError::Entity(error) => error.into(),
+        ClaimError::Entity(error) => of_entities(error),
         ClaimError::Stopped => WorkflowError::Stopped,
         error => WorkflowError::Corrupt { place: error.to_string() },
+    }
+}
+
+fn of_entities(error: EntityError) -> WorkflowError {
+    match error {
+        EntityError::Store(error) => error.into(),
+        error => error.into(),
     }
 }
 
