@@ -25,9 +25,9 @@ use crate::node::alarm::Alarms;
 use crate::record::Record;
 use crate::state::{self, States};
 use crate::store::{Check, Commit, ErrorKind, Outcome, Rev, Store, StoreError, Timestamp, View};
-use crate::workflow::{ExecutionId, WorkflowError};
 use crate::workflow::engine;
 use crate::workflow::run::RECORD;
+use crate::workflow::{ExecutionId, WorkflowError};
 
 /// The session that is to hold the claim is there.
 const SESSION: Tag = Tag("session");

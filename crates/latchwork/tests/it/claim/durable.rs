@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use latchwork::claim::{ClaimError, ClaimWorkflow, Claims, DurableAction, DurableCall, Fired, Outcome, Step, durable_action};
+use latchwork::claim::{
+    ClaimError, ClaimWorkflow, Claims, DurableAction, DurableCall, Fired, Outcome, Step, durable_action,
+};
 use latchwork::entity::Add;
 use latchwork::json;
 use latchwork::store::Store;

@@ -39,7 +39,8 @@ async fn an_after_effect_that_never_succeeds_becomes_a_dead_letter_that_can_be_s
     assert_eq!(kit.seen.delivered(), []);
     let operator = kit.claims.operate().await.unwrap();
     let dead = operator.stored().dead_letters(None, 10).await.unwrap();
-    let named: Vec<_> = dead.iter().map(|dead| (dead.effect.key.as_str(), dead.attempts, dead.error.as_str())).collect();
+    let named: Vec<_> =
+        dead.iter().map(|dead| (dead.effect.key.as_str(), dead.attempts, dead.error.as_str())).collect();
     assert_eq!(named, [("i:3:0", 2, "the mail server is away"), ("i:3:1", 2, "the mail server is away")]);
     assert_eq!(operator.stored().dead_letters(Some("i:3:0"), 10).await.unwrap().len(), 1);
     // It fails twice more, and is dead again; the other stays where it is.

@@ -1,5 +1,6 @@
 //! Claims.
 
+mod crash;
 mod durable;
 mod effects;
 mod firing;

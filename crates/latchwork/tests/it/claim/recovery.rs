@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use latchwork::claim::{Claims, ClaimError, Fired, Recovery, StoredClaims, TransitionKind};
+use latchwork::claim::{ClaimError, Claims, Fired, Recovery, StoredClaims, TransitionKind};
 use latchwork::entity::Update;
 use latchwork::json;
 use latchwork::store::Store;
@@ -85,7 +85,8 @@ impl Process {
 
     fn payments(&self) -> usize {
         let entities = self.engine.as_ref().unwrap().entities().clone();
-        let payments = async move { entities.find(&latchwork::entity::Query::of("payment")).await.unwrap().items.len() };
+        let payments =
+            async move { entities.find(&latchwork::entity::Query::of("payment")).await.unwrap().items.len() };
         self.runtime.block_on(payments)
     }
 
@@ -117,7 +118,8 @@ fn a_holder_that_slept_through_its_lease_changes_nothing() {
     assert!(lost.reason.contains("taken away") || lost.reason.contains("changed"), "{}", lost.reason);
     assert_eq!((second.payments(), first.seen.bodies(), second.seen.bodies()), (1, 1, 1));
     second.until("i", "paid");
-    let history = second.runtime.block_on(async { StoredClaims::on(&store).await.unwrap().history("i", 9).await.unwrap() });
+    let history =
+        second.runtime.block_on(async { StoredClaims::on(&store).await.unwrap().history("i", 9).await.unwrap() });
     let kinds: Vec<TransitionKind> = history.iter().map(|transition| transition.kind).collect();
     assert_eq!(kinds, [TransitionKind::Done, TransitionKind::Released]);
     assert_eq!((history[1].actor.as_deref(), history[1].reason.as_str()), (Some("janitor"), "its process is gone"));

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use latchwork::claim::{
-    ActionCtx, AfterEffect, ClaimError, ClaimWorkflow, Claims, DurableAction, DurableCall, Fired, Outcome, Recovery, Step,
-    StoredClaims, TransitionKind, durable_action,
+    ActionCtx, AfterEffect, ClaimError, ClaimWorkflow, Claims, DurableAction, DurableCall, Fired, Outcome, Recovery,
+    Step, StoredClaims, TransitionKind, durable_action,
 };
 use latchwork::entity::{Add, EntityError, Query, Update};
 use latchwork::json;
 use latchwork::store::Env;
 use latchwork::testing::{Caller, Faults, Report, Simulation};
-use latchwork::workflow::{Ctx, Engine, Failure, WorkflowError};
+use latchwork::workflow::{Ctx, Engine, Failure, Retry, WorkflowError};
 use parking_lot::Mutex;
 
 use crate::workflow::simulation::campaign_of;
@@ -56,8 +56,12 @@ fn config() -> ClaimWorkflow {
     let leased = |step: Step| Step { lease: Some(LEASE), ..step };
     ClaimWorkflow::new("parcel", "parcels", "parcel")
         .statuses(["new", "paying", "paid", "shipping", "shipped", "auditing", "audited"])
-        .step(leased(Step::new(1, "pay", "new", "paid").action("Pay").claimed("paying").after("Receipt").after("Books")))
-        .step(leased(retried(Step::new(2, "ship", "paid", "shipped").action("Ship").claimed("shipping").after("Label"))))
+        .step(leased(
+            Step::new(1, "pay", "new", "paid").action("Pay").claimed("paying").after("Receipt").after("Books"),
+        ))
+        .step(leased(retried(
+            Step::new(2, "ship", "paid", "shipped").action("Ship").claimed("shipping").after("Label"),
+        )))
         .step(leased(Step::new(3, "audit", "shipped", "audited").action("Audit").claimed("auditing").after("Report")))
         .step(Step::new(4, "take_back", "audited", "new").action("TakeBack").after("Sorry"))
 }
@@ -65,19 +69,16 @@ fn config() -> ClaimWorkflow {
 impl Play {
     fn new() -> Play {
         let audit = durable_action("Audit", async |ctx: Ctx, call: DurableCall| {
-            ctx.run("look", async || Ok::<_, Failure>(1)).await?;
+            // A crash counts as an attempt, and an execution that has none left is parked.
+            let often = Retry::exponential().max_attempts(1000);
+            ctx.run("look", async || Ok::<_, Failure>(1)).retry(often).await?;
             ctx.sleep(Duration::from_secs(call.input["pause"].as_u64().unwrap_or_default())).await?;
             match call.input["fails"].as_bool() {
                 Some(true) => Ok(Outcome::failure("it does not add up")),
                 _ => Ok(Outcome::done()),
             }
         });
-        Play {
-            seen: Arc::default(),
-            lives: Arc::default(),
-            finished: Arc::default(),
-            audit,
-        }
+        Play { seen: Arc::default(), lives: Arc::default(), finished: Arc::default(), audit }
     }
 
     /// The claims of a life, which all of its callers share.
@@ -330,4 +331,31 @@ fn claims_keep_their_promises_under_any_faults() {
         }
     }));
     campaign_of(simulate, 100);
+}
+
+/// A play in which nothing happens proves nothing.
+#[test]
+fn every_scene_of_claims_is_played() {
+    let mut played = BTreeMap::<String, u32>::new();
+    for seed in 1..=60 {
+        let play = Play::new();
+        play.simulation(seed).limit(Duration::from_secs(3 * 86_400)).run();
+        let scenes = std::mem::take(&mut play.seen.lock().scenes);
+        scenes.into_iter().for_each(|(scene, times)| *played.entry(scene).or_default() += times);
+    }
+    println!("{played:?}");
+    for scene in [
+        "done",
+        "claim failed",
+        "failure",
+        "rejection",
+        "error",
+        "lost",
+        "conflict",
+        "held",
+        "told that it is lost",
+        "released by an operator",
+    ] {
+        assert!(played.contains_key(scene), "{scene}: {played:?}");
+    }
 }
