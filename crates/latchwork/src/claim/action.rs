@@ -147,8 +147,8 @@ impl ActionCtx {
         self.inner.token.as_ref()
     }
 
-    /// How often the action was begun under this claim, from 1 on: more than once only by the recovery `retry`, or for an
-    /// operator.
+    /// How often the action was begun under this claim, from 1 on: more than once only by the recovery `retry`, or for
+    /// an operator.
     pub fn attempt(&self) -> u32 {
         self.inner.claim.attempts
     }

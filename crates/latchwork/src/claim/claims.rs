@@ -159,8 +159,8 @@ impl Claims {
         }
     }
 
-    /// Adds an entity at a status that entities of the workflow start at. Timers of that status begin to run; those of an
-    /// entity that is added in another way do so when the next process starts.
+    /// Adds an entity at a status that entities of the workflow start at. Timers of that status begin to run; those of
+    /// an entity that is added in another way do so when the next process starts.
     pub async fn add(&self, workflow: &str, add: Add) -> Result<OpReceipt> {
         let (inner, machine) = (&self.inner, self.inner.machine(workflow)?);
         let ledger = &inner.ledger;
@@ -350,8 +350,8 @@ impl ClaimsBuilder {
         (workflows, findings)
     }
 
-    /// Starts: checks the configuration, and that every claiming status has a janitor; then claims of processes that are
-    /// gone are recovered, and after-effects are delivered.
+    /// Starts: checks the configuration, and that every claiming status has a janitor; then claims of processes that
+    /// are gone are recovered, and after-effects are delivered.
     pub async fn start(self) -> Result<Claims> {
         let (workflows, findings) = self.read();
         for warning in findings.iter().filter(|finding| finding.rule.is_warning()) {

@@ -162,7 +162,8 @@ impl ClaimError {
     pub fn to_json(&self) -> Value {
         match self {
             ClaimError::Action { action, error } => {
-                json!({"outcome": "error", "action": action, "message": error.to_string(), "panicked": error.has_panicked()})
+                let (message, panicked) = (error.to_string(), error.has_panicked());
+                json!({"outcome": "error", "action": action, "message": message, "panicked": panicked})
             }
             error => json!({"outcome": "error", "message": error.to_string()}),
         }

@@ -1,7 +1,7 @@
 //! The janitor: finds claims whose owners are gone, and does with them what their steps say.
 //!
-//! It goes through the open claims, of which there are as many as actions under way; entities are only read where a claim
-//! is to be ended.
+//! It goes through the open claims, of which there are as many as actions under way; entities are only read where a
+//! claim is to be ended.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -410,7 +410,7 @@ impl Ledger {
         numbered.map(named).collect()
     }
 
-    /// Has the outbox know that after-effects are about to land: those of one entity are delivered in the order of revs.
+    /// Announces after-effects that are about to land: those of one entity are delivered in the order of revs.
     pub(crate) fn expect_effects(&self, firing: &Firing, output: &Value, now: Timestamp) -> Option<Expected> {
         let effects = self.effects(firing, output, now);
         let outbox = self.outbox.upgrade().filter(|_| !effects.is_empty())?;

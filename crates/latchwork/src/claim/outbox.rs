@@ -1,8 +1,8 @@
 //! After-effects: what a transition has written into the outbox is delivered, at least once, in the order of each
 //! entity's transitions, under a name that stays the same.
 //!
-//! A line holds the after-effects of one entity that are known in memory. A transition announces its after-effects before
-//! its commit is sent, so a later transition of the same entity cannot overtake it.
+//! A line holds the after-effects of one entity that are known in memory. A transition announces its after-effects
+//! before its commit is sent, so a later transition of the same entity cannot overtake it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;

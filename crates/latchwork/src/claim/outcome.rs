@@ -1,5 +1,5 @@
-//! What a firing comes to, and what an action says of itself. Losing a race is a value here, and so is a failure that an
-//! action returns.
+//! What a firing comes to, and what an action says of itself. Losing a race is a value here, and so is a failure that
+//! an action returns.
 
 use std::fmt;
 use std::time::Duration;

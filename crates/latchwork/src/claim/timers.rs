@@ -1,7 +1,7 @@
 //! Timers of steps: a step that has one is fired by itself when an entity has been at its status for so long.
 //!
-//! A timer is set by the commit that brings an entity to the status. It is not taken away when the entity leaves: when it
-//! is due, it is looked whether the entity is still there from the same time on.
+//! A timer is set by the commit that brings an entity to the status. It is not taken away when the entity leaves: when
+//! it is due, it is looked whether the entity is still there from the same time on.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

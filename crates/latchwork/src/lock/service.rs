@@ -42,7 +42,7 @@ pub(crate) struct Service {
     /// Sessions that end if they are not renewed, and nobody in this process does that by itself.
     pub(crate) watched: Mutex<HashMap<Uuid, Watched>>,
     pub(crate) watches: Notify,
-    /// What sessions of this process hold beside locks: claims, by their ids and tokens, as long as they are worked for.
+    /// What sessions of this process hold beside locks: claims, by id and token, as long as an action runs for them.
     pub(crate) held: Mutex<BTreeSet<(Uuid, u64)>>,
     /// Counts the sessions that were seen to end: what else a session holds is then to be freed.
     pub(crate) ended: watch::Sender<u64>,

@@ -1,4 +1,4 @@
-//! Firing steps: the seed's table of failures, races, and what is told of each.
+//! Firing steps: the table of failures, races, and what is told of each.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ async fn a_claimed_step_commits_writes_status_and_after_effects_together() {
     assert_eq!(open, []);
 }
 
-// The first three rows of the seed's table: the wrapper releases at once, and what the action said comes back unchanged.
+// The first three rows of the table of failures: the claim is released at once, and what the action said comes back.
 #[tokio::test]
 async fn an_action_that_does_not_succeed_leaves_nothing_and_releases_at_once() {
     let kit = Kit::new().await;

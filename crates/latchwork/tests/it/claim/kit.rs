@@ -1,4 +1,4 @@
-//! Invoices: the claim workflow that most tests of claims fire steps of, and what its actions do when they are asked to.
+//! Invoices: the claim workflow that most tests of claims use, and actions that do as their input says.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
