@@ -2,6 +2,7 @@
 
 mod durable;
 mod effects;
+mod examples;
 mod firing;
 mod kit;
 mod recovery;
