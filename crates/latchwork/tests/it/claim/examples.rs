@@ -12,6 +12,9 @@ use latchwork::store::Store;
 
 // The mains of the programs are not used here, and no other module reaches what they offer.
 #[allow(dead_code, unreachable_pub)]
+#[path = "../../../examples/claims.rs"]
+mod claims;
+#[allow(dead_code, unreachable_pub)]
 #[path = "../../../examples/invoices.rs"]
 mod invoices;
 
@@ -63,6 +66,34 @@ async fn look(directory: &Path) -> (String, usize, Vec<(TransitionKind, String)>
     store.close().await.unwrap();
     let history = history.into_iter().map(|transition| (transition.kind, transition.reason)).collect();
     (invoice.data["status"].as_str().unwrap().to_string(), payments, history)
+}
+
+#[tokio::test]
+async fn the_guide_runs() {
+    claims::run().await.unwrap();
+}
+
+/// A text without what tells apart how far it is indented.
+fn lines(text: &str) -> Vec<&str> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect()
+}
+
+#[test]
+fn every_snippet_of_the_guide_is_a_part_of_a_program() {
+    let guide = include_str!("../../../../../docs/claims.md");
+    let programs = [include_str!("../../../examples/claims.rs"), include_str!("../../../examples/invoices.rs")];
+    let programs: Vec<Vec<&str>> = programs.iter().map(|program| lines(program)).collect();
+    let mut snippets = 0;
+    for block in guide.split("\n```").filter(|block| block.starts_with("rust,ignore\n") || block.starts_with("json\n"))
+    {
+        let (_, snippet) = block.split_once('\n').unwrap();
+        let snippet = lines(snippet);
+        let is_part = |program: &Vec<&str>| program.windows(snippet.len()).any(|part| part == snippet);
+        let is_file = check_json(block.split_once('\n').unwrap().1).findings.is_empty();
+        assert!(is_file || programs.iter().any(is_part), "it is in no program: {snippet:#?}");
+        snippets += 1;
+    }
+    assert!(snippets > 8, "{snippets} snippets were found");
 }
 
 #[test]
