@@ -1,113 +1,83 @@
-//! `latch claim`: looks at configurations of claim workflows. No data directory is needed.
+//! `latch claim`: looks at configurations of claim workflows, and at the claims in a data directory that no process has
+//! open; operators end claims there. No action is run: what is to run again does so when a program starts that has it.
 
-use std::path::PathBuf;
+mod change;
+mod complete;
+mod dead;
+mod diagram;
+mod fields;
+mod list;
+mod release;
+mod retry;
+mod show;
+mod validate;
 
-use anyhow::{Context, Result, bail};
-use clap::{Args, Subcommand};
-use latchwork::claim::{self, Checked, Finding};
-use serde::Serialize;
+use std::path::{Path, PathBuf};
 
-use crate::output::{Cell, Output, Table, Tone};
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use latchwork::claim::{self, Checked, StoredClaims};
+use latchwork::store::Store;
+
+use crate::output::Output;
 
 #[derive(Subcommand)]
 pub(crate) enum Claim {
     /// Tells everything that is wrong with configurations.
-    Validate(Validate),
+    Validate(validate::Validate),
     /// Prints the statuses and steps of a claim workflow as a Mermaid diagram, with claiming statuses dashed.
-    Diagram(Diagram),
+    Diagram(diagram::Diagram),
     /// Prints the JSON schema of configurations, for editors.
     Schema,
+    /// Lists open claims by their entities.
+    List(list::List),
+    /// Shows the claim on an entity, its holder, and what claim workflows have done to the entity.
+    Show(show::Show),
+    /// Ends the claim on an entity, which goes back to the status that it came from.
+    Release(change::Change),
+    /// Has the action of a claim that needs review run again, by the next program that has the action.
+    Retry(change::Change),
+    /// Makes the transition of a claim that needs review, without its action: you know that the action took effect.
+    Complete(change::Change),
+    /// After-effects that could not be delivered.
+    Dead {
+        #[command(subcommand)]
+        command: dead::Dead,
+    },
 }
 
-#[derive(Args)]
-pub(crate) struct Validate {
-    /// The files.
-    #[arg(required = true)]
-    files: Vec<PathBuf>,
-}
-
-#[derive(Args)]
-pub(crate) struct Diagram {
-    /// The file.
-    file: PathBuf,
-    /// The workflow, if the file has several.
-    #[arg(long)]
-    workflow: Option<String>,
-}
-
-pub(crate) fn run(command: Claim, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(command: Claim, directory: &Path, output: &mut Output<'_>) -> Result<()> {
     match command {
-        Claim::Validate(validate) => run_validate(&validate, output),
-        Claim::Diagram(diagram) => run_diagram(&diagram, output),
+        Claim::Validate(validate) => validate::run(&validate, output),
+        Claim::Diagram(diagram) => diagram::run(&diagram, output),
         Claim::Schema => {
             let schema = claim::json_schema();
             output.one(&schema, |text| format!("{schema:#}").lines().for_each(|line| text.line(line)))
         }
+        Claim::Release(change) => release::run(change, directory, output).await,
+        Claim::Retry(change) => retry::run(change, directory, output).await,
+        Claim::Complete(change) => complete::run(change, directory, output).await,
+        Claim::Dead { command: dead::Dead::Retry(retry) } => dead::retry(retry, directory, output).await,
+        looks => look(looks, directory, output).await,
     }
 }
 
-/// A finding and the file it is in.
-#[derive(Serialize)]
-struct Found {
-    file: String,
-    severity: &'static str,
-    #[serde(flatten)]
-    finding: Finding,
+/// The commands that change nothing.
+async fn look(command: Claim, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    let store = Store::open_read_only(directory).await?;
+    let claims = StoredClaims::on(&store).await?;
+    let now = store.env().now();
+    let done = match command {
+        Claim::List(list) => list::run(list, &claims, now, output).await,
+        Claim::Show(show) => show::run(show, &claims, now, output).await,
+        Claim::Dead { command: dead::Dead::List(list) } => dead::list(list, &claims, now, output).await,
+        _ => Ok(()),
+    };
+    store.close().await?;
+    done
 }
 
 fn read(file: &PathBuf) -> Result<Checked> {
     let text = std::fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
     Ok(claim::check_json(&text))
-}
-
-fn run_validate(validate: &Validate, output: &mut Output<'_>) -> Result<()> {
-    let mut found = Vec::new();
-    for file in &validate.files {
-        found.extend(read(file)?.findings.into_iter().map(|finding| Found {
-            file: file.display().to_string(),
-            severity: if finding.rule.is_warning() { "warning" } else { "error" },
-            finding,
-        }));
-    }
-    output.many("findings", &found, None, table)?;
-    match found.iter().filter(|found| found.severity == "error").count() {
-        0 => Ok(()),
-        1 => bail!("there is one error"),
-        errors => bail!("there are {errors} errors"),
-    }
-}
-
-fn table(found: &[Found]) -> Table {
-    let mut table = Table::new(&["PLACE", "", "WORKFLOW", "STEP", "REQUESTER", "RULE", "WHAT IS WRONG"]);
-    for Found { file, severity, finding } in found {
-        let place = finding.position.map_or(file.clone(), |at| format!("{file}:{}:{}", at.line, at.column));
-        let tone = if *severity == "error" { Tone::Bad } else { Tone::Attention };
-        let name = |name: &Option<String>| name.clone().unwrap_or_default();
-        table.row([
-            place.into(),
-            Cell::new(*severity, tone),
-            name(&finding.workflow).into(),
-            name(&finding.step).into(),
-            name(&finding.requester).into(),
-            finding.rule.to_string().into(),
-            finding.message.clone().into(),
-        ]);
-    }
-    table
-}
-
-fn run_diagram(diagram: &Diagram, output: &mut Output<'_>) -> Result<()> {
-    let file = diagram.file.display();
-    let checked = read(&diagram.file)?;
-    if let Some(finding) = checked.findings.iter().find(|finding| !finding.rule.is_warning()) {
-        bail!("{file}:{finding}\nlatch claim validate {file} tells everything that is wrong");
-    }
-    let is_asked = |name: &str| diagram.workflow.as_deref().is_none_or(|asked| asked == name);
-    let mut asked = checked.workflows.iter().filter(|workflow| is_asked(&workflow.name));
-    let (Some(workflow), None) = (asked.next(), asked.next()) else {
-        let names: Vec<&str> = checked.workflows.iter().map(|workflow| workflow.name.as_str()).collect();
-        bail!("say which workflow with --workflow; {file} has {}", names.join(", "));
-    };
-    let drawn = workflow.diagram();
-    output.one(&drawn, |text| drawn.lines().for_each(|line| text.line(line)))
 }

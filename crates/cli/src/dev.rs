@@ -1,11 +1,14 @@
 //! `latch dev`: a demonstration that invites you to kill it. Transfers between accounts, under locks, that go on where
-//! they were however often the process ends; at the end it is counted that none was lost or done twice.
+//! they were however often the process ends, and invoices that clients race to pay; at the end it is counted that none
+//! was lost or done twice.
 
 mod bank;
 mod crash;
 mod display;
+mod invoices;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -16,6 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::dev::bank::{Bank, Demo, Verdict, transfer};
 use crate::dev::display::{Display, Frame};
+use crate::dev::invoices::{Counts, Invoices, Paid};
 use crate::output::{Exit, Format, Output, Problem};
 use crate::time;
 
@@ -30,6 +34,9 @@ pub(crate) struct Dev {
     /// Between how many accounts.
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
     accounts: u32,
+    /// How many invoices there are; one for ten transfers, unless this is said.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    invoices: Option<u32>,
     /// Kills itself about that often, as 2s or 500ms, and starts again until all is done.
     #[arg(long, value_name = "TIME", value_parser = time::duration)]
     crash_every: Option<Duration>,
@@ -57,6 +64,11 @@ struct Summary {
     #[serde(flatten)]
     verdict: Verdict,
     failed: u32,
+    #[serde(flatten)]
+    paid: Paid,
+    /// Of this process: bodies of payments that were begun, and clients that were refused.
+    bodies: u32,
+    refused: u32,
     ok: bool,
 }
 
@@ -67,6 +79,9 @@ struct Tally {
     resumed: u32,
     done: u32,
     failed: u32,
+    /// Invoices that were paid before.
+    paid_before: u32,
+    counts: Arc<Counts>,
 }
 
 pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> Result<()> {
@@ -94,9 +109,10 @@ pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> 
     let has_failed = |state: &&ExecutionState| !matches!(state, ExecutionState::Completed(_));
     let failed = ends.values().filter(has_failed).count() as u32;
     verdict.lost = verdict.lost.saturating_sub(failed);
+    let paid = invoices::verdict(&demo, &engine).await?;
     engine.stop();
     engine.store().close().await?;
-    let ok = verdict.is_right() && failed == 0;
+    let ok = verdict.is_right() && paid.is_right() && failed == 0;
     let summary = Summary {
         directory: directory.display().to_string(),
         round: demo.round,
@@ -108,10 +124,13 @@ pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> 
         killed: demo.starts - 1,
         verdict,
         failed,
+        paid,
+        bodies: tally.counts.bodies(),
+        refused: tally.counts.refused(),
         ok,
     };
     output.one(&summary, |text| summary.lines(is_complete).iter().for_each(|line| text.line(line)))?;
-    let wrong = match summary.verdict.is_right() {
+    let wrong = match summary.verdict.is_right() && summary.paid.is_right() {
         _ if ok => return Ok(()),
         true => "transfers have failed: latch workflow list --status failed",
         false => "the demonstration has failed: what is told above must not be",
@@ -123,7 +142,7 @@ pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> 
 async fn work(engine: &Engine, demo: &Demo, is_worker: bool, display: &mut Display) -> Result<Tally> {
     let bank = Bank::new(demo, engine.entities());
     bank.open().await?;
-    let (mut tally, mut running) = (Tally::default(), JoinSet::new());
+    let (mut tally, mut running, mut paying) = (Tally::default(), JoinSet::new(), JoinSet::new());
     let (known, booked) = (known(engine, demo).await?, bank.booked().await?);
     for number in 1..=demo.transfers {
         let (id, workflow) = (demo.id(number), transfer());
@@ -142,11 +161,18 @@ async fn work(engine: &Engine, demo: &Demo, is_worker: bool, display: &mut Displ
             }
         }
     }
+    let invoices = Invoices::open(demo, engine).await?;
+    let unpaid = invoices.unpaid().await?;
+    (tally.paid_before, tally.counts) = (demo.invoices - unpaid.len() as u32, invoices.counts().clone());
+    for (place, number) in (0..).zip(unpaid) {
+        paying.spawn(invoices.clone().race(number, place));
+    }
     display.begin(demo, &tally, is_worker)?;
     let env = engine.store().env().clone();
     let mut tick = env.sleep(Duration::ZERO);
-    while !running.is_empty() {
+    while !running.is_empty() || !paying.is_empty() {
         tokio::select! {
+            Some(paid) = paying.join_next() => paid??,
             Some(ended) = running.join_next() => match ended? {
                 Ok(_) => tally.done += 1,
                 Err(error @ (WorkflowError::Stopped | WorkflowError::Store(_))) => return Err(error.into()),
@@ -211,6 +237,8 @@ async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> 
     frame.commits = engine.store().stats().await?.applied;
     frame.at = engine.store().env().monotonic();
     (frame.accounts, frame.sum, frame.expected) = (demo.accounts, bank.sum().await?, demo.sum());
+    (frame.invoices, frame.paid) = (demo.invoices, tally.paid_before + tally.counts.paid());
+    (frame.bodies, frame.refused) = (tally.counts.bodies(), tally.counts.refused());
     Ok(frame)
 }
 
@@ -225,7 +253,7 @@ impl Summary {
             1 => "It was killed once before it was done, and went on where it was.".into(),
             killed => format!("It was killed {killed} times before it was done, and went on where it was each time."),
         });
-        match self.ok {
+        match self.verdict.is_right() && self.failed == 0 {
             true => lines.push("No transfer was lost, and none was done twice.".into()),
             false => lines.push(format!(
                 "{lost} were lost, {doubled} done twice, {} failed; {wrong_accounts} accounts are wrong.",
@@ -236,8 +264,31 @@ impl Summary {
             true => format!("All accounts together hold {sum}, as at the beginning."),
             false => format!("All accounts together hold {sum}, and at the beginning they held {expected}."),
         });
+        lines.extend(self.invoice_lines());
         if was_complete {
             lines.push("To begin anew: latch dev --fresh, or --store with another directory.".into());
+        }
+        lines
+    }
+
+    fn invoice_lines(&self) -> Vec<String> {
+        let Paid { invoices, paid, payments, paid_twice, reverted } = &self.paid;
+        if *invoices == 0 {
+            return Vec::new();
+        }
+        if !self.paid.is_right() {
+            return vec![format!(
+                "{paid} of {invoices} invoices are paid, by {payments} payments; {paid_twice} were paid twice."
+            )];
+        }
+        let mut lines = vec![format!("No invoice was paid twice: {paid} are paid, by {payments} payments.")];
+        match reverted {
+            0 => {}
+            1 => lines
+                .push("One payment was cut off by a kill: its invoice went back to sent, and was paid later.".into()),
+            cut => lines.push(format!(
+                "{cut} payments were cut off by a kill: each invoice went back to sent, and was paid later."
+            )),
         }
         lines
     }

@@ -34,10 +34,11 @@ struct Latch {
 
 #[derive(Subcommand)]
 enum Command {
-    /// A demonstration to be killed: transfers between accounts that go on where they were, however often that happens.
+    /// A demonstration to be killed: transfers and invoices that go on where they were, however often that happens.
     #[command(after_help = EXIT_CODES)]
     Dev(dev::Dev),
-    /// Looks at configurations of claim workflows.
+    /// Looks at configurations of claim workflows, and at the claims in a data directory that no process has open; ends
+    /// claims there. Runs nothing.
     #[command(after_help = EXIT_CODES)]
     Claim {
         #[command(subcommand)]
@@ -82,7 +83,7 @@ async fn run(latch: Latch) -> Result<()> {
     let mut out = BufWriter::new(std::io::stdout());
     let done = match command {
         Command::Dev(dev) => dev::run(dev, &store, &mut Output::new(output, &mut out)).await,
-        Command::Claim { command } => claim::run(command, &mut Output::new(output, &mut out)),
+        Command::Claim { command } => claim::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Lock { command } => lock::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Workflow { command } => workflow::run(command, &store, &mut Output::new(output, &mut out)).await,
     };

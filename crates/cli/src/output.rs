@@ -6,6 +6,7 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::Result;
 use clap::ValueEnum;
+use latchwork::claim::ClaimError;
 use latchwork::lock::LockError;
 use latchwork::store::{ErrorKind, StoreError};
 use latchwork::workflow::WorkflowError;
@@ -265,6 +266,26 @@ impl Exit {
     }
 }
 
+/// An error of the library: the store's error that is below it, or its kind.
+fn library(error: &anyhow::Error) -> Option<std::result::Result<&StoreError, ErrorKind>> {
+    if let Some(error) = error.downcast_ref::<WorkflowError>() {
+        return Some(match error {
+            WorkflowError::Store(error) | WorkflowError::Lock(LockError::Store(error)) => Ok(error),
+            error => Err(error.kind()),
+        });
+    }
+    if let Some(error) = error.downcast_ref::<ClaimError>() {
+        return Some(match error {
+            ClaimError::Store(error) => Ok(error),
+            error => Err(error.kind()),
+        });
+    }
+    match error.downcast_ref::<LockError>()? {
+        LockError::Store(error) => Some(Ok(error)),
+        error => Some(Err(error.kind())),
+    }
+}
+
 /// What went wrong, as it is told. Commands return it for what they find themselves; errors of the library become one.
 #[derive(Debug)]
 pub(crate) struct Problem {
@@ -292,14 +313,10 @@ impl Problem {
             Err(error) => error,
         };
         let message = format!("{error:#}");
-        let store = match error.downcast_ref::<WorkflowError>() {
-            Some(WorkflowError::Store(error) | WorkflowError::Lock(LockError::Store(error))) => Some(error),
-            Some(error) => return Some(Problem::new(Exit::of(error.kind()), message)),
-            None => match error.downcast_ref::<LockError>() {
-                Some(LockError::Store(error)) => Some(error),
-                Some(error) => return Some(Problem::new(Exit::of(error.kind()), message)),
-                None => error.downcast_ref::<StoreError>(),
-            },
+        let store = match library(&error) {
+            Some(Err(kind)) => return Some(Problem::new(Exit::of(kind), message)),
+            Some(Ok(error)) => Some(error),
+            None => error.downcast_ref::<StoreError>(),
         };
         if let Some(error) = store {
             return Some(Problem::of_store(error, message));

@@ -32,6 +32,9 @@ pub(crate) struct Demo {
     pub(crate) round: u32,
     pub(crate) transfers: u32,
     pub(crate) accounts: u32,
+    /// One that was begun before there were invoices has none.
+    #[serde(default)]
+    pub(crate) invoices: u32,
     /// How often it was started.
     pub(crate) starts: u32,
     is_complete: bool,
@@ -52,6 +55,7 @@ impl Demo {
                 round: complete.map_or(1, |demo| demo.round + 1),
                 transfers: dev.transfers,
                 accounts: dev.accounts,
+                invoices: dev.invoices.unwrap_or(dev.transfers.div_ceil(10)),
                 starts: 1,
                 is_complete: false,
                 worker: dev.worker.clone(),
@@ -315,7 +319,7 @@ impl<'a> Bank<'a> {
 }
 
 /// All entities of a type, at the view's moment.
-async fn all<T: DeserializeOwned>(view: &EntityView, kind: &str) -> Result<Vec<T>> {
+pub(crate) async fn all<T: DeserializeOwned>(view: &EntityView, kind: &str) -> Result<Vec<T>> {
     let (mut all, mut query) = (Vec::new(), Query::of(kind).limit(PAGE));
     loop {
         let page = view.find(&query).await?;

@@ -50,6 +50,9 @@ fn start(dev: &Dev, worker: &str, directory: &Path, format: Format) -> Result<Ch
     let mut command = Command::new(program);
     command.args(["dev", "--worker", worker, "--output", &format]).arg("--store").arg(directory);
     command.args(["--transfers", &dev.transfers.to_string(), "--accounts", &dev.accounts.to_string()]);
+    if let Some(invoices) = dev.invoices {
+        command.args(["--invoices", &invoices.to_string()]);
+    }
     if dev.fresh {
         command.arg("--fresh");
     }

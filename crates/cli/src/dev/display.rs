@@ -7,6 +7,7 @@ use anyhow::Result;
 
 use crate::dev::Tally;
 use crate::dev::bank::{Demo, VENDOR};
+use crate::dev::invoices::CLIENTS;
 use crate::output::plain;
 
 /// How it is at a moment.
@@ -22,8 +23,27 @@ pub(crate) struct Frame {
     pub(crate) accounts: u32,
     pub(crate) sum: u64,
     pub(crate) expected: u64,
+    pub(crate) invoices: u32,
+    pub(crate) paid: u32,
+    /// Of this process: bodies of payments that were begun, and clients that were refused.
+    pub(crate) bodies: u32,
+    pub(crate) refused: u32,
     /// How many commits there were since the store was opened.
     pub(crate) commits: u64,
+}
+
+impl Frame {
+    /// How the invoices are, if there are any.
+    fn paid(&self) -> String {
+        let Frame { invoices, paid, bodies, refused, .. } = self;
+        match invoices {
+            0 => String::new(),
+            _ => {
+                let bodies = if *bodies == 1 { "1 body".into() } else { format!("{bodies} bodies") };
+                format!("{paid} of {invoices} invoices paid, {bodies} run, {refused} clients refused")
+            }
+        }
+    }
 }
 
 pub(crate) struct Display {
@@ -71,19 +91,28 @@ impl Display {
                 "{} transfers between {} accounts, each under the locks of both; {VENDOR} at the vendor's at once.",
                 demo.transfers, demo.accounts
             ))?;
+            if demo.invoices > 0 {
+                self.say(&format!("{} invoices, and {CLIENTS} clients that race to pay each of them.", demo.invoices))?;
+            }
         } else {
             let Tally { resumed, done_before, .. } = tally;
             let fresh = demo.transfers - resumed - done_before;
             let fresh = if fresh > 0 { format!(", {fresh} had not been started") } else { String::new() };
             let resumed = format!("resumed {resumed} transfers, {done_before} were done before{fresh}");
-            self.say(&format!("Start {}: {resumed}.", demo.starts))?;
+            let invoices = match demo.invoices {
+                0 => String::new(),
+                invoices => format!("; {} of {invoices} invoices were paid before", tally.paid_before),
+            };
+            self.say(&format!("Start {}: {resumed}{invoices}.", demo.starts))?;
         }
         if is_worker {
             return Ok(());
         }
         let pid = std::process::id();
         self.say(&format!("Kill it whenever you like (kill -9 {pid}), and start it again: it goes on where it was."))?;
-        self.say("While it is dead, look at what it left: latch lock list --held, latch workflow list")?;
+        self.say(
+            "While it is dead, look at what it left: latch lock list --held, latch claim list, latch workflow list",
+        )?;
         self.say("")
     }
 
@@ -102,15 +131,18 @@ impl Display {
             true => format!("{accounts} accounts hold {sum}, as ever"),
             false => format!("{accounts} accounts hold {sum}, AND SHOULD HOLD {expected}"),
         };
+        let paid = frame.paid();
         if !self.terminal {
-            return self.write(&format!("{states}{parked}; {rate}; {held}\n"));
+            let paid = if paid.is_empty() { paid } else { format!("; {paid}") };
+            return self.write(&format!("{states}{parked}; {rate}; {held}{paid}\n"));
         }
         let over = if self.lines > 0 { format!("\x1b[{}A\x1b[J", self.lines) } else { String::new() };
-        self.lines = 3;
+        let paid = if paid.is_empty() { paid } else { format!("{paid}\n") };
+        self.lines = 3 + usize::from(!paid.is_empty());
         let width = 60;
         let filled = (u64::from(*done) * width / u64::from(*transfers).max(1)) as usize;
         let bar = format!("{}{}", "█".repeat(filled), "░".repeat(width as usize - filled));
-        self.write(&format!("{over}{bar} {}%\n{states}{parked}\n{rate}, {held}\n", done * 100 / transfers))
+        self.write(&format!("{over}{bar} {}%\n{states}{parked}\n{rate}, {held}\n{paid}", done * 100 / transfers))
     }
 
     /// What was drawn last stays.

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 
-use latchwork::entity::{Entities, Update};
+use latchwork::entity::{Add, Entities, Update};
 use latchwork::store::Store;
 use serde_json::{Value, json};
 
@@ -19,9 +19,10 @@ fn json(arguments: &[&str], store: &Path) -> Value {
 }
 
 fn check_done(summary: &Value, transfers: u32, accounts: u32) {
-    let sum = accounts * 1000;
+    let (sum, invoices) = (accounts * 1000, transfers.div_ceil(10));
     let parts = json!({"transfers": transfers, "accounts": accounts, "sum": sum, "expected": sum, "lost": 0,
-        "doubled": 0, "wrong_accounts": 0, "failed": 0, "ok": true});
+        "doubled": 0, "wrong_accounts": 0, "failed": 0, "invoices": invoices, "paid": invoices, "payments": invoices,
+        "paid_twice": 0, "ok": true});
     for (name, value) in parts.as_object().unwrap() {
         assert_eq!(summary[name], *value, "{name} in {summary}");
     }
@@ -35,9 +36,11 @@ fn it_runs_to_its_end_and_begins_anew_when_told() {
     for part in [
         "12 transfers between 4 accounts, each under the locks of both",
         "0 running, 0 waiting for a lock, 0 asleep, 12 of 12 done; ",
-        "4 accounts hold 4000, as ever",
+        "2 invoices, and 5 clients that race to pay each of them.",
+        "4 accounts hold 4000, as ever; 2 of 2 invoices paid, 2 bodies run, 8 clients refused",
         "It was never killed.",
         "No transfer was lost, and none was done twice.",
+        "No invoice was paid twice: 2 are paid, by 2 payments.",
     ] {
         assert!(said.contains(part), "{part} is missing in:\n{said}");
     }
@@ -70,6 +73,7 @@ fn killed_in_the_middle_it_goes_on_where_it_was() {
         assert_eq!(resumed, kills > 1, "{lines:?}");
         // What is left can be looked at.
         succeeded(latch(&["lock", "list", "--held"], &store).output().unwrap());
+        succeeded(latch(&["claim", "list"], &store).output().unwrap());
         succeeded(latch(&["workflow", "list"], &store).output().unwrap());
     }
     let summary = json(&["dev", "--transfers", "99"], &store);
@@ -102,6 +106,24 @@ fn it_kills_itself_and_ends_well() {
 }
 
 #[test]
+fn invoices_are_paid_once_though_it_is_killed_in_the_middle_of_their_payments() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = directory.path().join("data");
+    let many = ["dev", "--transfers", "2", "--accounts", "2", "--invoices", "8", "--crash-every", "300ms"];
+    let said = succeeded(latch(&many, &store).output().unwrap());
+    assert!(said.contains("No invoice was paid twice: 8 are paid, by 8 payments."), "{said}");
+    let summary = json(&["dev"], &store);
+    assert_eq!((&summary["paid"], &summary["payments"], &summary["ok"]), (&8.into(), &8.into(), &true.into()));
+    let list = json(&["claim", "list"], &store);
+    assert_eq!(list["claims"], json!([]), "nothing is left claimed");
+    let reverted = summary["reverted"].as_u64().unwrap();
+    assert_eq!(said.contains("cut off by a kill"), reverted > 0, "{said}");
+    let none = ["dev", "--fresh", "--transfers", "2", "--accounts", "2", "--invoices", "0"];
+    let said = succeeded(latch(&none, &store).output().unwrap());
+    assert!(!said.contains("invoice"), "{said}");
+}
+
+#[test]
 fn what_is_wrong_is_found() {
     let directory = tempfile::tempdir().unwrap();
     let store = directory.path().join("data");
@@ -112,6 +134,8 @@ fn what_is_wrong_is_found() {
         let entities = Entities::on(&opened).await.unwrap();
         entities.update(Update::new("demo-1/account-00").data(json!({"number": 0, "balance": 1}))).await.unwrap();
         entities.remove("demo-1/transfer-0002").await.unwrap();
+        let payment = json!({"invoice": "demo-1/invoice-0001", "amount": 11});
+        entities.add(Add::new("demo-1-payment").data(payment)).await.unwrap();
         drop(entities);
         opened.close().await.unwrap();
     });
@@ -119,4 +143,5 @@ fn what_is_wrong_is_found() {
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stdout);
     assert!(said.contains("1 were lost") && said.contains("at the beginning they held 2000"), "{said}");
+    assert!(said.contains("1 of 1 invoices are paid, by 2 payments; 1 were paid twice."), "{said}");
 }

@@ -140,13 +140,12 @@ impl ClaimError {
             | WrongType { .. }
             | NoStatus { .. }
             | NotInitial { .. }
-            | ClaimState { .. }
             | Json { .. }
             | UnknownVersion { .. } => ErrorKind::Invalid,
             UnknownWorkflow { .. } | UnknownStep { .. } | NotFound { .. } | NotClaimed { .. } | NoDeadLetter { .. } => {
                 ErrorKind::NotFound
             }
-            Action { .. } | Execution { .. } | Contended { .. } => ErrorKind::Conflict,
+            Action { .. } | Execution { .. } | ClaimState { .. } | Contended { .. } => ErrorKind::Conflict,
             Stopped => ErrorKind::Unavailable,
             Corrupt { .. } => ErrorKind::Corrupt,
             Entity(error) => error.kind(),
@@ -254,4 +253,15 @@ impl fmt::Debug for ActionError {
 /// What a panic says.
 pub(crate) fn panicked(panic: &(dyn Any + Send)) -> ActionError {
     ActionError::panicked(&crate::panic::message_of(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_that_is_not_as_it_has_to_be_is_a_conflict() {
+        let error = ClaimError::ClaimState { id: "i".into(), reason: "does not wait for an operator".into() };
+        assert_eq!(error.kind(), ErrorKind::Conflict, "the same request may be right later");
+    }
 }

@@ -132,8 +132,9 @@ struct Line {
 }
 
 enum Known {
-    /// Its commit is on its way.
-    Expected,
+    /// So many commits are on their way that would write it. Callers that race for an unclaimed step expect the same
+    /// after-effect, and one of their commits lands.
+    Expected(usize),
     Landed(Box<Effect>),
     /// It was read from the store, or may be there: it is looked up before it is delivered.
     Stored,
@@ -181,19 +182,23 @@ impl Drop for Expected {
     fn drop(&mut self) {
         let mut lines = self.outbox.lines.lock();
         for (key, _) in &self.effects {
-            lines.take(key);
+            lines.unexpect(key);
         }
     }
 }
 
 impl Lines {
     fn put(&mut self, outbox: &Arc<Outbox>, key: EffectKey, known: Known) {
-        let is_expected = matches!(known, Known::Expected);
+        let is_expected = matches!(known, Known::Expected(_));
         let line = self.by.entry(key.entity.clone()).or_default();
         // What is known to have landed is not looked up for being found in the store as well.
-        match line.effects.get(&key) {
+        match line.effects.get_mut(&key) {
             Some(Known::Landed(_) | Known::Stored) => return,
-            Some(Known::Expected) => {}
+            Some(Known::Expected(commits)) if is_expected => {
+                *commits += 1;
+                return;
+            }
+            Some(Known::Expected(_)) => {}
             None => self.known += 1,
         }
         let entity = key.entity.clone();
@@ -205,7 +210,17 @@ impl Lines {
         }
     }
 
-    /// An after-effect that was delivered, or whose commit has come to nothing.
+    /// A commit has come to nothing. What another commit has written stays.
+    fn unexpect(&mut self, key: &EffectKey) {
+        let line = self.by.get_mut(&key.entity);
+        match line.and_then(|line| line.effects.get_mut(key)) {
+            Some(Known::Expected(commits)) if *commits > 1 => *commits -= 1,
+            Some(Known::Expected(_)) => self.take(key),
+            Some(Known::Landed(_) | Known::Stored) | None => {}
+        }
+    }
+
+    /// An after-effect that was delivered, or that no commit is to write any more.
     fn take(&mut self, key: &EffectKey) {
         let Some(line) = self.by.get_mut(&key.entity) else { return };
         if line.effects.remove(key).is_some() {
@@ -256,7 +271,7 @@ impl Outbox {
     pub(crate) fn expect(self: &Arc<Outbox>, effects: Vec<(EffectKey, Effect)>) -> Expected {
         let mut lines = self.lines.lock();
         for (key, _) in &effects {
-            lines.put(self, key.clone(), Known::Expected);
+            lines.put(self, key.clone(), Known::Expected(1));
         }
         drop(lines);
         Expected { outbox: self.clone(), effects }
@@ -282,7 +297,7 @@ impl Outbox {
         let mut lines = self.lines.lock();
         let Some(line) = lines.by.get_mut(entity) else { return Next::Ends };
         match line.effects.first_key_value() {
-            Some((_, Known::Expected)) => Next::Waits(line.woken.clone()),
+            Some((_, Known::Expected(_))) => Next::Waits(line.woken.clone()),
             Some((key, Known::Landed(effect))) => Next::Delivers(key.clone(), Some(effect.clone())),
             Some((key, Known::Stored)) => Next::Delivers(key.clone(), None),
             None => {

@@ -50,6 +50,26 @@ async fn an_after_effect_that_never_succeeds_becomes_a_dead_letter_that_can_be_s
     assert_eq!(operator.stored().dead_letters(None, 10).await.unwrap().len(), 2);
 }
 
+// They expect the same after-effect: the same entity, the same rev, the same place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_that_lose_an_unclaimed_step_do_not_take_the_after_effect_of_the_winner_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let kit = Kit::on(&Store::open(directory.path()).await.unwrap()).await;
+    for number in 0..50 {
+        let id = format!("i{number}");
+        kit.add(&id).await;
+        let fire = |_| tokio::spawn(kit.claims.fire("invoice", "remind", id.as_str()).into_future());
+        let callers: Vec<_> = (0..4).map(fire).collect();
+        let mut done = 0;
+        for caller in callers {
+            done += usize::from(caller.await.unwrap().unwrap().is_done());
+        }
+        assert_eq!(done, 1);
+    }
+    kit.deliver().await;
+    assert_eq!(kit.seen.delivered().len(), 50);
+}
+
 #[tokio::test]
 async fn what_was_not_delivered_is_delivered_by_the_next_process() {
     let directory = tempfile::tempdir().unwrap();

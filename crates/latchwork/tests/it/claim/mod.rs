@@ -3,6 +3,7 @@
 mod crash;
 mod durable;
 mod effects;
+mod examples;
 mod firing;
 mod kit;
 mod recovery;

@@ -1,0 +1,101 @@
+//! What `release`, `retry` and `complete` share: the claim is looked at, a person at a terminal is asked, and the change
+//! is made by an engine that runs nothing.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::Path;
+
+use anyhow::Result;
+use clap::Args;
+use latchwork::claim::{ClaimError, ClaimOperator, StoredClaims};
+use latchwork::store::{Store, Timestamp};
+use latchwork::workflow::Engine;
+use serde::Serialize;
+
+use crate::claim::fields::ClaimFields;
+use crate::output::{Exit, Output, Problem, plain};
+
+#[derive(Args)]
+pub(crate) struct Change {
+    /// The entity's id.
+    pub(crate) entity: String,
+    /// Why: it stays in the entity's history.
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) reason: String,
+    /// Who does this, for the history.
+    #[arg(long, value_name = "NAME", default_value = "operator")]
+    pub(crate) actor: String,
+    /// Does not ask.
+    #[arg(long)]
+    yes: bool,
+}
+
+/// What was done, as it is told.
+#[derive(Serialize)]
+struct Changed {
+    entity: String,
+    /// The claim, as it was before.
+    claim: ClaimFields,
+    /// The entity's status now.
+    status: String,
+    reason: String,
+    actor: String,
+}
+
+impl Change {
+    /// The claim as it is now. A person is asked whether it is to be changed in this way.
+    pub(crate) async fn look(&self, directory: &Path, verb: &str) -> Result<(ClaimFields, Timestamp)> {
+        let store = Store::open_read_only(directory).await?;
+        let now = store.env().now();
+        let found = match StoredClaims::on(&store).await {
+            Ok(claims) => claims.get(self.entity.as_str()).await,
+            Err(error) => Err(error),
+        };
+        store.close().await?;
+        let missing = || ClaimError::NotClaimed { id: self.entity.as_str().into() };
+        let claim = ClaimFields::of(found?.ok_or_else(missing)?);
+        if self.yes {
+            return Ok((claim, now));
+        }
+        if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+            return Err(Problem::new(Exit::Usage, "there is no terminal to ask at: say --yes").into());
+        }
+        let mut err = std::io::stderr();
+        write!(err, "{}", plain(&format!("{verb} {}? [y/N] ", claim.words(now))))?;
+        err.flush()?;
+        let mut answer = String::new();
+        std::io::stdin().lock().read_line(&mut answer)?;
+        match answer.trim().to_ascii_lowercase().as_str() {
+            "y" | "yes" => Ok((claim, now)),
+            _ => Err(Problem::new(Exit::Failed, "nothing was changed").into()),
+        }
+    }
+
+    /// Tells what was done to a claim.
+    pub(crate) fn tell(
+        self,
+        claim: ClaimFields,
+        status: String,
+        lines: &[String],
+        output: &mut Output<'_>,
+    ) -> Result<()> {
+        let Change { entity, reason, actor, .. } = self;
+        let changed = Changed { entity, claim, status, reason, actor };
+        output.one(&changed, |text| lines.iter().for_each(|line| text.line(line)))
+    }
+}
+
+/// Does something by an engine that runs nothing, and closes the data directory, which is not created if it is not there.
+pub(crate) async fn operate<T>(
+    directory: &Path,
+    does: impl AsyncFnOnce(&ClaimOperator) -> latchwork::claim::Result<T>,
+) -> Result<T> {
+    Store::open_read_only(directory).await?.close().await?;
+    let engine = Engine::open(directory).idle().start().await?;
+    let done = match ClaimOperator::on(&engine).await {
+        Ok(operator) => does(&operator).await,
+        Err(error) => Err(error),
+    };
+    engine.stop();
+    engine.store().close().await?;
+    Ok(done?)
+}

@@ -1,0 +1,20 @@
+//! `latch claim complete`: makes the transition of a claim that needs review, without its action.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::claim::change::{Change, operate};
+use crate::output::Output;
+
+pub(crate) async fn run(change: Change, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    let (claim, _) = change.look(directory, "Without running its action, complete").await?;
+    let (entity, actor, reason) = (change.entity.as_str(), change.actor.as_str(), change.reason.as_str());
+    operate(directory, async |operator| operator.complete(entity, actor, reason).await).await?;
+    let status = claim.successful_state.clone();
+    let lines = [
+        format!("Entity {entity:?} is at {status:?}. Its action was not run."),
+        "After-effects are delivered when a program starts that has them.".into(),
+    ];
+    change.tell(claim, status, &lines, output)
+}

@@ -1,0 +1,159 @@
+//! The programs of docs/claims.md. One of them runs in a process of its own and is killed in the middle of an action:
+//! the last row of the seed's table of failures.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use latchwork::claim::{StoredClaims, TransitionKind, check_json};
+use latchwork::entity::{Entities, Query};
+use latchwork::store::Store;
+
+// The mains of the programs are not used here, and no other module reaches what they offer.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../examples/claims.rs"]
+mod claims;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../examples/invoices.rs"]
+mod invoices;
+
+/// Names the data directory, and the option, to the process that runs the program.
+const DIRECTORY: &str = "LATCHWORK_INVOICES_DIRECTORY";
+const OPTION: &str = "LATCHWORK_INVOICES_OPTION";
+
+const SIGKILL: i32 = 9;
+
+/// Not a test by itself: the process that is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_process_that_is_killed() {
+    let Ok(directory) = std::env::var(DIRECTORY) else { return };
+    let middle = match std::env::var(OPTION).as_deref() {
+        Ok("--kill") => invoices::Middle::Kills,
+        Ok("--wait") => invoices::Middle::Waits,
+        _ => invoices::Middle::GoesOn,
+    };
+    invoices::run(&directory, middle).await.unwrap();
+}
+
+fn spawn(directory: &Path, option: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "claim::examples::the_process_that_is_killed", "--nocapture"])
+        .env(DIRECTORY, directory)
+        .env(OPTION, option)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Runs the program to its end, and gives what it said.
+fn said(directory: &Path) -> String {
+    let mut child = spawn(directory, "");
+    let mut said = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(child.wait().unwrap().success(), "{said}");
+    said
+}
+
+/// The status of the one invoice, how many payments there are, and what is in its history, newest first.
+async fn look(directory: &Path) -> (String, usize, Vec<(TransitionKind, String)>) {
+    let store = Store::open(directory).await.unwrap();
+    let entities = Entities::on(&store).await.unwrap();
+    let invoice = entities.get("invoice-001").await.unwrap().unwrap();
+    let payments = entities.find(&Query::of("payment")).await.unwrap().items.len();
+    let history = StoredClaims::on(&store).await.unwrap().history("invoice-001", 10).await.unwrap();
+    drop(entities);
+    store.close().await.unwrap();
+    let history = history.into_iter().map(|transition| (transition.kind, transition.reason)).collect();
+    (invoice.data["status"].as_str().unwrap().to_string(), payments, history)
+}
+
+#[tokio::test]
+async fn the_guide_runs() {
+    claims::run().await.unwrap();
+}
+
+/// A text without what tells apart how far it is indented.
+fn lines(text: &str) -> Vec<&str> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect()
+}
+
+#[test]
+fn every_snippet_of_the_guide_is_a_part_of_a_program() {
+    let guide = include_str!("../../../../../docs/claims.md");
+    let programs = [include_str!("../../../examples/claims.rs"), include_str!("../../../examples/invoices.rs")];
+    let programs: Vec<Vec<&str>> = programs.iter().map(|program| lines(program)).collect();
+    let mut snippets = 0;
+    for block in guide.split("\n```").filter(|block| block.starts_with("rust,ignore\n") || block.starts_with("json\n"))
+    {
+        let (_, snippet) = block.split_once('\n').unwrap();
+        let snippet = lines(snippet);
+        let is_part = |program: &Vec<&str>| program.windows(snippet.len()).any(|part| part == snippet);
+        let is_file = check_json(block.split_once('\n').unwrap().1).findings.is_empty();
+        assert!(is_file || programs.iter().any(is_part), "it is in no program: {snippet:#?}");
+        snippets += 1;
+    }
+    assert!(snippets > 8, "{snippets} snippets were found");
+}
+
+#[test]
+fn the_configuration_of_the_program_has_nothing_wrong() {
+    assert_eq!(check_json(include_str!("../../../examples/invoices.json")).findings, []);
+}
+
+#[tokio::test]
+async fn the_program_shows_one_body_and_every_refusal() {
+    let home = tempfile::tempdir().unwrap();
+    let first = said(&home.path().join("data"));
+    for part in [
+        "50 clients pay invoice-001 at once",
+        "1 body has run: {\"outcome\":\"done\"",
+        "49 were refused, 49 of them told that client ",
+        "invoice-002 was regenerated 1 time by 2 clients: 1 clone",
+        "its clone was overdue: {\"outcome\":\"done\",\"from\":\"overdue\"",
+        "3 invoices, 2 paid, 2 payments, 4 mails",
+    ] {
+        assert!(first.contains(part), "{part} is missing in:\n{first}");
+    }
+    assert!(first.contains("2026-01 was closed by 2 clients: "), "{first}");
+    let second = said(&home.path().join("data"));
+    assert!(second.contains("6 invoices, 4 paid, 4 payments, 8 mails"), "{second}");
+}
+
+async fn check_killed(option: &str) {
+    let home = tempfile::tempdir().unwrap();
+    let directory = home.path().join("data");
+    for kills in 1..=3 {
+        let mut child = spawn(&directory, option);
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let is_in_the_middle = |line: &str| line.contains("in the middle of the payment of invoice-001");
+        assert!(lines.any(|line| line.is_ok_and(|line| is_in_the_middle(&line))), "the action begins");
+        if option == "--wait" {
+            child.kill().unwrap();
+        }
+        assert_eq!(child.wait().unwrap().signal(), Some(SIGKILL));
+        let (status, payments, history) = look(&directory).await;
+        assert_eq!((status.as_str(), payments), ("applying_payment_from_sent", 0), "nothing can release it");
+        // Each process has released the claim of the one before.
+        let gone = (TransitionKind::Released, "its process is gone".to_string());
+        assert_eq!(history, vec![gone; kills - 1]);
+    }
+    let said = said(&directory);
+    let reverted = "invoice-001 was reverted from applying_payment_from_sent to sent: its process is gone";
+    assert!(said.contains(reverted) && said.contains("50 clients pay invoice-001 at once"), "{said}");
+    assert!(said.contains("3 invoices, 2 paid, 2 payments, 4 mails"), "{said}");
+    let (status, _, history) = look(&directory).await;
+    let kinds: Vec<TransitionKind> = history.into_iter().map(|(kind, _)| kind).collect();
+    let released = [TransitionKind::Released; 3];
+    assert_eq!((status.as_str(), kinds), ("paid", [&[TransitionKind::Done], &released[..]].concat()));
+}
+
+#[tokio::test]
+async fn a_process_that_is_killed_in_the_middle_of_an_action_leaves_nothing_but_the_claim() {
+    check_killed("--wait").await;
+}
+
+#[tokio::test]
+async fn a_process_that_kills_itself_in_the_middle_of_an_action_does_so_too() {
+    check_killed("--kill").await;
+}
