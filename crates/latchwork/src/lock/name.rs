@@ -220,7 +220,7 @@ pub(crate) const REQUESTS: &str = "lock.requests";
 pub(crate) const OWNED: &str = "lock.owned";
 pub(crate) const SESSIONS: &str = "lock.sessions";
 pub(crate) const FORCED: &str = "lock.forced";
-const UNFINISHED: &str = "lock.unfinished";
+pub(crate) const UNFINISHED: &str = "lock.unfinished";
 
 impl Spaces {
     pub(crate) async fn declare(store: &Store) -> Result<Spaces, StoreError> {

@@ -42,8 +42,18 @@ pub struct Container {
 enum Home {
     Stored(Arc<Place>),
     Memory(Arc<Memory>),
-    /// In the store, but changed by way of somebody else.
-    By(Arc<Place>, Arc<dyn Steward>),
+    /// In the store, read and changed through a steward.
+    By(Arc<Entrusted>),
+}
+
+/// A program may hold very many idle containers in memory, so a handle is three words. Benchmark `state.idle` counts
+/// them.
+const _: () = assert!(size_of::<Container>() == 3 * size_of::<usize>(), "a handle of a container has grown");
+
+/// A stored container and its steward. They have an allocation of their own: in the handle they would enlarge it.
+struct Entrusted {
+    place: Arc<Place>,
+    steward: Arc<dyn Steward>,
 }
 
 /// A stored container's place.
@@ -106,7 +116,7 @@ impl Container {
         let Home::Stored(place) = self.home else { return self };
         let container = Container { home: Home::Stored(place.clone()), setup: self.setup };
         let container = container.attempts(u32::MAX).mutation_timeout(None);
-        Container { home: Home::By(place, steward), setup: container.setup }
+        Container { home: Home::By(Arc::new(Entrusted { place, steward })), setup: container.setup }
     }
 
     /// The same with another treatment, unless that is the steward's.
@@ -208,7 +218,8 @@ impl Container {
 
     fn shared_name(&self) -> &Arc<str> {
         match &self.home {
-            Home::Stored(place) | Home::By(place, _) => &place.name,
+            Home::Stored(place) => &place.name,
+            Home::By(entrusted) => &entrusted.place.name,
             Home::Memory(memory) => memory.name(),
         }
     }
@@ -230,7 +241,7 @@ impl Container {
         let known = match &self.home {
             Home::Memory(memory) => memory.read(),
             Home::Stored(place) => place.shelf.read(&place.key, &place.name).await?,
-            Home::By(place, steward) => steward.read(place).await?,
+            Home::By(entrusted) => entrusted.steward.read(&entrusted.place).await?,
         };
         let state = if known.rev.is_some() { known.state } else { self.setup.definition.initial.clone() };
         Ok((state, known.rev.unwrap_or_default()))
@@ -305,7 +316,7 @@ impl Container {
                 memory.watch(sender);
                 Source::Memory(receiver)
             }
-            Home::By(place, _) => return Err(StateError::Unwatchable { key: place.name.to_string() }),
+            Home::By(entrusted) => return Err(StateError::Unwatchable { key: entrusted.place.name.to_string() }),
             Home::Stored(place) => {
                 let range = place.shelf.space.range(place.key.bytes()..=place.key.bytes());
                 Source::Stored(Box::new(place.shelf.store.watch(range, after).await?))
@@ -330,10 +341,12 @@ impl Container {
     }
 
     fn identity(&self) -> Identity {
-        match &self.home {
-            Home::Stored(place) | Home::By(place, _) => Identity::Stored(place.shelf.store.clone(), place.key.clone()),
-            Home::Memory(memory) => memory.identity(),
-        }
+        let place = match &self.home {
+            Home::Stored(place) => place,
+            Home::By(entrusted) => &entrusted.place,
+            Home::Memory(memory) => return memory.identity(),
+        };
+        Identity::Stored(place.shelf.store.clone(), place.key.clone())
     }
 
     /// What the present task is at work on. Refused if this container is part of it.
@@ -357,15 +370,15 @@ impl Container {
         match &self.home {
             Home::Stored(place) => place.shelf.submit(&place.key, job),
             Home::Memory(memory) => self.setup.memories.submit(memory, job),
-            Home::By(place, steward) => steward.change(place, job).await,
+            Home::By(entrusted) => entrusted.steward.change(&entrusted.place, job).await,
         }
     }
 
     /// What a caller is told, if it is.
     async fn told(&self, error: StateError) -> StateError {
         match (&self.home, error) {
-            (Home::By(_, steward), error @ (StateError::Store(_) | StateError::UnknownVersion { .. })) => {
-                steward.failed(error).await
+            (Home::By(entrusted), error @ (StateError::Store(_) | StateError::UnknownVersion { .. })) => {
+                entrusted.steward.failed(error).await
             }
             (_, error) => error,
         }

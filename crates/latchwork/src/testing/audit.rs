@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::locks::contradictions;
+use super::locks::{contradictions, grantable};
 use super::trace::What;
-use crate::lock::name::{FORCED, HEADS, REQUESTS, SESSIONS, read_ticket};
+use crate::lock::name::{FORCED, HEADS, REQUESTS, SESSIONS, Spaces, UNFINISHED, read_ticket};
 use crate::lock::stored::{Forced, Head, Lease, Request};
 use crate::lock::{LockName, Owner};
 use crate::record::Record;
@@ -26,6 +26,17 @@ struct Audited {
     requests: BTreeMap<u64, Request>,
     /// The largest ticket there ever was.
     newest: u64,
+    /// Whether a node has noted that it left requests that could be granted.
+    is_noted: bool,
+}
+
+impl Audited {
+    fn wrong(&self, lock: &LockName) -> Vec<String> {
+        let requests: Vec<_> = self.requests.iter().map(|(ticket, request)| (*ticket, request.clone())).collect();
+        let mut wrong = contradictions(lock, &self.head, &requests);
+        wrong.extend(grantable(lock, &self.head, &requests).filter(|_| !self.is_noted));
+        wrong
+    }
 }
 
 impl Audit {
@@ -65,16 +76,25 @@ impl Audit {
                     let Request { owner, granted_us, .. } = forced.request;
                     events.push(What::Forced { lock, token, owner, was_held: granted_us.is_some() });
                 }
+                (UNFINISHED, write) => {
+                    // The other kind of note tells of an execution.
+                    let Some(lock) = Spaces::read_unfinished(write.key()) else { continue };
+                    self.locks.entry(lock.clone()).or_default().is_noted = matches!(write, Write::Put(..));
+                    touched.insert(lock);
+                }
                 _ => {}
             }
         }
-        for lock in touched {
-            let Some(audited) = self.locks.get(&lock) else { continue };
-            let requests = audited.requests.iter().map(|(ticket, request)| (*ticket, request.clone())).collect();
-            self.wrong.extend(contradictions(&lock, &audited.head, Some(requests)));
-        }
+        let wrong = touched.iter().filter_map(|lock| Some(self.locks.get(lock)?.wrong(lock)));
+        self.wrong.extend(wrong.flatten());
         events.extend(granted);
         events
+    }
+
+    /// The newest engine runs and has nothing left to do: it has granted what other nodes left, and deleted the notes.
+    pub(crate) fn settled(&mut self) {
+        let noted = self.locks.iter().filter(|(_, audited)| audited.is_noted);
+        self.wrong.extend(noted.map(|(lock, _)| format!("{lock}: it is still noted as unfinished")));
     }
 
     /// A request is made or granted.
@@ -123,17 +143,64 @@ impl Audit {
 mod tests {
     use super::*;
     use crate::lock::LockKind;
-    use crate::lock::name::Spaces;
     use crate::store::Store;
+
+    async fn spaces() -> Spaces {
+        let store = Store::memory().await.expect("a store in memory");
+        Spaces::declare(&store).await.expect("the spaces of locks")
+    }
 
     #[tokio::test]
     async fn a_head_that_says_otherwise_than_the_requests_is_noticed() {
-        let store = Store::memory().await.expect("a store in memory");
-        let spaces = Spaces::declare(&store).await.expect("the spaces of locks");
         let head = Head { kind: Some(LockKind::Mutex), used: 1, ..Head::default() };
-        let write = Write::Put(spaces.head(&LockName::global("m")), head.encode());
+        let write = Write::Put(spaces().await.head(&LockName::global("m")), head.encode());
         let mut audit = Audit::default();
         audit.landed(&[(HEADS.to_string(), write)], &[], Duration::ZERO);
         assert_eq!(audit.wrong, ["m: 0 permits are held, 1 are noted, there are 1"]);
+    }
+
+    /// Audits commits to a mutex that is free and that execution `e` waits for. The first commit makes it so; the
+    /// steps after it put the note of an unfinished release (`true`) or delete it.
+    async fn after_release(is_noted: bool, steps: &[bool]) -> Audit {
+        let (spaces, lock, ticket) = (spaces().await, LockName::global("m"), 256);
+        let head = Head { kind: Some(LockKind::Mutex), waiting: 1, ..Head::default() };
+        let owner = Owner::Execution("e".into());
+        let request = Request { owner, permits: 1, id: vec![1], again: Vec::new(), since_us: 0, granted_us: None };
+        let note = |is_put: bool| {
+            let key = spaces.unfinished(&lock);
+            (UNFINISHED.to_string(), if is_put { Write::Put(key, Vec::new().into()) } else { Write::Delete(key) })
+        };
+        let mut first = vec![
+            (HEADS.to_string(), Write::Put(spaces.head(&lock), head.encode())),
+            (REQUESTS.to_string(), Write::Put(spaces.request(&lock, ticket), request.encode())),
+        ];
+        first.extend(is_noted.then(|| note(true)));
+        let mut audit = Audit::default();
+        audit.landed(&first, &[], Duration::ZERO);
+        for step in steps {
+            audit.landed(&[note(*step)], &[], Duration::ZERO);
+        }
+        audit
+    }
+
+    const NOT_GRANTED: &str = "m: execution e could be granted 256, and is not";
+
+    #[tokio::test]
+    async fn a_request_that_could_be_granted_and_is_not_is_noticed() {
+        assert_eq!(after_release(false, &[]).await.wrong, [NOT_GRANTED]);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_could_be_granted_waits_only_as_long_as_the_lock_is_noted() {
+        assert!(after_release(true, &[]).await.wrong.is_empty());
+        assert!(after_release(true, &[true]).await.wrong.is_empty());
+        assert_eq!(after_release(true, &[false]).await.wrong, [NOT_GRANTED]);
+    }
+
+    #[tokio::test]
+    async fn a_note_that_is_left_at_the_end_is_noticed() {
+        let mut audit = after_release(true, &[]).await;
+        audit.settled();
+        assert_eq!(audit.wrong, ["m: it is still noted as unfinished"]);
     }
 }

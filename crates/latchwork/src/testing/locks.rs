@@ -1,11 +1,11 @@
 //! That what is stored of locks agrees: heads, requests and their owners. All of it follows from the requests, so it
 //! can be computed again and compared.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lock::LockName;
 use crate::lock::Owner;
-use crate::lock::name::{HEADS, OWNED, REQUESTS, Spaces, read_ticket};
+use crate::lock::name::{HEADS, OWNED, REQUESTS, Spaces, UNFINISHED, read_ticket};
 use crate::lock::stored::{Head, Request, Ticket};
 use crate::record::Record;
 use crate::store::{Order, Space, Store, StoreError, View};
@@ -16,8 +16,8 @@ use crate::workflow::record::Execution;
 pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError> {
     let spaces = store.spaces().await?;
     let space = |name: &str| spaces.iter().find(|space| space.name() == name).cloned();
-    let (Some(heads), Some(requests), Some(owned), Some(executions)) =
-        (space(HEADS), space(REQUESTS), space(OWNED), space(EXECUTIONS))
+    let (Some(heads), Some(requests), Some(owned), Some(unfinished), Some(executions)) =
+        (space(HEADS), space(REQUESTS), space(OWNED), space(UNFINISHED), space(EXECUTIONS))
     else {
         return Ok(Vec::new());
     };
@@ -48,9 +48,15 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
     if owns != count {
         wrong.push(format!("{owns} requests are known to their owners, and there are {count}"));
     }
+    let notes = view.scan(&unfinished.all(), Order::Ascending, usize::MAX).await?;
+    let noted: BTreeSet<LockName> = notes.iter().filter_map(|(key, _)| Spaces::read_unfinished(key)).collect();
     for (key, item) in view.scan(&heads.all(), Order::Ascending, usize::MAX).await? {
         match (LockName::read_head(&key), Head::decode(&item.value)) {
-            (Some(lock), Ok(head)) => wrong.extend(contradictions(&lock, &head, by_lock.remove(&lock))),
+            (Some(lock), Ok(head)) => {
+                let requests = by_lock.remove(&lock).unwrap_or_default();
+                wrong.extend(contradictions(&lock, &head, &requests));
+                wrong.extend(grantable(&lock, &head, &requests).filter(|_| !noted.contains(&lock)));
+            }
             _ => wrong.push(format!("lock {key} cannot be read")),
         }
     }
@@ -74,16 +80,14 @@ async fn dead(
     Ok((!is_alive).then(|| format!("{} is no more, and has request {ticket} for {lock}", request.owner)))
 }
 
-pub(super) fn contradictions(lock: &LockName, head: &Head, requests: Option<Vec<(u64, Request)>>) -> Vec<String> {
-    let requests = requests.unwrap_or_default();
+/// Where the head of a lock and its requests contradict each other.
+pub(super) fn contradictions(lock: &LockName, head: &Head, requests: &[(u64, Request)]) -> Vec<String> {
     let mut wrong = Vec::new();
-    let granted: Vec<_> = requests.iter().filter(|(_, request)| request.granted_us.is_some()).collect();
-    let used: u64 = granted.iter().map(|(_, request)| u64::from(request.permits)).sum();
-    let capacity = head.kind.map_or(0, |kind| kind.capacity());
-    if used != u64::from(head.used) || used > u64::from(capacity) {
+    let (used, capacity) = permits(head, requests);
+    if used != u64::from(head.used) || used > capacity {
         wrong.push(format!("{lock}: {used} permits are held, {} are noted, there are {capacity}", head.used));
     }
-    let waiting = requests.len() - granted.len();
+    let waiting = requests.iter().filter(|(_, request)| request.granted_us.is_none()).count();
     if waiting as u64 != head.waiting {
         wrong.push(format!("{lock}: {waiting} wait, {} are noted", head.waiting));
     }
@@ -92,9 +96,21 @@ pub(super) fn contradictions(lock: &LockName, head: &Head, requests: Option<Vec<
     if is_inverted {
         wrong.push(format!("{lock}: somebody has been overtaken, {requests:?} at {}", head.granted));
     }
-    let first = requests.iter().find(|(_, request)| request.granted_us.is_none());
-    if let Some((ticket, request)) = first.filter(|(_, request)| used + u64::from(request.permits) <= capacity.into()) {
-        wrong.push(format!("{lock}: {} could be granted {ticket}, and is not", request.owner));
-    }
     wrong
+}
+
+/// The complaint that the first waiting request fits and is not granted. A lock that is noted as unfinished may be left
+/// in that state: the node that reads the note grants the request.
+pub(super) fn grantable(lock: &LockName, head: &Head, requests: &[(u64, Request)]) -> Option<String> {
+    let (used, capacity) = permits(head, requests);
+    let (ticket, request) = requests.iter().find(|(_, request)| request.granted_us.is_none())?;
+    let fits = used + u64::from(request.permits) <= capacity;
+    fits.then(|| format!("{lock}: {} could be granted {ticket}, and is not", request.owner))
+}
+
+/// How many permits are granted, and how many there are.
+fn permits(head: &Head, requests: &[(u64, Request)]) -> (u64, u64) {
+    let granted = requests.iter().filter(|(_, request)| request.granted_us.is_some());
+    let used = granted.map(|(_, request)| u64::from(request.permits)).sum();
+    (used, head.kind.map_or(0, |kind| kind.capacity()).into())
 }

@@ -383,6 +383,9 @@ impl Lives {
         }
         let unfinished = self.unfinished().await;
         let parked = self.listed(Shelf::Parked).await;
+        if stuck.is_none() {
+            self.world.audit.lock().settled();
+        }
         self.begun.iter().for_each(|begun| begun.task.abort());
         self.check_lists().await;
         let (mut results, mut looked) = (BTreeMap::new(), Vec::new());
