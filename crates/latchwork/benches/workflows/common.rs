@@ -1,7 +1,8 @@
 //! What the suites on workflows share.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use latchwork::store::{Space, SpaceSpec, Store};
@@ -74,4 +75,22 @@ pub(crate) fn child(part: &str, directory: &Path, count: usize) -> Command {
 pub(crate) fn given<'a>(mut words: impl Iterator<Item = &'a str>) -> (&'a Path, usize) {
     let directory = Path::new(words.next().expect("a directory"));
     (directory, words.next().and_then(|count| count.parse().ok()).expect("a count"))
+}
+
+/// Runs a child until it says that it is [`ready`], and kills it.
+pub(crate) fn kill_when_ready(mut child: Command) {
+    let mut child = child.stdout(Stdio::piped()).spawn().expect("a child");
+    let mut line = String::new();
+    let output = child.stdout.take().expect("the child's output");
+    BufReader::new(output).read_line(&mut line).expect("a line of the child");
+    assert_eq!(line.trim(), "ready");
+    child.kill().expect("a kill");
+    child.wait().expect("its end");
+}
+
+/// Says that everything is in place, and waits to be killed.
+pub(crate) async fn ready() {
+    println!("ready");
+    let _ = std::io::stdout().flush();
+    std::future::pending::<()>().await;
 }

@@ -1,9 +1,6 @@
 //! Recovery after SIGKILL: a child leaves executions in the middle of a step and is killed; this process goes on with
 //! them.
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
 use crate::report::{Figure, Report};
-use crate::{child, given};
+use crate::{child, given, kill_when_ready, ready};
 
 /// When the bodies of second steps were run.
 #[derive(Default)]
@@ -49,7 +46,7 @@ pub(crate) fn recovery(runtime: &Runtime, report: &Report, steps: Option<f64>) {
     let Some(steps) = steps.filter(|_| report.wants("workflows.recovery")) else { return };
     let count = if report.quick { 2_000 } else { 100_000 };
     let directory = tempfile::tempdir().expect("a directory");
-    leave_unfinished(directory.path(), count);
+    kill_when_ready(child("child-unfinished", directory.path(), count));
     let seen = Arc::new(Seen::default());
     let two_steps = two_steps(seen.clone(), true);
     let begin = Instant::now();
@@ -69,16 +66,6 @@ pub(crate) fn recovery(runtime: &Runtime, report: &Report, steps: Option<f64>) {
     report.add(Figure { name: "workflows.recovery", value, unit: "executions/s", floor: steps, target: "≥ 0.3" });
     let (value, floor) = (first * 1e3, 1e3);
     report.add(Figure { name: "workflows.recovery.first", value, unit: "ms", floor, target: "≤ 1" });
-}
-
-fn leave_unfinished(directory: &Path, count: usize) {
-    let mut child = child("child-unfinished", directory, count).stdout(Stdio::piped()).spawn().expect("a child");
-    let mut line = String::new();
-    let output = child.stdout.take().expect("the child's output");
-    BufReader::new(output).read_line(&mut line).expect("a line of the child");
-    assert_eq!(line.trim(), "unfinished");
-    child.kill().expect("a kill");
-    child.wait().expect("its end");
 }
 
 /// Starts executions, says so when all of them are in their second step, and waits to be killed.
@@ -104,8 +91,6 @@ pub(crate) fn child_unfinished<'a>(words: impl Iterator<Item = &'a str>) {
         while seen.count.load(Ordering::SeqCst) < count {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        println!("unfinished");
-        let _ = std::io::stdout().flush();
-        std::future::pending::<()>().await;
+        ready().await;
     });
 }
