@@ -354,7 +354,7 @@ impl Inner {
                 Err(ClaimError::Action { action, error: ActionError::new(failure.message().to_string()) })
             }
             Err(error @ (WorkflowError::Stopped | WorkflowError::Store(_))) => Err(error.into()),
-            Err(error) => Err(ClaimError::Execution { action, id: id.to_string(), error }),
+            Err(error) => Err(ClaimError::Execution { action, id: id.to_string(), error: Box::new(error) }),
         }
     }
 

@@ -53,7 +53,7 @@ pub enum ClaimError {
     Action { action: String, error: ActionError },
     /// The execution that runs the action has not come to its end.
     #[error("execution {id:?} of action {action:?} has ended without a result: {error}")]
-    Execution { action: String, id: String, error: WorkflowError },
+    Execution { action: String, id: String, error: Box<WorkflowError> },
     /// An entity that no claim is on.
     #[error("no claim is on entity {id:?}")]
     NotClaimed { id: EntityId },

@@ -143,7 +143,7 @@ enum Possible<'a> {
 
 /// What became of one try to claim.
 enum Tried {
-    Claimed(Held, Firing, Session),
+    Claimed(Held, Box<Firing>, Session),
     Again,
     /// Another claim is in the way.
     Taken(Box<Claim>),
@@ -185,7 +185,7 @@ impl Inner {
                     Tried::Claimed(held, firing, session) => {
                         let claims = self.clone();
                         // To its end, though the caller may give up.
-                        let run = async move { claims.run(held, firing, session, action).await };
+                        let run = async move { claims.run(held, *firing, session, action).await };
                         let fired = self.ledger.engine.node.runtime.run(run).await;
                         return fired.unwrap_or(Err(ClaimError::Stopped));
                     }
@@ -314,7 +314,7 @@ impl Inner {
         let held = Held::new(self, &claim);
         match self.ledger.claim(standing, &claim, None, Part::default()).await {
             Ok(Sent::Landed(standing)) => {
-                Ok(Tried::Claimed(held, Firing { claim, standing, reason: String::new() }, session))
+                Ok(Tried::Claimed(held, Box::new(Firing { claim, standing, reason: String::new() }), session))
             }
             Ok(Sent::Moved | Sent::StartTaken) => {
                 held.settled();
@@ -343,7 +343,7 @@ impl Inner {
                 let is_ours = found.is_some_and(|(found, _)| found == claim);
                 match standing.filter(|standing| is_ours && standing.rev.0 == claim.token) {
                     Some(standing) => {
-                        Ok(Tried::Claimed(held, Firing { claim, standing, reason: String::new() }, session))
+                        Ok(Tried::Claimed(held, Box::new(Firing { claim, standing, reason: String::new() }), session))
                     }
                     None => Err(error),
                 }
@@ -363,7 +363,7 @@ impl Inner {
         let held = Held::new(self, &claim);
         match self.ledger.claim(standing, &claim, Some(over), Part::default()).await? {
             Sent::Landed(standing) => {
-                Ok(Tried::Claimed(held, Firing { claim, standing, reason: String::new() }, session))
+                Ok(Tried::Claimed(held, Box::new(Firing { claim, standing, reason: String::new() }), session))
             }
             _ => {
                 held.settled();

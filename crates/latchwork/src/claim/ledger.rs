@@ -93,10 +93,8 @@ impl Claim {
     /// Who changes the entity, and why, for the entity's history.
     fn meta(&self) -> Meta {
         let Claim { terms, actor, requester, .. } = self;
-        let mut meta = Meta::default();
-        meta.author = Some(actor.clone().unwrap_or_else(|| requester.clone()));
-        meta.reason = Some(format!("step {} of {}", terms.step(), terms.workflow));
-        meta
+        let author = Some(actor.clone().unwrap_or_else(|| requester.clone()));
+        Meta { author, reason: Some(format!("step {} of {}", terms.step(), terms.workflow)) }
     }
 }
 
@@ -484,8 +482,7 @@ impl Ledger {
     /// Takes an entity back to the status that its claim came from.
     async fn send_revert(&self, claim: &Claim, standing: &Standing, part: Part, why: &Why) -> Result<bool> {
         let terms = &claim.terms;
-        let mut meta = Meta::default();
-        (meta.author, meta.reason) = (why.actor.clone(), Some(why.reason.clone()));
+        let meta = Meta { author: why.actor.clone(), reason: Some(why.reason.clone()) };
         let data = terms.with_status(standing.data(), &terms.from);
         let revised = self.entities.revise(standing, data, &meta).await?;
         let part = part.and(self.log_release(claim, standing, why));

@@ -10,6 +10,8 @@ use latchwork::json;
 use latchwork::store::Store;
 use latchwork::workflow::{Ctx, Engine, Failure};
 
+use super::kit::sleep;
+
 fn close() -> DurableAction {
     durable_action("Close", async |ctx: Ctx, call: DurableCall| {
         ctx.run("collect", async || Ok::<_, Failure>(())).await?;
@@ -72,7 +74,7 @@ async fn a_restart_goes_on_with_a_durable_action() {
         if stored.get("may").await.unwrap().is_some() {
             break stored;
         }
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep(Duration::from_millis(1)).await;
     };
     let open = stored.get("may").await.unwrap().unwrap();
     assert!(open.holder.owner.starts_with("execution \"Close:") && open.holder.lease_left.is_none());
@@ -84,7 +86,7 @@ async fn a_restart_goes_on_with_a_durable_action() {
     let engine = Engine::open(directory.path()).register(second.workflow()).start().await.unwrap();
     let after = claims(&engine, &second).await;
     while engine.entities().get("may").await.unwrap().unwrap().data["status"] != "closed" {
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        sleep(Duration::from_millis(5)).await;
     }
     let history = after.operate().await.unwrap().stored().history("may", 9).await.unwrap();
     assert_eq!(history.len(), 1);
@@ -105,13 +107,13 @@ async fn the_claim_of_an_execution_that_was_terminated_is_reverted() {
         if let Some(open) = operator.stored().get("may").await.unwrap() {
             break open.holder.owner;
         }
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep(Duration::from_millis(1)).await;
     };
     let id = owner.trim_start_matches("execution \"").trim_end_matches('"').to_string();
     engine.terminate(&*id, "it takes too long").await.unwrap();
     assert!(fired.await.unwrap().is_err());
     while engine.entities().get("may").await.unwrap().unwrap().data["status"] != "approved" {
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(operator.stored().list(None, 9).await.unwrap(), []);
 }

@@ -9,7 +9,7 @@ use latchwork::json;
 use latchwork::store::Store;
 use latchwork::workflow::{Ctx, Engine, Failure, workflow};
 
-use super::kit::{Kit, Seen, invoices};
+use super::kit::{Kit, Seen, invoices, sleep};
 
 #[tokio::test]
 async fn an_after_effect_that_fails_is_tried_again_and_keeps_the_others_waiting() {
@@ -101,7 +101,7 @@ async fn what_was_not_delivered_is_delivered_by_the_next_process() {
     });
     let _claims = claims.start().await.unwrap();
     while seen.effects.lock().len() < 4 {
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        sleep(Duration::from_millis(2)).await;
     }
     for note in ["a", "b"] {
         let effects = seen.effects.lock().clone();

@@ -8,7 +8,7 @@ use latchwork::json;
 use latchwork::store::Store;
 use latchwork::workflow::Engine;
 
-use super::kit::{BankClosed, Kit, Seen, invoices, invoices_with};
+use super::kit::{BankClosed, Kit, Seen, invoices, invoices_with, sleep};
 
 #[tokio::test]
 async fn a_claimed_step_commits_writes_status_and_after_effects_together() {
@@ -106,7 +106,7 @@ async fn the_loser_is_told_who_holds_the_claim_and_for_how_long() {
     let first = kit.claims.fire("invoice", "pay", "i").by("admin").actor("ann").input(input);
     let first = tokio::spawn(async move { first.await.unwrap() });
     let holder = loop {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        sleep(std::time::Duration::from_millis(5)).await;
         if kit.seen.bodies() == 0 {
             continue;
         }

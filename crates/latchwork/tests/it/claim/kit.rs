@@ -153,8 +153,13 @@ impl Kit {
             if self.claims.undelivered() == 0 {
                 return;
             }
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            sleep(Duration::from_millis(1)).await;
         }
         panic!("after-effects are not delivered");
     }
+}
+
+/// Waits a moment, by the machine's clock.
+pub(crate) fn sleep(pause: Duration) -> latchwork::store::Sleep {
+    latchwork::store::Env::system().sleep(pause)
 }

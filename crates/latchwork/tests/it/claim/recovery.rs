@@ -1,5 +1,6 @@
 //! Claims whose process is gone, or was away for too long; and operators who step in.
 
+use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use latchwork::store::Store;
 use latchwork::workflow::Engine;
 use tokio::runtime::Runtime;
 
-use super::kit::{INVOICES, Kit, Seen, invoices_with};
+use super::kit::{INVOICES, Kit, Seen, invoices_with, sleep};
 
 /// A process of its own: as long as it is not driven, it stands still; when it is dropped, it is gone.
 struct Process {
@@ -59,14 +60,14 @@ impl Process {
         input: latchwork::Value,
     ) -> tokio::task::JoinHandle<latchwork::claim::Result<Fired>> {
         let before = self.seen.bodies();
+        let fire = self.claims().fire("invoice", "pay", id).by("admin").actor("ann").input(input);
+        let fired = self.runtime.spawn(async move { fire.await });
         self.runtime.block_on(async {
-            let fire = self.claims().fire("invoice", "pay", id).by("admin").actor("ann").input(input);
-            let fired = tokio::spawn(async move { fire.await });
             while self.seen.bodies() == before {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                sleep(Duration::from_millis(1)).await;
             }
-            fired
-        })
+        });
+        fired
     }
 
     /// Waits until the invoice is at a status, or for as long as that could take.
@@ -77,7 +78,7 @@ impl Process {
                 if entities.get(id).await.unwrap().unwrap().data["status"] == status {
                     return;
                 }
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                sleep(Duration::from_millis(2)).await;
             }
             panic!("{id} does not come to {status}");
         });
@@ -154,7 +155,7 @@ fn a_claim_that_is_retried_runs_its_action_again_under_a_larger_token() {
         if open.attempts == 2 {
             break open;
         }
-        second.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
+        second.runtime.block_on(async { sleep(Duration::from_millis(5)).await });
     };
     assert!(after.token > before.token);
     assert_eq!(second.seen.bodies(), 1);
@@ -177,7 +178,7 @@ fn a_claim_whose_outcome_is_unknown_waits_for_an_operator() {
             if open.iter().all(|claim| claim.holder.needs_review.as_deref() == Some("its process is gone")) {
                 break;
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(5)).await;
         }
         // One was found not to have taken effect, one to have, and one is simply run again.
         operator.release("a", "eve", "the bank knows nothing of it").await.unwrap();
@@ -193,7 +194,7 @@ fn a_claim_whose_outcome_is_unknown_waits_for_an_operator() {
     assert_eq!((second.seen.bodies(), second.payments()), (1, 1));
     second.runtime.block_on(async {
         while second.seen.delivered().len() < 4 {
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            sleep(Duration::from_millis(2)).await;
         }
         let history = operator.stored().history("b", 1).await.unwrap().remove(0);
         assert_eq!((history.actor.as_deref(), history.reason.as_str()), (Some("eve"), "the bank has it"));
@@ -210,7 +211,7 @@ fn an_action_that_takes_its_process_with_it_is_retried_so_often_and_then_left_to
     for _ in 0..2 {
         process.kill();
         process = Process::start(&store, &config);
-        process.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(400)).await });
+        process.runtime.block_on(async { sleep(Duration::from_millis(400)).await });
     }
     assert_eq!(process.seen.bodies(), 0);
     let open = async { StoredClaims::on(&store).await.unwrap().get("i").await.unwrap().unwrap() };
@@ -243,7 +244,7 @@ fn the_janitor_of_a_module_says_what_becomes_of_its_claims() {
         let _claims = claims.cover("billing", janitor).start().await.unwrap();
         let stored = StoredClaims::on(&store).await.unwrap();
         while stored.get("i").await.unwrap().unwrap().holder.needs_review.is_none() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(5)).await;
         }
     });
     assert_eq!(*asked.lock(), [("i".to_string(), "sent".to_string(), Recovery::Revert)]);
@@ -277,7 +278,7 @@ async fn an_operator_who_changes_a_claimed_entity_wins_and_the_action_is_told() 
         let fire = kit.claims.fire("invoice", "pay", id).by("admin").input(json!({"pause_ms": 50}));
         let fired = tokio::spawn(async move { fire.await.unwrap() });
         while kit.seen.bodies() == bodies {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            sleep(Duration::from_millis(1)).await;
         }
         let entities = kit.engine.entities();
         match meddles {
@@ -315,7 +316,7 @@ async fn a_claim_that_was_put_back_by_hand_can_be_made_again_and_the_first_loses
     let fire = kit.claims.fire("invoice", "pay", "i").by("admin").input(json!({"pause_ms": 100}));
     let first = tokio::spawn(async move { fire.await.unwrap() });
     while kit.seen.bodies() == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep(Duration::from_millis(1)).await;
     }
     let back = Update::new("i").data(json!({"status": "sent"}));
     kit.engine.entities().update(back).await.unwrap();
@@ -332,7 +333,7 @@ async fn an_action_runs_to_its_end_though_its_caller_gives_up() {
     let fired = tokio::time::timeout(Duration::from_millis(10), fire.into_future()).await;
     assert!(fired.is_err());
     while kit.status("i").await != "paid" {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep(Duration::from_millis(1)).await;
     }
     assert_eq!((kit.payments().await, kit.seen.bodies()), (1, 1));
 }
@@ -352,7 +353,7 @@ fn a_change_of_the_configuration_leaves_open_claims_alone() {
     second.runtime.block_on(async {
         let operator = second.claims().operate().await.unwrap();
         while operator.stored().get("a").await.unwrap().unwrap().holder.needs_review.is_none() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(5)).await;
         }
         operator.complete("a", "eve", "it was paid").await.unwrap();
         let strays = second.claims().strays("invoice", 10).await.unwrap();
@@ -360,5 +361,3 @@ fn a_change_of_the_configuration_leaves_open_claims_alone() {
         assert_eq!(strays, [("a", Some("paid")), ("b", Some("sent"))]);
     });
 }
-
-use std::future::IntoFuture;

@@ -26,6 +26,9 @@ use crate::workflow::simulation::campaign_of;
 /// The lease of all steps.
 const LEASE: Duration = Duration::from_secs(2);
 
+/// What a complaint starts with about an entity that stays claimed.
+const STUCK: &str = "still claimed";
+
 /// How many fire steps.
 const CLIENTS: u64 = 3;
 
@@ -96,7 +99,7 @@ impl Play {
             let play = self.clone();
             move |effect: AfterEffect| {
                 let mut seen = play.seen.lock();
-                let fails = effect.attempt == 1 && effect.rev % 5 == 0;
+                let fails = effect.attempt == 1 && effect.rev.is_multiple_of(5);
                 if !fails {
                     seen.effects.push(effect);
                 }
@@ -226,7 +229,7 @@ impl Play {
         let mut seen = std::mem::take(&mut *self.seen.lock());
         let open = stored.list(None, 10).await?;
         if !open.is_empty() {
-            seen.complaints.push(format!("still claimed: {open:?}"));
+            seen.complaints.push(format!("{STUCK}: {open:?}"));
         }
         let (mut marks, mut transitions) = (BTreeMap::<String, usize>::new(), BTreeMap::<String, usize>::new());
         for mark in engine.entities().find(&Query::of("mark").limit(1000)).await?.items {
@@ -237,7 +240,7 @@ impl Play {
         for parcel in ["p0", "p1"] {
             let status = engine.entities().get(parcel).await?.map(|parcel| parcel.data["status"].to_string());
             if status.is_some_and(|status| ["\"paying\"", "\"shipping\"", "\"auditing\""].contains(&&*status)) {
-                seen.complaints.push(format!("{parcel} is stuck"));
+                seen.complaints.push(format!("{STUCK}: {parcel}"));
             }
             for transition in stored.history(parcel, 1000).await? {
                 if transition.kind == TransitionKind::Done {
@@ -316,6 +319,9 @@ fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
     let play = Play::new();
     let report = play.simulation(seed).faults(faults).limit(Duration::from_secs(3 * 86_400)).run();
     let mut complaints = play.seen.lock().complaints.clone();
+    // If everybody was done before the last life began, nobody has started claims in it, and it has no janitor.
+    let has_janitor = play.lives.lock().get(&report.lives).is_some_and(|claims| claims.initialized());
+    complaints.retain(|complaint| has_janitor || !complaint.starts_with(STUCK));
     complaints.extend(report.stuck.clone());
     complaints.extend(report.errors.iter().map(ToString::to_string));
     complaints.extend(report.misfiled.iter().cloned());

@@ -8,6 +8,8 @@ use latchwork::json;
 use latchwork::store::Store;
 use latchwork::workflow::Engine;
 
+use super::kit::sleep;
+
 fn tickets() -> ClaimWorkflow {
     let timer = Some(Timer { after: Duration::from_millis(150), requester: "system".into() });
     ClaimWorkflow::new("ticket", "desk", "ticket")
@@ -23,7 +25,7 @@ async fn until(engine: &Engine, id: &str, status: &str) {
         if engine.entities().get(id).await.unwrap().unwrap().data["status"] == status {
             return;
         }
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        sleep(Duration::from_millis(2)).await;
     }
     panic!("{id} does not come to {status}");
 }
@@ -41,10 +43,10 @@ async fn a_step_with_a_timer_is_fired_after_so_long_at_its_status() {
     until(&engine, "old", "late").await;
     until(&engine, "a", "late").await;
     // An edit does not set the timer back, and one that has left the status in time is left alone.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    sleep(Duration::from_millis(200)).await;
     until(&engine, "b", "solved").await;
     assert!(claims.fire("ticket", "reopen", "b").await.unwrap().is_done());
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    sleep(Duration::from_millis(100)).await;
     engine.entities().update(Update::new("b").metadata(json!({"read": true}))).await.unwrap();
     until(&engine, "b", "late").await;
     let history = StoredClaims::on(engine.store()).await.unwrap().history("b", 1).await.unwrap().remove(0);
