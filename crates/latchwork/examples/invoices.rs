@@ -1,8 +1,8 @@
-//! Invoices whose payments are applied once, whoever races for them: the claim workflows of invoices.json.
+//! Invoices that are paid once, however many clients race to pay them: the claim workflows of invoices.json.
 //!
-//! `cargo run --release --example invoices -- ./data` races 50 clients for one invoice, regenerates one, pays one that is
-//! overdue, and closes a billing period. With `--kill` the process kills itself in the middle of an action; the next run
-//! shows that the invoice was reverted, and goes on with it. `--wait` waits there, for you to kill it.
+//! `cargo run -p latchwork --example invoices -- ./data` races 50 clients for one invoice, regenerates one, pays one
+//! that is overdue, and closes a billing period. With `--kill` the process kills itself in the middle of an action; the
+//! next run shows that the invoice was reverted, and goes on with it. `--wait` waits there, for you to kill it.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -71,8 +71,8 @@ async fn close_billing(ctx: ActionCtx) -> Result<Outcome> {
     Ok(Outcome::done())
 }
 
-/// One mail for each invoice of a period. It may be called again after a crash: mails that were sent are not sent again,
-/// because each has an id of its own.
+/// One mail for each invoice of a period. It may be called again after a crash: mails that were sent are not sent
+/// again, because each has an id of its own.
 async fn mail_invoices(entities: &Entities, closed: AfterEffect) -> Result {
     for invoice in invoices_of(entities, &closed.entity).await? {
         send(entities, format!("{}/{}", closed.key, &*invoice.id), &invoice.id, "your invoice").await?;
@@ -93,7 +93,7 @@ async fn invoices_of(entities: &Entities, period: &EntityId) -> Result<Vec<Entit
     Ok(entities.find(&Query::of("invoice").filter(is_of).limit(1000)).await?.items)
 }
 
-/// What the program is about.
+/// The engine, the claims and what they have counted.
 pub struct Invoices {
     engine: Engine,
     claims: Claims,

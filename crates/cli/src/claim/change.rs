@@ -1,5 +1,5 @@
-//! What `release`, `retry` and `complete` share: the claim is looked at, a person at a terminal is asked, and the change
-//! is made by an engine that runs nothing.
+//! What `release`, `retry` and `complete` share: the claim is looked at, a person at a terminal is asked, and the
+//! change is made by an engine that runs nothing.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
@@ -84,7 +84,8 @@ impl Change {
     }
 }
 
-/// Does something by an engine that runs nothing, and closes the data directory, which is not created if it is not there.
+/// Does something by an engine that runs nothing, and closes the data directory. A directory that does not exist is not
+/// created.
 pub(crate) async fn operate<T>(
     directory: &Path,
     does: impl AsyncFnOnce(&ClaimOperator) -> latchwork::claim::Result<T>,

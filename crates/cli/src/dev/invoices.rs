@@ -1,5 +1,5 @@
-//! The invoices of the demonstration: clients race to pay each of them, the claim lets one of them do it, and the payments
-//! tell at the end that none was paid twice.
+//! The invoices of the demonstration: clients race to pay each of them, the claim lets one of them do it, and the
+//! payments tell at the end that none was paid twice.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

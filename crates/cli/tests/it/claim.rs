@@ -79,7 +79,7 @@ fn editors_are_given_a_schema() {
     assert!(schema["$defs"]["Step"]["properties"]["claim_state"].is_object(), "{schema}");
 }
 
-/// Invoices whose actions wait until their process ends, if they are told to, and whose receipts fail in the first process.
+/// Invoices whose actions wait until their process ends, if they are told to.
 async fn invoices(engine: &Engine, can_send: bool) -> Claims {
     let act = async |ctx: ActionCtx| {
         if ctx.input()["waits"] == true && ctx.attempt() == 1 {
@@ -187,9 +187,9 @@ fn claims_are_listed_and_shown() {
 
     let shown = told(&store, &["show", "p-1"]);
     let claim = &shown["claim"];
-    let expected = json!({"entity": "p-1", "workflow": "invoice", "step": "pay", "action": "Pay", "claim_into": "paying",
-        "revert_to": "sent", "successful_state": "paid", "token": 2, "attempts": 1, "requester": "admin", "actor": "ann",
-        "needs_review": null});
+    let expected = json!({"entity": "p-1", "workflow": "invoice", "step": "pay", "action": "Pay",
+        "claim_into": "paying", "revert_to": "sent", "successful_state": "paid", "token": 2, "attempts": 1,
+        "requester": "admin", "actor": "ann", "needs_review": null});
     for (name, value) in expected.as_object().unwrap() {
         assert_eq!(claim[name], *value, "{name} in {claim}");
     }
