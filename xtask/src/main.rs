@@ -25,8 +25,8 @@ enum Task {
     Test,
     /// Runs a suite of benchmarks and prints its figures.
     Bench {
-        /// The suite: store, entities, state, workflows, messages, locks, claims, or peers, which installs other engines
-        /// and runs them beside this one.
+        /// The suite: store, entities, state, workflows, messages, locks, claims, or peers, which installs other
+        /// engines and runs them beside this one.
         suite: String,
         /// One JSON object a line instead of a table.
         #[arg(long)]

@@ -83,7 +83,7 @@ impl Sweeping {
     }
 }
 
-/// From the start of the engine, store and all, until all claims are reverted that a killed process has left; in leases.
+/// From the start of the engine, store and all, until the claims of a killed process are reverted; in leases.
 pub(crate) fn recovery(runtime: &Runtime, report: &Report) {
     if !report.wants("claims.recovery") {
         return;

@@ -22,7 +22,7 @@ mod rates;
 #[allow(dead_code)]
 mod report;
 
-use common::{as_task, child, given, in_turns, kill_when_ready, ready, runtime, store};
+use common::{as_task, child, given, in_turns, kill_when_ready, processor_seconds, ready, runtime, store};
 use report::Report;
 
 fn main() {

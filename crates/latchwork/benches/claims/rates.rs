@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use crate::kit::{Kit, TELL, TURN};
 use crate::load::{self, KEYS, callers};
 use crate::report::{Figure, Report, median};
-use crate::store;
+use crate::{processor_seconds, store};
 
 const CALLERS: usize = 256;
 
@@ -64,6 +64,18 @@ fn run(runtime: &Runtime, kit: &Kit, workflow: &'static str, callers: &mut Vec<C
     seen.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64()
 }
 
+/// Runs something that gives a rate. Tells how much of the processor it took, if `LATCHWORK_STATS` is set: beside other
+/// work, this says more than the rate.
+fn told(what: &str, run: impl FnOnce() -> f64) -> f64 {
+    let (begin, before) = (Instant::now(), processor_seconds());
+    let rate = run();
+    if std::env::var_os("LATCHWORK_STATS").is_some() {
+        let each = (processor_seconds() - before) * 1e6 / (rate * begin.elapsed().as_secs_f64());
+        eprintln!("claims.rate.256: {each:.1} µs of the processor for each {what}, {rate:.0} a second");
+    }
+    rate
+}
+
 /// Every entity is where its caller has left it. Gives how many transitions there were.
 async fn verify(kit: &Kit, workflow: &str, callers: &[Caller]) -> usize {
     for (entity, times) in callers.iter().flat_map(|caller| &caller.entities) {
@@ -90,11 +102,11 @@ pub(crate) fn rates(runtime: &Runtime, report: &Report) {
     let (mut turns, mut tells, mut floors) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         runtime.block_on(kit.settle());
-        floors.push(load::run(runtime, &store, &mut bare, duration, &Arc::default()));
-        turns.push(run(runtime, &kit, TURN, &mut turning, duration));
+        floors.push(told("commit", || load::run(runtime, &store, &mut bare, duration, &Arc::default())));
+        turns.push(told("transition", || run(runtime, &kit, TURN, &mut turning, duration)));
         if wants_outbox {
             runtime.block_on(kit.settle());
-            tells.push(run(runtime, &kit, TELL, &mut telling, duration));
+            tells.push(told("transition and after-effect", || run(runtime, &kit, TELL, &mut telling, duration)));
         }
     }
     runtime.block_on(async {

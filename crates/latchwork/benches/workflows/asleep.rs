@@ -6,7 +6,7 @@ use std::time::Duration;
 use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
 
 use crate::report::{Figure, Report, resident_mb};
-use crate::{child, given};
+use crate::{child, given, processor_seconds};
 
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -85,13 +85,4 @@ async fn idle(engine: &Engine) {
     let before = processor_seconds();
     tokio::time::sleep(IDLE).await;
     println!("{} {}", resident_mb(), processor_seconds() - before);
-}
-
-/// The time of the processor this process has taken, in steps of a hundredth of a second.
-fn processor_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name of the program, in parentheses, may hold spaces.
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let ticks: Vec<f64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
-    ticks.iter().sum::<f64>() / 100.0
 }

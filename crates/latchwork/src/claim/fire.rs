@@ -234,7 +234,9 @@ impl Inner {
         if terms.is_none() {
             reasons.push(Reason::Requester { allowed: machine.allowed(at) });
         }
-        reasons.extend(self.refusals(machine, at, &call.requester, &standing.entity(), &call.input));
+        if !machine.guards(at, &call.requester).is_empty() {
+            reasons.extend(self.refusals(machine, at, &call.requester, &standing.entity(), &call.input));
+        }
         Ok(match terms.filter(|_| reasons.is_empty()) {
             Some(terms) => Possible::Step(terms),
             None => Possible::Refused(reasons),

@@ -84,6 +84,28 @@ pub(crate) struct Change {
     pub(crate) after: Option<Record>,
 }
 
+/// The same of a caller that goes on with the records.
+#[derive(Clone, Copy)]
+pub(crate) struct Changing<'a> {
+    pub(crate) op: usize,
+    pub(crate) id: &'a EntityId,
+    pub(crate) before: Option<&'a Record>,
+    pub(crate) after: Option<&'a Record>,
+}
+
+impl Change {
+    fn lent(&self) -> Changing<'_> {
+        Changing { op: self.op, id: &self.id, before: self.before.as_ref(), after: self.after.as_ref() }
+    }
+}
+
+impl Changing<'_> {
+    /// The record that tells the entity's type, which stays as it is.
+    fn record(&self) -> Option<&Record> {
+        self.after.or(self.before)
+    }
+}
+
 /// Builds the commit: checks with their meanings, and writes.
 struct Preparing<'a> {
     entities: &'a Entities,
@@ -149,18 +171,23 @@ impl Entities {
             };
             ops.push(preparing.op(view, index, op, first).await?);
         }
-        preparing.finish(ops).await
+        let changes = std::mem::take(&mut preparing.changes);
+        preparing.finish(ops, &changes.iter().map(Change::lent).collect::<Vec<_>>()).await
     }
 
     /// One change of one entity, known to be at a rev, as a commit of its own.
     pub(crate) async fn prepare_change(&self, change: Change, rev: Rev) -> Result<Prepared> {
+        self.prepare_changing(change.lent(), rev).await
+    }
+
+    /// The same of a caller that goes on with the records.
+    pub(crate) async fn prepare_changing(&self, change: Changing<'_>, rev: Rev) -> Result<Prepared> {
         let mut preparing = Preparing::new(self, Commit::new());
-        let key = self.key(&change.id);
+        let key = self.key(change.id);
         preparing.check(Check::AtRev(key, rev), Meaning::Fresh);
-        let entity_type = change.after.as_ref().map(|record| record.entity_type.clone());
+        let entity_type = change.after.map(|record| record.entity_type.clone());
         let op = PreparedOp { id: change.id.clone(), entity_type, effect: Effect::Updated, rev: RevOf::Write(0) };
-        preparing.changes.push(change);
-        preparing.finish(vec![op]).await
+        preparing.finish(vec![op], &[change]).await
     }
 }
 
@@ -273,7 +300,7 @@ struct Moves {
 }
 
 impl Moves {
-    fn add(&mut self, change: &Change, old: Vec<Entry>, new: Vec<Entry>, building: Building) {
+    fn add(&mut self, change: &Changing<'_>, old: Vec<Entry>, new: Vec<Entry>, building: Building) {
         let kept = |entry: &Entry, others: &[Entry]| others.iter().any(|other| other.key == entry.key);
         let given_up = old.iter().filter(|entry| !kept(entry, &new) && !building.foreign.contains(&entry.key));
         self.freed.extend(given_up.map(|entry| entry.key.clone()));
@@ -286,7 +313,7 @@ impl Moves {
         }
     }
 
-    fn take(&mut self, change: &Change, entry: Entry, guard: Guard) {
+    fn take(&mut self, change: &Changing<'_>, entry: Entry, guard: Guard) {
         match self.taken.get(&entry.key) {
             Some(first) => self.twice.push((change.op, entry, first.id.clone())),
             None => drop(self.taken.insert(entry.key, Taken { op: change.op, id: change.id.clone(), guard })),
@@ -302,24 +329,23 @@ fn entries(declaration: &Declaration, id: &EntityId, record: Option<&Record>, ke
 
 impl Preparing<'_> {
     /// Makes the writes of all changes, and the checks that these need.
-    async fn finish(mut self, mut ops: Vec<PreparedOp>) -> Result<Prepared> {
-        let changes = std::mem::take(&mut self.changes);
-        let declared = self.declared(&changes).await?;
+    async fn finish(mut self, mut ops: Vec<PreparedOp>, changes: &[Changing<'_>]) -> Result<Prepared> {
+        let declared = self.declared(changes).await?;
         let key_bytes = self.entities.store().limits().key_bytes;
         let mut moves = Moves::default();
-        for change in &changes {
-            let (id, record) = (&change.id, change.after.as_ref().or(change.before.as_ref()));
-            let Some(entity_type) = record.map(|record| &record.entity_type) else { continue };
-            let list = Entry { key: listed(entity_type, id), index: 0, unique: false };
+        for change in changes {
+            let (id, Some(record)) = (change.id, change.record()) else { continue };
+            let entity_type = &record.entity_type;
+            let list = || Entry { key: listed(entity_type, id), index: 0, unique: false };
             let (mut old, mut new, mut building) = (Vec::new(), Vec::new(), Building::default());
             if let Some(Some((_, declaration))) = declared.get(entity_type) {
-                old = entries(declaration, id, change.before.as_ref(), key_bytes)?;
-                new = entries(declaration, id, change.after.as_ref(), key_bytes)?;
+                old = entries(declaration, id, change.before, key_bytes)?;
+                new = entries(declaration, id, change.after, key_bytes)?;
                 building = self.building(declaration, id, &old, &new).await?;
             }
-            match (&change.before, &change.after) {
-                (None, Some(_)) => new.push(list),
-                (Some(_), None) => old.push(list),
+            match (change.before, change.after) {
+                (None, Some(_)) => new.push(list()),
+                (Some(_), None) => old.push(list()),
                 _ => {}
             }
             moves.add(change, old, new, building);
@@ -332,11 +358,10 @@ impl Preparing<'_> {
     }
 
     /// The declarations of all types that are written, with checks that they hold.
-    async fn declared(&mut self, changes: &[Change]) -> Result<BTreeMap<Arc<str>, Declared>> {
+    async fn declared(&mut self, changes: &[Changing<'_>]) -> Result<BTreeMap<Arc<str>, Declared>> {
         let mut declared = BTreeMap::new();
         for change in changes {
-            // An entity keeps its type.
-            let Some(record) = change.after.as_ref().or(change.before.as_ref()) else { continue };
+            let Some(record) = change.record() else { continue };
             let entity_type = &record.entity_type;
             if declared.contains_key(entity_type) {
                 continue;
@@ -412,17 +437,17 @@ impl Preparing<'_> {
         }
     }
 
-    fn write(&mut self, changes: Vec<Change>, mut moves: Moves, ops: &mut [PreparedOp]) -> Result<()> {
+    fn write(&mut self, changes: &[Changing<'_>], mut moves: Moves, ops: &mut [PreparedOp]) -> Result<()> {
         let limit = self.entities.store().limits().value_bytes;
         let mut commit = std::mem::take(&mut self.commit);
         for change in changes {
             ops[change.op].rev = RevOf::Write(commit.writes().len());
-            let key = self.entities.key(&change.id);
+            let key = self.entities.key(change.id);
             commit = match change.after {
                 Some(record) => {
                     let value = record.encode();
                     if value.len() > limit {
-                        let (id, length) = (change.id, value.len());
+                        let (id, length) = (change.id.clone(), value.len());
                         return Err(EntityError::DocumentTooLarge { id, length, limit });
                     }
                     match change.before {

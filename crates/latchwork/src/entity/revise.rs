@@ -1,9 +1,11 @@
 //! One entity, changed in a commit that holds more than that. For the layers above, which add their own parts.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::entity::document::Record;
-use crate::entity::prepare::Change;
+use crate::entity::prepare::Changing;
 use crate::entity::transact::Understood;
 use crate::entity::{Entities, Entity, EntityId, Meta, Moment, Result};
 use crate::record::Record as _;
@@ -15,7 +17,7 @@ pub(crate) struct Standing {
     pub(crate) id: EntityId,
     pub(crate) rev: Rev,
     pub(crate) changed: Moment,
-    record: Record,
+    record: Arc<Record>,
 }
 
 /// A change of an entity that is about to be sent.
@@ -41,7 +43,7 @@ impl Standing {
     }
 
     pub(crate) fn entity(&self) -> Entity {
-        self.record.clone().into_entity(self.id.clone(), self.rev, self.changed)
+        Record::clone(&self.record).into_entity(self.id.clone(), self.rev, self.changed)
     }
 }
 
@@ -52,16 +54,16 @@ impl Entities {
         let Some(item) = view.get(&self.key(id)).await? else { return Ok(None) };
         let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
         let changed = Moment { generation: item.generation, time: item.time };
-        Ok(Some(Standing { id: id.clone(), rev: item.rev, changed, record }))
+        Ok(Some(Standing { id: id.clone(), rev: item.rev, changed, record: Arc::new(record) }))
     }
 
     /// The entity with other data, if it still stands where it stood. More can be added to the commit.
     pub(crate) async fn revise(&self, standing: &Standing, data: Value, meta: &Meta) -> Result<Revised> {
-        let after = Record { data, ..standing.record.clone() };
-        let (id, before) = (standing.id.clone(), Some(standing.record.clone()));
-        let change = Change { op: 0, id, before, after: Some(after.clone()) };
-        let (commit, understood) = self.prepare_change(change, standing.rev).await?.split();
-        let after = Standing { rev: standing.rev.next(), record: after, ..standing.clone() };
+        let Record { entity_type, created, metadata, .. } = &*standing.record;
+        let after = Record { entity_type: entity_type.clone(), created: *created, data, metadata: metadata.clone() };
+        let change = Changing { op: 0, id: &standing.id, before: Some(&standing.record), after: Some(&after) };
+        let (commit, understood) = self.prepare_changing(change, standing.rev).await?.split();
+        let after = Standing { rev: standing.rev.next(), record: Arc::new(after), ..standing.clone() };
         Ok(Revised { commit: commit.meta(meta.encode()), understood, after })
     }
 }
