@@ -1,6 +1,6 @@
 //! Claims under faults from a seed: crashes, restarts, pauses with a second engine, lost answers, slow commits and
-//! jumps of the clock. Parcels go round: paid for (reverted after a crash), shipped (retried), audited (a durable action) and
-//! taken back. An oracle holds what bodies and handlers saw against what is stored.
+//! jumps of the clock. Parcels go round: paid for (reverted after a crash), shipped (retried), audited (a durable
+//! action) and taken back. An oracle holds what bodies and handlers saw against what is stored.
 //!
 //! What must hold: a transition that succeeded had one body, or one for each attempt; its writes and its after-effects
 //! exist exactly if it does; after-effects of an entity come in the order of its transitions; in the end nothing is
