@@ -150,7 +150,8 @@ enum Tried {
 }
 
 impl Inner {
-    /// Fires a step.
+    /// Fires a step. What is rarely or separately awaited is boxed, here and below: a future has room for all that it
+    /// may await, and one is allocated for every firing.
     pub(crate) async fn fire(self: &Arc<Inner>, call: Call) -> Result<Fired> {
         let machine = self.machine(&call.workflow)?;
         machine.knows(&call.which)?;
@@ -176,7 +177,7 @@ impl Inner {
             };
             match (&terms.claim_into, action) {
                 (Some(_), Some(Action::Durable(workflow))) => {
-                    match self.claim_for_execution(&standing, terms, &call, &workflow).await? {
+                    match Box::pin(self.claim_for_execution(&standing, terms, &call, &workflow)).await? {
                         Some(fired) => return Ok(fired),
                         None => is_outrun = true,
                     }
@@ -185,7 +186,7 @@ impl Inner {
                     Tried::Claimed(held, firing, session) => {
                         let claims = self.clone();
                         // To its end, though the caller may give up.
-                        let run = async move { claims.run(held, *firing, session, action).await };
+                        let run = Box::pin(claims.run(held, *firing, session, action));
                         let fired = self.ledger.engine.node.runtime.run(run).await;
                         return fired.unwrap_or(Err(ClaimError::Stopped));
                     }
@@ -202,7 +203,7 @@ impl Inner {
                         Action::Plain(action) => Some(action),
                         Action::Durable(_) => None,
                     });
-                    let fired = self.fire_unclaimed(standing, terms, &call, action).await?;
+                    let fired = Box::pin(self.fire_unclaimed(standing, terms, &call, action)).await?;
                     match fired {
                         Fired::Conflict(_) if claim_into.is_some() => is_outrun = true,
                         fired => return Ok(fired),
@@ -334,7 +335,7 @@ impl Inner {
                     None => Ok(Tried::Again),
                     Some((other, _)) if other.token == standing.rev.0 => Ok(Tried::Taken(Box::new(other))),
                     // Somebody has changed the entity by hand while it was claimed: that claim has no hold on it.
-                    Some((_, rev)) => self.claim_over(standing, claim, rev, session).await,
+                    Some((_, rev)) => Box::pin(self.claim_over(standing, claim, rev, session)).await,
                 }
             }
             Err(error) if is_passing(&error) => {
@@ -394,7 +395,7 @@ impl Inner {
                     return Ok(fired);
                 }
                 Ok(None) => {
-                    let reason = self.lost_reason(&firing).await;
+                    let reason = Box::pin(self.lost_reason(&firing)).await;
                     let lost = Lost { entity: firing.standing.id.clone(), reason };
                     (Why::new("the entity was changed while it was claimed"), Ok(Fired::Lost(lost)))
                 }
@@ -413,7 +414,7 @@ impl Inner {
                 (why, Err(ClaimError::Action { action, error }))
             }
         };
-        match self.ledger.give_up(&firing, &why).await {
+        match Box::pin(self.ledger.give_up(&firing, &why)).await {
             Ok(_) => held.settled(),
             // What the action came to is told all the same. The claim is the janitor's now.
             Err(error) => {

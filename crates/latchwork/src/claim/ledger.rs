@@ -134,7 +134,7 @@ impl Ledger {
                 };
                 rest.refuse(&placed, &refusal);
                 // What is known of the entity's type is refreshed by this.
-                match self.entities.explain_change(refusal, &understood).await? {
+                match Box::pin(self.entities.explain_change(refusal, &understood)).await? {
                     Some(error) => Err(error.into()),
                     None => Ok(sent),
                 }
@@ -231,7 +231,7 @@ impl Ledger {
             tries += 1;
             let sent = match &checked {
                 None => self.finish_alone(firing, staged, output, now).await,
-                Some(checked) => self.finish_with_others(firing, staged, checked, output, now).await,
+                Some(checked) => Box::pin(self.finish_with_others(firing, staged, checked, output, now)).await,
             };
             let is_taken = match sent {
                 Ok(Tried::Landed) => break,
