@@ -458,7 +458,9 @@ impl State {
         let is_settled = is_stored && self.pending.is_empty() && !self.is_to_be_written();
         // One that was woken for nothing goes where it was.
         let has_waited = is_stored && self.pending.is_empty() && self.execution.status == Status::Waiting;
-        if !is_soon && (is_timer || has_waited || is_settled && idle >= IDLE) {
+        // One that was taken up after a crash says at once that it waits: until then it counts as a suspect.
+        let has_idled = idle >= IDLE || self.taken_up > 0;
+        if !is_soon && (is_timer || has_waited || is_settled && has_idled) {
             let until = until.into_iter().chain(self.execution.deadline_us.map(Timestamp)).min();
             return Todo::Commit(Next::Waits(until, self.doing()));
         }

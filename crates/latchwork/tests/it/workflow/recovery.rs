@@ -161,6 +161,29 @@ async fn what_takes_the_process_with_it_is_parked() {
     }
 }
 
+/// An execution that only waits is not why the process ends, however soon after each start that is.
+#[tokio::test]
+async fn what_only_waits_is_not_counted_as_taking_the_process_with_it() {
+    let waits = workflow("waits").run(async |ctx: Ctx, ()| ctx.receive::<u32>("number").await);
+    let (env, clock) = Env::seeded(1);
+    let store = Store::memory_with(env, Limits::default()).await.unwrap();
+    for life in 0..8 {
+        let engine = Engine::on(&store).register(&waits).most_crashes(4).start().await.unwrap();
+        if life == 0 {
+            engine.start(&waits, ()).id("w").await.unwrap();
+        }
+        settle().await;
+        clock.advance(Duration::from_millis(100));
+        settle().await;
+        assert_eq!(engine.parked().await.unwrap(), [], "life {life}");
+        engine.stop();
+        settle().await;
+    }
+    let engine = Engine::on(&store).register(&waits).start().await.unwrap();
+    engine.signal("w", "number", &7u32).await.unwrap();
+    assert_eq!(engine.handle(&waits, "w").result().await.unwrap(), 7);
+}
+
 /// A process that was paused, and wakes when another owns its executions.
 #[tokio::test]
 async fn a_former_owner_can_change_nothing() {
