@@ -1,5 +1,6 @@
 //! Claim workflows at work on an engine: what is registered for them, and the checks before they start.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use crate::lane::Part;
 use crate::lock::service::Service;
 use crate::node::alarm::{self, Alarms};
 use crate::store::Timestamp;
-use crate::workflow::{Boxed, Engine, Workflow};
+use crate::workflow::{Boxed, Engine, Workflow, engine};
 
 /// How many steps timers fire at once.
 const RINGING: usize = 256;
@@ -179,7 +180,10 @@ impl Claims {
         }
         let now = ledger.store.env().now();
         let set = timers::set(Part::default(), ledger, workflow, &machine.timers(&status), (&id, 0), now);
-        ledger.add(add.id(id.clone()), set).await
+        let (ledger, add) = (ledger.clone(), add.id(id.clone()));
+        // To its end, though the caller may give up: timers are set by the answer.
+        let added = inner.ledger.engine.node.runtime.run(async move { ledger.add(add, set).await });
+        added.await.unwrap_or(Err(ClaimError::Stopped))
     }
 
     /// How many after-effects are known to this process and not delivered yet.
@@ -380,6 +384,9 @@ impl ClaimsBuilder {
 
     async fn begin(self, machines: BTreeMap<String, Machine>) -> Result<Claims> {
         let engine = self.engine.inner.clone();
+        if Inner::on(&engine).is_some() {
+            return Err(ClaimError::AlreadyStarted);
+        }
         let (node, store) = (engine.node.clone(), engine.store.clone());
         let spaces = Spaces::declare(&store).await?;
         let (outbox, acked) = Outbox::new(&node, &spaces, self.handlers, self.effect_attempts);
@@ -406,7 +413,8 @@ impl ClaimsBuilder {
             sweep_every: self.sweep_every,
         });
         // What an execution has put into the outbox before it knows of this is read from there.
-        self.durable.iter().for_each(|action| action.bind(&inner));
+        let above: Arc<dyn Any + Send + Sync> = inner.clone();
+        *inner.ledger.engine.above.lock() = Some(Arc::downgrade(&above));
         inner.outbox.serve(acked);
         node.chore(janitor::keep(Arc::downgrade(&inner)));
         node.chore(alarm::keep::<timers::Ring>(Arc::downgrade(&inner), Timestamp(0)));
@@ -442,6 +450,12 @@ fn declared(workflow: &ClaimWorkflow) -> Vec<DeclaredClaim> {
 }
 
 impl Inner {
+    /// The claims that are served on an engine.
+    pub(crate) fn on(engine: &engine::Inner) -> Option<Arc<Inner>> {
+        let above = engine.above.lock().as_ref()?.upgrade()?;
+        above.downcast().ok()
+    }
+
     pub(crate) fn machine(&self, name: &str) -> Result<&Machine> {
         let unknown =
             || ClaimError::UnknownWorkflow { name: name.into(), known: self.machines.keys().cloned().collect() };

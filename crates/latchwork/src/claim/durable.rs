@@ -13,7 +13,7 @@ use crate::claim::error::{ActionError, ClaimError, Result};
 use crate::claim::fire::Call;
 use crate::claim::ledger::{Firing, Ledger, Sent, Why};
 use crate::claim::outbox::Expected;
-use crate::claim::outcome::{ActionFailure, ClaimFailed, Fired, Lost, Outcome, Rejection, Transitioned};
+use crate::claim::outcome::{ActionFailure, Fired, Lost, Outcome, Rejection, Transitioned};
 use crate::claim::stored::{Claim, EffectKey, LoggedKind, Spaces, Terms};
 use crate::entity::{Entity, EntityId, Standing, Update};
 use crate::lane::Part;
@@ -26,11 +26,7 @@ use crate::workflow::{Ctx, ExecutionId, Failure, Tx, Workflow, WorkflowError, wo
 #[derive(Clone)]
 pub struct DurableAction {
     workflow: Workflow<DurableCall, DurableFired>,
-    bound: Arc<Bound>,
 }
-
-/// The claims that the action was registered with, one for each engine.
-type Bound = Mutex<Vec<Weak<Inner>>>;
 
 /// What a durable action is given.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -93,16 +89,15 @@ where
     F: Fn(Ctx, DurableCall) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = std::result::Result<Outcome, Failure>> + Send + 'static,
 {
-    let bound: Arc<Bound> = Arc::default();
-    let (action, claims) = (Arc::new(action), bound.clone());
+    let action = Arc::new(action);
     let workflow = workflow(name).run(move |ctx: Ctx, call: DurableCall| {
-        let (action, claims) = (action.clone(), claims.clone());
+        let action = action.clone();
         async move {
             let acted = action(ctx.clone(), call.clone()).await;
-            conclude(&ctx, &call, acted, &claims).await
+            conclude(&ctx, &call, acted).await
         }
     });
-    DurableAction { workflow, bound }
+    DurableAction { workflow }
 }
 
 impl DurableAction {
@@ -114,32 +109,11 @@ impl DurableAction {
     pub(crate) fn name(&self) -> &str {
         self.workflow.name()
     }
-
-    pub(crate) fn bind(&self, claims: &Arc<Inner>) {
-        let mut bound = self.bound.lock();
-        bound.retain(|claims| claims.strong_count() > 0);
-        bound.push(Arc::downgrade(claims));
-    }
 }
 
 impl std::fmt::Debug for DurableAction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DurableAction").field("name", &self.name()).finish_non_exhaustive()
-    }
-}
-
-/// After-effects of a transaction that may have landed, whatever becomes of its execution in this memory.
-struct Announced(Option<Expected>);
-
-impl Announced {
-    fn landed(mut self) {
-        self.0.take().into_iter().for_each(Expected::landed);
-    }
-}
-
-impl Drop for Announced {
-    fn drop(&mut self) {
-        self.0.take().into_iter().for_each(Expected::doubt);
     }
 }
 
@@ -158,16 +132,17 @@ async fn conclude(
     ctx: &Ctx,
     call: &DurableCall,
     acted: std::result::Result<Outcome, Failure>,
-    bound: &Bound,
 ) -> std::result::Result<DurableFired, Failure> {
     let engine = ctx.engine();
-    let claims = || bound.lock().iter().filter_map(Weak::upgrade).find(|it| Arc::ptr_eq(&it.ledger.engine, engine));
-    let inner = claims();
+    let inner = Inner::on(engine);
     let own = match &inner {
         Some(_) => None,
         // The engine is faster than the claims: their records can be written all the same.
         None => {
-            let spaces = Spaces::declare(&engine.store).await.map_err(|error| Failure::new(error.to_string()))?;
+            let spaces = match Spaces::declare(&engine.store).await {
+                Ok(spaces) => spaces,
+                Err(error) => ctx.stop_for_store(error).await,
+            };
             Some(Ledger::alone(engine, spaces))
         }
     };
@@ -184,14 +159,22 @@ async fn conclude(
         Err(failure) => format!("the action ended with an error: {}", failure.message()),
     };
     let expected = Mutex::new(None);
-    let ended = ctx.transaction("claim", |tx: Tx| {
+    // Also if the execution is cancelled: otherwise nothing would end the claim.
+    let shielded = ctx.shielded();
+    let ended = shielded.transaction("claim", |tx: Tx| {
         let (output, why, expected) = (output.clone(), why.clone(), &expected);
-        async move { ledger.conclude(&tx, call, output, &why, expected).await }
+        async move {
+            match ledger.conclude(&tx, call, output, &why, expected).await {
+                // Nothing is recorded of a store that does not serve.
+                Err(ClaimError::Store(error)) => ctx.stop_for_store(error).await,
+                concluded => concluded.map_err(|error| Failure::new(error.to_string())),
+            }
+        }
     });
     let ended: Option<Ended> = ended.await?;
     let expected = expected.into_inner();
     if let Some(ended) = &ended {
-        match (expected, claims()) {
+        match (expected, Inner::on(engine)) {
             (Some(expected), _) => expected.landed(),
             // It was done in an earlier run. If there are no claims yet, they read the outbox when they start.
             (None, claims) => {
@@ -234,22 +217,22 @@ impl Ledger {
         call: &DurableCall,
         output: Option<Value>,
         why: &str,
-        expected: &Mutex<Option<Announced>>,
-    ) -> std::result::Result<Option<Ended>, Failure> {
-        let failed = |error: ClaimError| Failure::new(error.to_string());
-        let view = tx.view().map_err(|error| failed(error.into()))?;
+        expected: &Mutex<Option<Expected>>,
+    ) -> Result<Option<Ended>> {
+        let view = tx.view()?;
         let id = &call.entity.id;
-        let Some((claim, rev)) = self.claim_on(&view, id).await.map_err(failed)? else { return Ok(None) };
+        let Some((claim, rev)) = self.claim_on(&view, id).await? else { return Ok(None) };
         if (claim.id, claim.token) != (call.claim, call.token) {
             return Ok(None);
         }
         // This remembers that the entity was read: if it is changed meanwhile, all of this is done again.
-        tx.get(id.clone()).await.map_err(|error| failed(error.into()))?;
-        let standing = self.entities.standing(&view, id).await.map_err(|error| failed(error.into()))?;
+        tx.get(id.clone()).await?;
+        let standing = self.entities.standing(&view, id).await?;
         let terms = claim.terms.clone();
         let claiming = terms.claim_into.as_deref();
         let standing = standing.filter(|standing| terms.status(standing.data()) == claiming);
-        let (rev_before, ends) = (rev, Why::new(why));
+        let changed = "the entity was changed while the action ran";
+        let (rev_before, ends) = (rev, Why::new(if why.is_empty() { changed } else { why }));
         let Some(standing) = standing else {
             tx.part(self.dropping(id, rev_before));
             return Ok(None);
@@ -264,8 +247,8 @@ impl Ledger {
         let data = terms.with_status(firing.standing.data(), &terms.into);
         tx.update(Update::new(id.clone()).data(data).if_rev(firing.standing.rev));
         let now = self.store.env().now();
-        *expected.lock() = self.expect_effects(&firing, &output, now).map(|it| Announced(Some(it)));
-        let part = self.finishing(&firing, &Staged::default(), &output, now).map_err(failed)?;
+        *expected.lock() = self.expect_effects(&firing, &output, now);
+        let part = self.finishing(&firing, &Staged::default(), &output, now)?;
         tx.part(part);
         let (from, to, rev) = (terms.from.clone(), terms.into.clone(), firing.standing.rev.next().0);
         Ok(Some(Ended { from, to, rev, effects: terms.effects.len() as u16 }))
@@ -312,23 +295,18 @@ impl Inner {
         let claim = Claim { owner: owner(&claim.id), ..claim };
         // Somebody may have changed the entity by hand while it was claimed: that claim has no hold on it any more.
         let other = self.ledger.claim_on(&self.ledger.view().await?, &standing.id).await?;
-        let replaces = match other {
-            Some((other, _)) if other.token == standing.rev.0 => {
-                let holder = Some(self.holder(&self.ledger.view().await?, &other).await?);
-                return Ok(Some(Fired::ClaimFailed(ClaimFailed { status: terms.from.clone(), holder })));
-            }
-            other => other.map(|(_, rev)| rev),
-        };
+        let replaces = other.map(|(_, rev)| rev);
         let starts = self.execution_of(standing, &claim, workflow)?;
         // To its end, though the caller may give up: the execution is loaded by the answer.
         let (claims, before, claimed) = (self.clone(), standing.clone(), claim.clone());
         let sending = async move { claims.ledger.claim(&before, &claimed, replaces, starts).await };
         let sent = self.ledger.engine.node.runtime.run(sending).await.unwrap_or(Err(ClaimError::Stopped));
         match sent {
-            Ok(Sent::Landed(_)) => {}
+            // The janitor looks from now on whether the execution has ended without ending the claim.
+            Ok(Sent::Landed(_)) => self.nudge.notify_one(),
             Ok(_) => return Ok(None),
             Err(error) => {
-                self.ledger.engine.node.doubt();
+                self.nudge.notify_one();
                 let found = self.ledger.claim_on(&self.ledger.view().await?, &standing.id).await?;
                 if found.is_none_or(|(found, _)| found != claim) {
                     return Err(error);
@@ -350,7 +328,7 @@ impl Inner {
             Ok(DurableFired::Failure(failure)) => Ok(Fired::Failure(failure)),
             Ok(DurableFired::Rejection(rejection)) => Ok(Fired::Rejection(rejection)),
             Ok(DurableFired::Lost(reason)) => Ok(Fired::Lost(Lost { entity: entity.clone(), reason })),
-            Err(WorkflowError::Failed { failure, .. }) => {
+            Err(WorkflowError::Failed { failure, .. }) if failure.code() != "latchwork.terminated" => {
                 Err(ClaimError::Action { action, error: ActionError::new(failure.message().to_string()) })
             }
             Err(error @ (WorkflowError::Stopped | WorkflowError::Store(_))) => Err(error.into()),

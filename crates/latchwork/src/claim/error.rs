@@ -69,6 +69,9 @@ pub enum ClaimError {
     /// Others wrote the same entity each time.
     #[error("entity {id:?} was changed by somebody else each of the {tries} times this was tried; try again later")]
     Contended { id: EntityId, tries: u32 },
+    /// Claims that are to start on an engine on which there are some.
+    #[error("claims are served on this engine already: give all workflows to one `Claims::on`")]
+    AlreadyStarted,
     /// The engine has stopped.
     #[error("the engine has stopped")]
     Stopped,
@@ -141,6 +144,7 @@ impl ClaimError {
             | NoStatus { .. }
             | NotInitial { .. }
             | Json { .. }
+            | AlreadyStarted
             | UnknownVersion { .. } => ErrorKind::Invalid,
             UnknownWorkflow { .. } | UnknownStep { .. } | NotFound { .. } | NotClaimed { .. } | NoDeadLetter { .. } => {
                 ErrorKind::NotFound

@@ -21,7 +21,7 @@ use crate::json::{self, JsonError};
 use crate::lane::Part;
 use crate::lock::{Owner, Session};
 use crate::record::Record;
-use crate::store::{Order, Rev, View};
+use crate::store::{Order, View};
 use crate::workflow::Boxed;
 
 /// How often an entity is tried to be claimed that others write, and do not claim.
@@ -141,13 +141,8 @@ enum Possible<'a> {
     Refused(Vec<Reason>),
 }
 
-/// What became of one try to claim.
-enum Tried {
-    Claimed(Held, Box<Firing>, Session),
-    Again,
-    /// Another claim is in the way.
-    Taken(Box<Claim>),
-}
+/// An entity that is claimed, and the session that holds the claim.
+type Claimed = (Held, Box<Firing>, Session);
 
 impl Inner {
     /// Fires a step. What is rarely or separately awaited is boxed, here and below: a future has room for all that it
@@ -168,50 +163,67 @@ impl Inner {
                 Possible::Step(terms) => terms,
                 Possible::Refused(reasons) => return self.refuse(&view, machine, &standing, is_outrun, reasons).await,
             };
+            // A claim of another workflow may be on it, which has a status of its own in the same entity.
+            if let Some(claim) = self.claim_that_holds(&view, &standing).await? {
+                let (status, holder) = (terms.from.clone(), Some(self.holder(&view, &claim).await?));
+                return Ok(Fired::ClaimFailed(ClaimFailed { status, holder }));
+            }
             drop(view);
-            let action = terms.action.as_ref().map(|name| (name, self.actions.get(name)));
-            let action = match action {
-                Some((_, Some(action))) => Some(action.clone()),
-                Some((name, None)) => return Err(self.no_action(name)),
+            let action = match &terms.action {
                 None => None,
+                Some(name) => Some(self.actions.get(name).cloned().ok_or_else(|| self.no_action(name))?),
             };
-            match (&terms.claim_into, action) {
+            let fired = match (&terms.claim_into, action) {
                 (Some(_), Some(Action::Durable(workflow))) => {
-                    match Box::pin(self.claim_for_execution(&standing, terms, &call, &workflow)).await? {
-                        Some(fired) => return Ok(fired),
-                        None => is_outrun = true,
-                    }
+                    self.claim_for_execution(&standing, terms, &call, &workflow).await?
                 }
-                (Some(_), Some(Action::Plain(action))) => match self.try_claim(&standing, terms, &call).await? {
-                    Tried::Claimed(held, firing, session) => {
-                        let claims = self.clone();
-                        // To its end, though the caller may give up.
-                        let run = Box::pin(claims.run(held, *firing, session, action));
-                        let fired = self.ledger.engine.node.runtime.run(run).await;
-                        return fired.unwrap_or(Err(ClaimError::Stopped));
-                    }
-                    Tried::Again => is_outrun = true,
-                    Tried::Taken(claim) => {
-                        let status = machine.status(&standing)?.to_string();
-                        let holder = Some(self.holder(&self.ledger.view().await?, &claim).await?);
-                        return Ok(Fired::ClaimFailed(ClaimFailed { status, holder }));
-                    }
-                },
-                // Without an action there is nothing that could run twice.
-                (claim_into, action) => {
-                    let action = action.and_then(|action| match action {
-                        Action::Plain(action) => Some(action),
-                        Action::Durable(_) => None,
-                    });
-                    let fired = Box::pin(self.fire_unclaimed(standing, terms, &call, action)).await?;
-                    match fired {
-                        Fired::Conflict(_) if claim_into.is_some() => is_outrun = true,
-                        fired => return Ok(fired),
-                    }
+                (_, action) => {
+                    // To its end, though the caller may give up, or not be polled.
+                    let (claims, terms, call) = (self.clone(), terms.clone(), call.clone());
+                    let firing = async move { claims.fire_here(standing, &terms, &call, action).await };
+                    let fired = self.ledger.engine.node.runtime.run(firing).await;
+                    fired.unwrap_or(Err(ClaimError::Stopped))?
                 }
+            };
+            match fired {
+                Some(fired) => return Ok(fired),
+                None => is_outrun = true,
             }
         }
         Err(ClaimError::Contended { id: call.entity, tries: TRIES })
+    }
+
+    /// The claim that holds an entity as it stands, if there is one.
+    async fn claim_that_holds(&self, view: &View, standing: &Standing) -> Result<Option<Claim>> {
+        let found = self.ledger.claim_on(view, &standing.id).await?;
+        Ok(found.map(|(claim, _)| claim).filter(|claim| claim.token == standing.rev.0))
+    }
+
+    /// Fires a step whose action runs here, if it has one. None if others were faster.
+    async fn fire_here(
+        self: &Arc<Inner>,
+        standing: Standing,
+        terms: &Arc<Terms>,
+        call: &Call,
+        action: Option<Action>,
+    ) -> Result<Option<Fired>> {
+        let action = action.and_then(|action| match action {
+            Action::Plain(action) => Some(action),
+            Action::Durable(_) => None,
+        });
+        match action {
+            Some(action) if terms.claim_into.is_some() => {
+                let Some((held, firing, session)) = self.try_claim(&standing, terms, call).await? else {
+                    return Ok(None);
+                };
+                self.clone().run(held, *firing, session, action).await.map(Some)
+            }
+            // Without an action there is nothing that could run twice.
+            action => match self.fire_unclaimed(standing, terms, call, action).await? {
+                Fired::Conflict(_) if terms.claim_into.is_some() => Ok(None),
+                fired => Ok(Some(fired)),
+            },
+        }
     }
 
     fn no_action(&self, name: &str) -> ClaimError {
@@ -311,68 +323,51 @@ impl Inner {
         }
     }
 
-    async fn try_claim(self: &Arc<Inner>, standing: &Standing, terms: &Arc<Terms>, call: &Call) -> Result<Tried> {
+    /// Claims an entity. None if others were faster.
+    async fn try_claim(
+        self: &Arc<Inner>,
+        standing: &Standing,
+        terms: &Arc<Terms>,
+        call: &Call,
+    ) -> Result<Option<Claimed>> {
         let session = self.service().own_session(terms.lease()).await?;
         let claim = self.new_claim(standing, terms, call, Owner::Session(session.id()));
         let held = Held::new(self, &claim);
-        match self.ledger.claim(standing, &claim, None, Part::default()).await {
-            Ok(Sent::Landed(standing)) => {
-                Ok(Tried::Claimed(held, Box::new(Firing { claim, standing, reason: String::new() }), session))
-            }
-            Ok(Sent::Moved | Sent::StartTaken) => {
-                held.settled();
-                Ok(Tried::Again)
-            }
-            Ok(Sent::SessionLost) => {
-                self.service().forget_own(&session);
-                held.settled();
-                Ok(Tried::Again)
-            }
-            Ok(Sent::Claimed) => {
-                held.settled();
-                let view = self.ledger.view().await?;
-                match self.ledger.claim_on(&view, &standing.id).await? {
-                    None => Ok(Tried::Again),
-                    Some((other, _)) if other.token == standing.rev.0 => Ok(Tried::Taken(Box::new(other))),
-                    // Somebody has changed the entity by hand while it was claimed: that claim has no hold on it.
-                    Some((_, rev)) => Box::pin(self.claim_over(standing, claim, rev, session)).await,
-                }
-            }
-            Err(error) if is_passing(&error) => {
-                // It may have landed. If that cannot be told either, the janitor finds it.
-                let view = self.ledger.view().await?;
-                let found = self.ledger.claim_on(&view, &standing.id).await?;
-                let standing = self.ledger.entities.standing(&view, &standing.id).await?;
-                let is_ours = found.is_some_and(|(found, _)| found == claim);
-                match standing.filter(|standing| is_ours && standing.rev.0 == claim.token) {
-                    Some(standing) => {
-                        Ok(Tried::Claimed(held, Box::new(Firing { claim, standing, reason: String::new() }), session))
+        let firing = |standing| Firing { claim: claim.clone(), standing, reason: String::new() };
+        let mut replaces = None;
+        for _ in 0..2 {
+            match self.ledger.claim(standing, &claim, replaces, Part::default()).await {
+                Ok(Sent::Landed(standing)) => return Ok(Some((held, Box::new(firing(standing)), session))),
+                // Somebody has changed the entity by hand while it was claimed: that claim has no hold on it.
+                Ok(Sent::Claimed) if replaces.is_none() => {
+                    let found = self.ledger.claim_on(&self.ledger.view().await?, &standing.id).await?;
+                    replaces = found.filter(|(found, _)| found.token != standing.rev.0).map(|(_, rev)| rev);
+                    if replaces.is_none() {
+                        break;
                     }
-                    None => Err(error),
                 }
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Claims an entity in the place of a claim that has no hold on it any more.
-    async fn claim_over(
-        self: &Arc<Inner>,
-        standing: &Standing,
-        claim: Claim,
-        over: Rev,
-        session: Session,
-    ) -> Result<Tried> {
-        let held = Held::new(self, &claim);
-        match self.ledger.claim(standing, &claim, Some(over), Part::default()).await? {
-            Sent::Landed(standing) => {
-                Ok(Tried::Claimed(held, Box::new(Firing { claim, standing, reason: String::new() }), session))
-            }
-            _ => {
-                held.settled();
-                Ok(Tried::Again)
+                Ok(sent) => {
+                    if matches!(sent, Sent::SessionLost) {
+                        self.service().forget_own(&session);
+                    }
+                    break;
+                }
+                Err(error) if is_passing(&error) => {
+                    // It may have landed. If that cannot be told either, the janitor finds it.
+                    let view = self.ledger.view().await?;
+                    let found = self.ledger.claim_on(&view, &standing.id).await?;
+                    let standing = self.ledger.entities.standing(&view, &standing.id).await?;
+                    let is_ours = found.is_some_and(|(found, _)| found == claim);
+                    return match standing.filter(|standing| is_ours && standing.rev.0 == claim.token) {
+                        Some(standing) => Ok(Some((held, Box::new(firing(standing)), session))),
+                        None => Err(error),
+                    };
+                }
+                Err(error) => return Err(error),
             }
         }
+        held.settled();
+        Ok(None)
     }
 
     /// Runs the action of a claim, and commits what it comes to.

@@ -3,11 +3,12 @@
 //! It goes through the open claims, of which there are as many as actions under way; entities are only read where a
 //! claim is to be ended.
 
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::future::{Either, select};
+use futures_util::{StreamExt, stream};
 
 use crate::claim::claims::{Action, Inner};
 use crate::claim::config::{Janitor, Recovery};
@@ -21,7 +22,7 @@ use crate::lane::Part;
 use crate::lock::Owner;
 use crate::lock::stored::Lease;
 use crate::record::Record;
-use crate::store::{Rev, StoreError, Timestamp, View};
+use crate::store::{ErrorKind, StoreError, Timestamp, View};
 use crate::workflow::WorkflowError;
 
 /// How many claims are read at once.
@@ -32,6 +33,9 @@ const AT_ONCE: usize = 64;
 
 /// How often open claims are looked for if there are none, on a store that other processes share.
 const IDLE: Duration = Duration::from_secs(30);
+
+/// How long the janitor of a module may take to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The part of its time that the janitor works at the most.
 const SHARE: u32 = 20;
@@ -64,6 +68,8 @@ pub struct Abandoned {
 
 /// Sweeps until the engine ends.
 pub(crate) async fn keep(claims: Weak<Inner>) {
+    // Something may land late that was not there when the janitor was woken for it: it looks once more.
+    let mut was_nudged = false;
     loop {
         let Some(inner) = claims.upgrade() else { return };
         let env = inner.ledger.store.env().clone();
@@ -71,7 +77,7 @@ pub(crate) async fn keep(claims: Weak<Inner>) {
         ended.mark_unchanged();
         let began = env.monotonic();
         let pause = match inner.sweep().await {
-            Ok(swept) if swept.open > 0 => Some(inner.sweep_every),
+            Ok(swept) if swept.open > 0 || was_nudged => Some(inner.sweep_every),
             Ok(_) if inner.ledger.store.opening().is_none() => Some(IDLE.max(inner.sweep_every)),
             Ok(_) => None,
             Err(_) if inner.ledger.engine.is_stopped() => return,
@@ -94,7 +100,8 @@ pub(crate) async fn keep(claims: Weak<Inner>) {
         let (mut nudged, mut over) = (std::pin::pin!(nudge.notified()), std::pin::pin!(ended.changed()));
         std::future::poll_fn(|context| {
             let is_due = sleep.as_mut().is_some_and(|sleep| sleep.as_mut().poll(context).is_ready());
-            let is_woken = nudged.as_mut().poll(context).is_ready() || over.as_mut().poll(context).is_ready();
+            was_nudged = nudged.as_mut().poll(context).is_ready();
+            let is_woken = was_nudged || over.as_mut().poll(context).is_ready();
             if is_due || is_woken { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
         })
         .await;
@@ -137,14 +144,17 @@ impl Inner {
                     tracing::error!(%key, "a claim cannot be read: it is damaged, or of a newer program");
                     continue;
                 };
-                match self.needs(&view, &claim).await? {
-                    Needs::Nothing => {}
-                    needs => needy.push((entity, claim, item.rev, needs)),
+                match self.needs(&view, &claim).await {
+                    Ok(Needs::Nothing) => {}
+                    Ok(needs) => needy.push((entity, claim, needs)),
+                    Err(ClaimError::Store(error)) if error.kind() != ErrorKind::Corrupt => return Err(error.into()),
+                    // What is wrong with one owner is not to keep the others from their janitor.
+                    Err(error) => tracing::error!(%entity, %error, "the owner of a claim cannot be looked at"),
                 }
             }
             drop(view);
             swept.recovered += needy.len();
-            let recover = |(entity, claim, rev, needs)| self.recover(entity, claim, rev, needs);
+            let recover = |(entity, claim, needs)| self.recover(entity, claim, needs);
             stream::iter(needy).map(recover).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
             match scanned.keys().max().filter(|_| scanned.found.len() == PAGE) {
                 Some(last) => rest = rest.after(last),
@@ -187,21 +197,21 @@ impl Inner {
     }
 
     /// Sees to one claim. What cannot be done now is done by a later sweep.
-    async fn recover(self: &Arc<Inner>, entity: EntityId, claim: Claim, rev: Rev, needs: Needs) {
+    async fn recover(self: &Arc<Inner>, entity: EntityId, claim: Claim, needs: Needs) {
         let recovered = match needs {
             Needs::Nothing => Ok(()),
-            Needs::Retry => self.retry(&entity, &claim, rev, &Why::new("an operator has asked for it")).await,
+            Needs::Retry => self.retry(&entity, &claim, &Why::new("an operator has asked for it")).await,
             Needs::Recovery(reason) => {
                 let why = Why { reason, actor: Some("janitor".into()) };
                 match self.policy(&entity, &claim).await {
                     None => Ok(()),
                     Some(Recovery::Revert) => self.ledger.release(&entity, &claim, &why).await.map(drop),
-                    Some(Recovery::NeedsReview) => self.put_to_review(&entity, &claim, rev, &why).await,
+                    Some(Recovery::NeedsReview) => self.put_to_review(&entity, &claim, &why).await,
                     Some(Recovery::Retry) if claim.attempts >= claim.terms.most_attempts => {
                         let reason = format!("{}, and the action was begun {} times", why.reason, claim.attempts);
-                        self.put_to_review(&entity, &claim, rev, &Why { reason, ..why }).await
+                        self.put_to_review(&entity, &claim, &Why { reason, ..why }).await
                     }
-                    Some(Recovery::Retry) => self.retry(&entity, &claim, rev, &why).await,
+                    Some(Recovery::Retry) => self.retry(&entity, &claim, &why).await,
                 }
             }
         };
@@ -213,11 +223,10 @@ impl Inner {
     /// What is to be done with a claim. None if another program has to say.
     async fn policy(&self, entity: &EntityId, claim: &Claim) -> Option<Recovery> {
         let terms = &claim.terms;
-        let machine = self.machines.get(&terms.workflow);
-        if machine.is_none_or(|machine| machine.config.meta.janitor == Janitor::Engine) {
-            return Some(terms.recovery);
-        }
-        let cover = self.covers.get(&terms.module)?;
+        let meta = self.machines.get(&terms.workflow).map(|machine| &machine.config.meta);
+        let Some(meta) = meta.filter(|meta| meta.janitor == Janitor::Module) else { return Some(terms.recovery) };
+        // The workflow may have another owner by now.
+        let cover = self.covers.get(&terms.module).or_else(|| self.covers.get(&meta.owning_module))?.clone();
         let abandoned = Abandoned {
             workflow: terms.workflow.clone(),
             module: terms.module.clone(),
@@ -231,29 +240,24 @@ impl Inner {
             recovery: terms.recovery,
         };
         // In a task of its own: one that panics, or never answers, is not to keep the others from their janitor.
-        let asked = cover(abandoned);
-        match self.ledger.engine.node.runtime.run(asked).await {
-            Some(recovery) => Some(recovery),
-            None => {
+        let asked = pin!(self.ledger.engine.node.runtime.run(async move { cover(abandoned).await }));
+        match select(asked, self.ledger.store.env().sleep(PATIENCE)).await {
+            Either::Left((Some(recovery), _)) => Some(recovery),
+            Either::Left((None, _)) => {
                 tracing::error!(module = terms.module, %entity, "the janitor of a module has panicked");
+                None
+            }
+            Either::Right(_) => {
+                tracing::error!(module = terms.module, %entity, "the janitor of a module does not answer");
                 None
             }
         }
     }
 
     /// Leaves a claim to an operator: whether the action has taken effect is not known.
-    pub(crate) async fn put_to_review(
-        self: &Arc<Inner>,
-        entity: &EntityId,
-        claim: &Claim,
-        rev: Rev,
-        why: &Why,
-    ) -> Result<()> {
-        let standing = self.ledger.entities.standing(&self.ledger.view().await?, entity).await?;
-        let claiming = claim.terms.claim_into.as_deref();
-        let Some(standing) = standing.filter(|standing| claim.terms.status(standing.data()) == claiming) else {
-            return self.ledger.release(entity, claim, why).await.map(drop);
-        };
+    pub(crate) async fn put_to_review(self: &Arc<Inner>, entity: &EntityId, claim: &Claim, why: &Why) -> Result<()> {
+        let Some((rev, standing)) = self.ledger.still(entity, claim).await? else { return Ok(()) };
+        let Some(standing) = standing else { return self.ledger.release(entity, claim, why).await.map(drop) };
         let (token, state) = (standing.rev.next().0, ClaimState::Review(why.reason.clone()));
         let after = Claim { token, state, ..claim.clone() };
         let kind = LoggedKind::Review;
@@ -261,17 +265,14 @@ impl Inner {
     }
 
     /// Runs the action of a claim again, under a new token.
-    async fn retry(self: &Arc<Inner>, entity: &EntityId, claim: &Claim, rev: Rev, why: &Why) -> Result<()> {
+    async fn retry(self: &Arc<Inner>, entity: &EntityId, claim: &Claim, why: &Why) -> Result<()> {
         let name = claim.terms.action.as_deref().unwrap_or_default();
         let Some(action) = self.actions.get(name).cloned() else {
             let reason = format!("{}, and this program has no action {name:?}", why.reason);
-            return self.put_to_review(entity, claim, rev, &Why { reason, ..why.clone() }).await;
+            return self.put_to_review(entity, claim, &Why { reason, ..why.clone() }).await;
         };
-        let standing = self.ledger.entities.standing(&self.ledger.view().await?, entity).await?;
-        let claiming = claim.terms.claim_into.as_deref();
-        let Some(standing) = standing.filter(|standing| claim.terms.status(standing.data()) == claiming) else {
-            return self.ledger.release(entity, claim, why).await.map(drop);
-        };
+        let Some((rev, standing)) = self.ledger.still(entity, claim).await? else { return Ok(()) };
+        let Some(standing) = standing else { return self.ledger.release(entity, claim, why).await.map(drop) };
         let (token, attempts) = (standing.rev.next().0, claim.attempts + 1);
         let again = Claim { token, attempts, state: ClaimState::Held, ..claim.clone() };
         match action {
@@ -280,10 +281,11 @@ impl Inner {
                 let again = Claim { owner: Owner::Session(session.id()), ..again };
                 let held = Held::new(self, &again);
                 let kind = LoggedKind::Retried;
-                let sent = self.ledger.take_over(&standing, (claim, rev), &again, kind, why, Part::default()).await?;
-                let Sent::Landed(standing) = sent else {
+                let sent = self.ledger.take_over(&standing, (claim, rev), &again, kind, why, Part::default()).await;
+                let Ok(Sent::Landed(standing)) = sent else {
+                    // If it has landed without an answer, the next sweep takes it for abandoned. There is no hurry.
                     held.settled();
-                    return Ok(());
+                    return sent.map(drop);
                 };
                 let (claims, firing) = (self.clone(), Firing { claim: again, standing, reason: String::new() });
                 self.ledger.engine.node.runtime.spawn(async move {

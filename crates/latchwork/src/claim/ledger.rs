@@ -25,9 +25,9 @@ use crate::node::alarm::Alarms;
 use crate::record::Record;
 use crate::state::{self, States};
 use crate::store::{Check, Commit, ErrorKind, Outcome, Rev, Store, StoreError, Timestamp, View};
+use crate::workflow::WorkflowError;
 use crate::workflow::engine;
 use crate::workflow::run::RECORD;
-use crate::workflow::{ExecutionId, WorkflowError};
 
 /// The session that is to hold the claim is there.
 const SESSION: Tag = Tag("session");
@@ -116,11 +116,30 @@ impl Ledger {
         Ok(Some((claim, item.rev)))
     }
 
+    /// A commit had no answer: the executions and the timers that it has set, if it has landed, are looked for.
+    fn unanswered(&self) {
+        self.engine.node.doubt();
+        self.timers.upgrade().iter().for_each(|timers| timers.look_again());
+    }
+
+    /// A claim that is still the same, with the rev of its record, and its entity, as of one moment. The entity is
+    /// given only if it is at the claiming status.
+    pub(crate) async fn still(&self, entity: &EntityId, claim: &Claim) -> Result<Option<(Rev, Option<Standing>)>> {
+        let view = self.view().await?;
+        let Some((found, rev)) = self.claim_on(&view, entity).await? else { return Ok(None) };
+        if found != *claim {
+            return Ok(None);
+        }
+        let claiming = claim.terms.claim_into.as_deref();
+        let standing = self.entities.standing(&view, entity).await?;
+        Ok(Some((rev, standing.filter(|standing| claim.terms.status(standing.data()) == claiming))))
+    }
+
     /// Sends a change of an entity with a part of this layer's.
     async fn send(&self, revised: Revised, part: Part) -> Result<Sent> {
         let Revised { commit, understood, after } = revised;
         let (commit, placed, rest) = part.place_whole(commit);
-        match self.store.commit(commit).await? {
+        match self.store.commit(commit).await.inspect_err(|_| self.unanswered())? {
             Outcome::Applied(receipt) => {
                 rest.land(placed.landing(&receipt));
                 Ok(Sent::Landed(after))
@@ -183,7 +202,7 @@ impl Ledger {
                 }
                 None => (commit, None),
             };
-            match self.store.commit(commit).await? {
+            match self.store.commit(commit).await.inspect_err(|_| self.unanswered())? {
                 Outcome::Applied(_) if is_doomed => {}
                 Outcome::Applied(receipt) => {
                     if let (Some(placed), Some(part)) = (placed, part.take()) {
@@ -217,7 +236,7 @@ impl Ledger {
         staged.check()?;
         let env = self.store.env();
         let (until, now) = (env.monotonic() + firing.claim.terms.lease(), env.now());
-        let mut expected = self.expect_effects(firing, output, now);
+        let expected = self.expect_effects(firing, output, now);
         let checked = match staged.is_alone() {
             true => None,
             false => {
@@ -240,18 +259,15 @@ impl Ledger {
                     env.sleep(AGAIN).await;
                     continue;
                 }
-                Err(error) => {
-                    // It may have landed.
-                    let is_doubtful = matches!(error, ClaimError::Store(_));
-                    expected.take().filter(|_| is_doubtful).into_iter().for_each(Expected::doubt);
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             };
             let found = self.entities.standing(&self.view().await?, &firing.standing.id).await?;
             if found.is_none_or(|found| found.rev != firing.standing.rev) {
                 if !self.has_landed(firing).await? {
+                    expected.into_iter().for_each(Expected::refused);
                     return Ok(Finished::Moved);
                 }
+                self.unanswered();
                 break;
             }
             if let Some(start) = staged.starts.first().filter(|_| is_taken) {
@@ -309,7 +325,7 @@ impl Ledger {
             (commit, place, rest) = self.finishing(firing, staged, output, now)?.place_whole(commit);
             placed = Some((place, rest));
         }
-        match self.store.commit(commit).await? {
+        match self.store.commit(commit).await.inspect_err(|_| self.unanswered())? {
             Outcome::Applied(receipt) => {
                 let Some((place, rest)) = placed else { return Ok(Tried::Refused) };
                 rest.land(place.landing(&receipt));
@@ -359,7 +375,7 @@ impl Ledger {
             let told = self.effect(claim, &effect.name, output, now).told(&key);
             let input =
                 serde_json::to_string(&told).map_err(|error| ClaimError::Corrupt { place: error.to_string() })?;
-            let id = ExecutionId::from(format!("{}:{}", effect.name, key.text()));
+            let id = key.execution(&effect.name);
             part = part.and(self.engine.starting(workflow, input, &id)?);
         }
         for start in &staged.starts {
@@ -445,9 +461,11 @@ impl Ledger {
         let terms = &claim.terms;
         let part = self.dropping(entity, rev);
         let claiming = terms.claim_into.as_deref();
+        let rev_found = standing.as_ref().map(|standing| standing.rev);
         let claimed = standing.filter(|standing| terms.status(standing.data()) == claiming);
         let Some(standing) = claimed else {
             // An operator has moved it on, or has removed it: there is nothing left but the record of the claim.
+            let part = part.check(CLAIM, self.entities.as_found(entity, rev_found));
             let (commit, ..) = part.place_whole(Commit::new());
             return Ok(self.store.commit(commit).await?.is_applied());
         };

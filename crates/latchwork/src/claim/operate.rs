@@ -8,14 +8,14 @@ use serde_json::Value;
 use tokio::sync::Notify;
 
 use crate::claim::action::Staged;
-use crate::claim::claims::Claims;
+use crate::claim::claims::{self, Claims};
 use crate::claim::error::{ClaimError, Result};
 use crate::claim::ledger::{Finished, Firing, Ledger, Sent, Why};
 use crate::claim::outbox::{AfterEffect, DeadLetter};
 use crate::claim::outcome::{Holder, Reason};
 use crate::claim::stored::{Claim, ClaimState, Effect, EffectKey, Logged, LoggedKind, Spaces};
 use crate::damage::scan_around;
-use crate::entity::{EntityId, Query, field};
+use crate::entity::{EntityId, Query, Standing, field};
 use crate::lane::Part;
 use crate::lock::stored::Lease;
 use crate::lock::{self, Owner};
@@ -269,6 +269,9 @@ impl ClaimOperator {
     /// Operates on the store of an engine. One that is [idle](crate::workflow::EngineBuilder::idle) will do.
     pub async fn on(engine: &Engine) -> Result<ClaimOperator> {
         let inner = &engine.inner;
+        if let Some(claims) = claims::Inner::on(inner) {
+            return ClaimOperator::with(claims.ledger.clone(), claims.nudge.clone()).await;
+        }
         let ledger = Arc::new(Ledger::alone(inner, Spaces::declare(&inner.store).await?));
         ClaimOperator::with(ledger, Arc::default()).await
     }
@@ -302,9 +305,7 @@ impl ClaimOperator {
     /// Has the action of a claim that waits for an operator run again, by the program that has the action.
     pub async fn retry(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
         let entity = entity.into();
-        let (claim, rev) = self.in_review(&entity).await?;
-        let standing = self.ledger.entities.standing(&self.ledger.view().await?, &entity).await?;
-        let standing = standing.ok_or_else(|| ClaimError::NotFound { id: entity.clone() })?;
+        let (claim, rev, standing) = self.in_review(&entity).await?;
         let again = Claim { token: standing.rev.next().0, state: ClaimState::Retry, ..claim.clone() };
         let why = Why::by(actor, reason);
         let kind = LoggedKind::Review;
@@ -316,30 +317,31 @@ impl ClaimOperator {
         }
     }
 
-    async fn in_review(&self, entity: &EntityId) -> Result<(Claim, Rev)> {
-        let (claim, rev) = self.claim_on(entity).await?;
-        if matches!(claim.state, ClaimState::Review(_)) {
-            return Ok((claim, rev));
+    /// A claim that waits for an operator, the rev of its record, and its entity, which it has a hold on.
+    async fn in_review(&self, entity: &EntityId) -> Result<(Claim, Rev, Standing)> {
+        let refuse = |reason: &str| Err(ClaimError::ClaimState { id: entity.clone(), reason: reason.into() });
+        let (claim, _) = self.claim_on(entity).await?;
+        if !matches!(claim.state, ClaimState::Review(_)) {
+            return refuse("does not wait for an operator: release it, or let its action end");
         }
-        let reason = "does not wait for an operator: release it, or let its action end".into();
-        Err(ClaimError::ClaimState { id: entity.clone(), reason })
+        match self.ledger.still(entity, &claim).await? {
+            Some((rev, Some(standing))) if standing.rev.0 == claim.token => Ok((claim, rev, standing)),
+            _ => refuse("has lost its hold, because the entity was changed by hand: release it"),
+        }
     }
 
     /// Makes the transition of a claim that waits for an operator, who knows that the action has taken effect. The
     /// action is not run; the after-effects are delivered.
     pub async fn complete(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<Rev> {
         let entity = entity.into();
-        let (claim, _) = self.in_review(&entity).await?;
-        let standing = self.ledger.entities.standing(&self.ledger.view().await?, &entity).await?;
-        let standing = standing.ok_or_else(|| ClaimError::NotFound { id: entity.clone() })?;
-        let claiming = claim.terms.claim_into.as_deref();
-        if claim.terms.status(standing.data()) != claiming || standing.rev.0 != claim.token {
-            let reason = "has lost its hold: the entity was changed by hand; release it".into();
-            return Err(ClaimError::ClaimState { id: entity, reason });
-        }
+        let (claim, _, standing) = self.in_review(&entity).await?;
         let claim = Claim { actor: Some(actor.into()), ..claim };
         let firing = Firing { claim, standing, reason: reason.into() };
-        match self.ledger.finish(&firing, &Staged::default(), &Value::Null).await? {
+        // To its end, though the caller may give up: after-effects are delivered by the answer.
+        let ledger = self.ledger.clone();
+        let finishing = async move { ledger.finish(&firing, &Staged::default(), &Value::Null).await };
+        let finished = self.ledger.engine.node.runtime.run(finishing).await;
+        match finished.unwrap_or(Err(ClaimError::Stopped))? {
             Finished::Done(rev) => Ok(rev),
             Finished::Moved => Err(ClaimError::Contended { id: entity, tries: 1 }),
         }

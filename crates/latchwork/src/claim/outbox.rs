@@ -117,10 +117,12 @@ pub(crate) struct Outbox {
 struct Lines {
     by: HashMap<EntityId, Line>,
     known: usize,
+    /// How many of them are expected.
+    expected: usize,
     /// Whether everything was read that was stored before the start. Until then what lands is kept back: something that
     /// was stored before may have to go first.
     is_read: bool,
-    late: Vec<(EffectKey, Effect)>,
+    late: Vec<EffectKey>,
 }
 
 #[derive(Default)]
@@ -161,7 +163,7 @@ impl Expected {
         let effects = std::mem::take(&mut self.effects);
         let mut lines = self.outbox.lines.lock();
         if !lines.is_read {
-            lines.late.extend(effects);
+            lines.late.extend(effects.into_iter().map(|(key, _)| key));
             return;
         }
         for (key, effect) in effects {
@@ -169,25 +171,34 @@ impl Expected {
         }
     }
 
-    /// Whether the commit has landed is not known.
-    pub(crate) fn doubt(mut self) {
+    /// The commit was refused.
+    pub(crate) fn refused(mut self) {
         let mut lines = self.outbox.lines.lock();
         for (key, _) in std::mem::take(&mut self.effects) {
-            lines.put(&self.outbox, key, Known::Stored);
+            lines.unexpect(&key);
         }
     }
 }
 
+/// Whether the commit has landed is not known.
 impl Drop for Expected {
     fn drop(&mut self) {
-        let mut lines = self.outbox.lines.lock();
-        for (key, _) in &self.effects {
-            lines.unexpect(key);
+        for (key, _) in std::mem::take(&mut self.effects) {
+            self.outbox.look_at(key);
         }
     }
 }
 
 impl Lines {
+    fn holds(&self, key: &EffectKey) -> bool {
+        self.by.get(&key.entity).is_some_and(|line| line.effects.contains_key(key))
+    }
+
+    /// How many can be delivered as far as is known.
+    fn deliverable(&self) -> usize {
+        self.known - self.expected
+    }
+
     fn put(&mut self, outbox: &Arc<Outbox>, key: EffectKey, known: Known) {
         let is_expected = matches!(known, Known::Expected(_));
         let line = self.by.entry(key.entity.clone()).or_default();
@@ -198,8 +209,11 @@ impl Lines {
                 *commits += 1;
                 return;
             }
-            Some(Known::Expected(_)) => {}
-            None => self.known += 1,
+            Some(Known::Expected(_)) => self.expected -= 1,
+            None => {
+                self.known += 1;
+                self.expected += usize::from(is_expected);
+            }
         }
         let entity = key.entity.clone();
         line.effects.insert(key, known);
@@ -223,8 +237,9 @@ impl Lines {
     /// An after-effect that was delivered, or that no commit is to write any more.
     fn take(&mut self, key: &EffectKey) {
         let Some(line) = self.by.get_mut(&key.entity) else { return };
-        if line.effects.remove(key).is_some() {
+        if let Some(taken) = line.effects.remove(key) {
             self.known -= 1;
+            self.expected -= usize::from(matches!(taken, Known::Expected(_)));
         }
         line.woken.notify_one();
         if line.effects.is_empty() && !line.has_worker {
@@ -279,7 +294,11 @@ impl Outbox {
 
     /// An after-effect may be in the store that is not known here.
     pub(crate) fn look_at(self: &Arc<Outbox>, key: EffectKey) {
-        self.lines.lock().put(self, key, Known::Stored);
+        let mut lines = self.lines.lock();
+        match lines.is_read {
+            true => lines.put(self, key, Known::Stored),
+            false => lines.late.push(key),
+        }
     }
 
     /// Reads what is stored: another process may have put something there.
@@ -290,7 +309,7 @@ impl Outbox {
     /// How many after-effects are known here and not delivered.
     pub(crate) fn known(&self) -> usize {
         let lines = self.lines.lock();
-        lines.known + lines.late.len()
+        lines.known + lines.late.iter().filter(|key| !lines.holds(key)).count()
     }
 
     fn next(&self, entity: &EntityId) -> Next {
@@ -427,8 +446,10 @@ async fn work(outbox: Arc<Outbox>, entity: EntityId) {
         if outbox.node.is_stopped() {
             // What is left is the next engine's.
             let mut lines = outbox.lines.lock();
-            let left = lines.by.remove(&entity).map_or(0, |line| line.effects.len());
-            lines.known -= left;
+            let left: Vec<EffectKey> =
+                lines.by.get(&entity).map_or(Vec::new(), |line| line.effects.keys().cloned().collect());
+            left.iter().for_each(|key| lines.take(key));
+            lines.by.remove(&entity);
             return;
         }
     }
@@ -437,7 +458,8 @@ async fn work(outbox: Arc<Outbox>, entity: EntityId) {
 /// Removes what was delivered: everything that was delivered meanwhile by one commit.
 async fn acknowledge(outbox: Weak<Outbox>, mut acked: Acked) {
     let mut acks = Vec::new();
-    while acked.recv_many(&mut acks, 512).await > 0 {
+    let Some(most) = outbox.upgrade().map(|outbox| outbox.node.store.limits().operations.min(512)) else { return };
+    while acked.recv_many(&mut acks, most).await > 0 {
         let Some(outbox) = outbox.upgrade() else { return };
         let store = &outbox.node.store;
         loop {
@@ -486,7 +508,7 @@ impl Outbox {
                 let last = scanned.keys().max().cloned();
                 for (key, _) in &scanned.found {
                     match EffectKey::read_outbox(key) {
-                        Some(effect) => self.look_at(effect),
+                        Some(effect) => self.lines.lock().put(self, effect, Known::Stored),
                         None => tracing::error!(%key, "the key of an after-effect is damaged"),
                     }
                 }
@@ -494,16 +516,15 @@ impl Outbox {
                     Some(last) => rest = rest.after(&last),
                     None => break,
                 }
-                while self.known() > MOST_KNOWN {
+                while self.lines.lock().deliverable() > MOST_KNOWN {
                     self.fewer.notified().await;
                 }
             }
         }
         let mut lines = self.lines.lock();
         lines.is_read = true;
-        for (key, effect) in std::mem::take(&mut lines.late) {
-            // Some of them were read, too, and may have been delivered.
-            drop(effect);
+        // Some of them were read, too, and may have been delivered.
+        for key in std::mem::take(&mut lines.late) {
             lines.put(self, key, Known::Stored);
         }
         Ok(())

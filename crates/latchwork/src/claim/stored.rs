@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::claim::config::Recovery;
 use crate::entity::EntityId;
 use crate::lock::Owner;
-use crate::node::{read_text, shard_key, shard_of, write_text};
+use crate::node::{ExecutionId, read_text, shard_key, shard_of, write_text};
 use crate::record::stored;
 use crate::store::{Key, Range, Rev, Space, SpaceSpec, Store, StoreError, Uuid};
 
@@ -235,6 +235,9 @@ impl Spaces {
     }
 }
 
+/// The longest id of an execution, in bytes.
+const LONGEST_ID: usize = 512;
+
 /// Names an after-effect: the entity, the rev that the transition gave it, and the place among its after-effects.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct EffectKey {
@@ -272,6 +275,16 @@ impl EffectKey {
     /// As receivers see it: the same each time, and unlike that of any other after-effect.
     pub(crate) fn text(&self) -> String {
         format!("{}:{}:{}", self.entity, self.rev.0, self.number)
+    }
+
+    /// The id of the execution that is started for it. An entity's id may be as long as that of an execution.
+    pub(crate) fn execution(&self, effect: &str) -> ExecutionId {
+        let id = format!("{effect}:{}", self.text());
+        if id.len() <= LONGEST_ID {
+            return id.into();
+        }
+        let entity = xxhash_rust::xxh3::xxh3_128(self.entity.as_bytes());
+        format!("{effect}:#{entity:032x}:{}:{}", self.rev.0, self.number).into()
     }
 
     /// What [`EffectKey::text`] has written.

@@ -3,8 +3,13 @@
 //! A timer is set by the commit that brings an entity to the status. It is not taken away when the entity leaves: when
 //! it is due, it is looked whether the entity is still there from the same time on.
 
+use std::collections::HashSet;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::claim::claims::Inner;
 use crate::claim::config::Step;
@@ -14,15 +19,19 @@ use crate::claim::ledger::Ledger;
 use crate::claim::machine::Machine;
 use crate::claim::outcome::Fired;
 use crate::claim::stored::{Logged, LoggedKind, Spaces, Timed, TimerTerms};
+use crate::damage::scan_around;
 use crate::entity::{EntityId, Query, Standing};
 use crate::lane::Part;
 use crate::node::ExecutionId;
-use crate::node::alarm::{Alarms, Due, Keeper, alarm_key};
+use crate::node::alarm::{Alarms, Due, Keeper, alarm_key, read_alarm_key};
 use crate::record::Record;
-use crate::store::{Commit, Key, Order, Timestamp};
+use crate::store::{Commit, Key, Order, StoreError, Timestamp};
 
 /// The shortest and the longest pause before a step is fired again that could not be fired.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// How long a step that a timer has fired keeps others waiting.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How many entities are looked at in one go.
 const PAGE: usize = 500;
@@ -78,9 +87,15 @@ impl Keeper for Ring {
             // So many at once; the others wait, and the keeper with them.
             let Ok(permit) = claims.ringing.clone().acquire_owned().await else { return false };
             let ringing = Arc::downgrade(claims);
+            let env = claims.ledger.store.env().clone();
             claims.ledger.engine.node.runtime.spawn(async move {
-                ring(ringing, due.key, timed).await;
+                // An action may take days. Others need not wait for that.
+                let ringing = pin!(ring(ringing, due.key, timed));
+                let slow = select(ringing, env.sleep(PATIENCE)).await;
                 drop(permit);
+                if let Either::Right((_, ringing)) = slow {
+                    ringing.await;
+                }
             });
         }
         true
@@ -104,11 +119,15 @@ async fn ring(claims: Weak<Inner>, key: Key, timed: Timed) {
     if let Some(due) = due {
         commit = commit.put(&ledger.spaces.timer(&timed, due), timed.encode());
     }
-    match ledger.store.commit(commit).await {
-        Ok(_) => due.into_iter().for_each(|due| claims.alarms.set(&timed.name(), due)),
-        // It rings again when the next engine starts.
-        Err(error) => tracing::warn!(%error, "a timer of a claim workflow could not be taken away"),
+    while let Err(error) = ledger.store.commit(commit.clone()).await {
+        if ledger.engine.is_stopped() || matches!(error, StoreError::Closed | StoreError::Stopped { .. }) {
+            // It rings again when the next engine starts.
+            return;
+        }
+        tracing::warn!(%error, "a timer of a claim workflow could not be taken away yet");
+        ledger.store.env().sleep(PAUSES.0).await;
     }
+    due.into_iter().for_each(|due| claims.alarms.set(&timed.name(), due));
 }
 
 impl Inner {
@@ -125,8 +144,14 @@ impl Inner {
         if machine.claiming.contains(status) {
             return Ok(Some(pause));
         }
-        if status != step.status || self.since(machine, &standing, step).await?.0 != timed.since {
+        let (since, at) = self.since(machine, &standing, step).await?;
+        if status != step.status || since != timed.since {
             return Ok(None);
+        }
+        // An entity of the same id may have been added again, or the configuration says another time by now.
+        let (now, due) = (self.ledger.store.env().now(), at.plus(timer.after));
+        if due > now {
+            return Ok(Some(Duration::from_micros(due.0 - now.0)));
         }
         let call = Call {
             workflow: timed.workflow.clone(),
@@ -170,12 +195,16 @@ impl Inner {
     /// before the workflow had the timer.
     pub(crate) async fn adopt(self: &Arc<Inner>) -> Result<()> {
         let has_timers = |machine: &&Machine| machine.config.steps.iter().any(|step| step.timer.is_some());
+        if !self.machines.values().any(|machine| has_timers(&machine)) {
+            return Ok(());
+        }
+        let set = self.set_timers().await?;
         for machine in self.machines.values().filter(has_timers) {
             let mut query = Query::of(machine.config.meta.entity_type.clone()).limit(PAGE);
             loop {
                 let page = self.ledger.entities.find(&query).await?;
                 for entity in &page.items {
-                    self.adopt_one(machine, &entity.id).await?;
+                    self.adopt_one(machine, &entity.id, &set).await?;
                 }
                 match page.next {
                     Some(next) => query = query.after(next),
@@ -186,7 +215,22 @@ impl Inner {
         Ok(())
     }
 
-    async fn adopt_one(self: &Arc<Inner>, machine: &Machine, id: &EntityId) -> Result<()> {
+    /// The names of all timers that are set, as hashes.
+    async fn set_timers(&self) -> Result<HashSet<u64>> {
+        let (view, space) = (self.ledger.view().await?, &self.ledger.spaces.timers);
+        let (mut names, mut rest) = (HashSet::new(), space.all());
+        loop {
+            let scanned = scan_around(&view, space, &rest, PAGE).await?;
+            let name = |(key, _): &(Key, _)| Some(xxh3_64(read_alarm_key(key.bytes())?.1.as_bytes()));
+            names.extend(scanned.found.iter().filter_map(name));
+            match scanned.keys().max().filter(|_| scanned.found.len() == PAGE) {
+                Some(last) => rest = rest.after(last),
+                None => return Ok(names),
+            }
+        }
+    }
+
+    async fn adopt_one(self: &Arc<Inner>, machine: &Machine, id: &EntityId, set: &HashSet<u64>) -> Result<()> {
         let standing = self.ledger.entities.standing(&self.ledger.view().await?, id).await?;
         let Some(standing) = standing else { return Ok(()) };
         let Ok(status) = machine.status(&standing) else { return Ok(()) };
@@ -194,9 +238,12 @@ impl Inner {
             let Some(step) = machine.config.steps.iter().find(|step| step.step_id == timer.step_id) else { continue };
             let (since, at) = self.since(machine, &standing, step).await?;
             let timed = Timed { workflow: machine.name().into(), step_id: timer.step_id, entity: id.clone(), since };
+            // One that is there already, or was put off, stays as it is.
+            if set.contains(&xxh3_64(timed.name().as_bytes())) {
+                continue;
+            }
             let due = at.plus(Duration::from_micros(timer.after_us));
             let key = self.ledger.spaces.timer(&timed, due);
-            // One that is there already, or was put off, stays as it is.
             let commit = Commit::new().absent(&key).put(&key, timed.encode());
             if self.ledger.store.commit(commit).await?.is_applied() {
                 self.alarms.set(&timed.name(), due);

@@ -10,6 +10,9 @@ use crate::json::Path;
 /// The shortest and the longest lease.
 const LEASES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(366 * 24 * 3600));
 
+/// The longest name, in bytes.
+const LONGEST_NAME: usize = 256;
+
 /// What the program that runs a workflow has registered. Names are not looked for where it has not said them.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
@@ -76,6 +79,7 @@ impl Validator<'_> {
     /// What is said of the workflow beside its steps.
     fn whole(&mut self) {
         let workflow = self.workflow;
+        self.short(&workflow.name, self.route.to("workflow"));
         let mut seen = BTreeSet::new();
         for (number, status) in workflow.status_types.iter().enumerate() {
             if !seen.insert(status) {
@@ -227,7 +231,22 @@ impl Validator<'_> {
         }
     }
 
+    /// Names are parts of keys and of ids of executions.
+    fn short(&mut self, name: &str, route: Route) {
+        if name.len() > LONGEST_NAME {
+            let message = format!("a name has at most {LONGEST_NAME} bytes; this one has {}", name.len());
+            self.findings.add(Rule::Limits, route, None, message);
+        }
+    }
+
     fn limits(&mut self, step: &Step, route: &Route) {
+        self.short(&step.step_key, route.to("step_key"));
+        for (requester, action) in step.action.iter().flat_map(Each::values) {
+            self.short(action, within(route, "action", requester));
+        }
+        for (requester, effects) in step.success_after_effect.iter().flat_map(Each::values) {
+            effects.iter().for_each(|effect| self.short(effect, within(route, "success_after_effect", requester)));
+        }
         if let Some(lease) = step.lease.filter(|lease| !(LEASES.0..=LEASES.1).contains(lease)) {
             let message = format!("a lease of {lease:?} is shorter than 10 ms or longer than a year");
             self.findings.add(Rule::Limits, route.to("lease"), None, message);

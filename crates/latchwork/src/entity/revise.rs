@@ -5,11 +5,11 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::entity::document::Record;
-use crate::entity::prepare::Changing;
+use crate::entity::prepare::{Changing, as_found};
 use crate::entity::transact::Understood;
 use crate::entity::{Entities, Entity, EntityId, Meta, Moment, Result};
 use crate::record::Record as _;
-use crate::store::{Commit, Rev, View};
+use crate::store::{Check, Commit, Rev, View};
 
 /// An entity as it stands at a rev.
 #[derive(Debug, Clone)]
@@ -55,6 +55,11 @@ impl Entities {
         let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
         let changed = Moment { generation: item.generation, time: item.time };
         Ok(Some(Standing { id: id.clone(), rev: item.rev, changed, record: Arc::new(record) }))
+    }
+
+    /// What holds as long as an entity is as it was found: at a rev, or not there.
+    pub(crate) fn as_found(&self, id: &EntityId, rev: Option<Rev>) -> Check {
+        as_found(self.key(id), rev)
     }
 
     /// The entity with other data, if it still stands where it stood. More can be added to the commit.

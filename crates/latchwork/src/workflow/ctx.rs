@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::json;
-use crate::store::{Timestamp, Uuid};
+use crate::store::{StoreError, Timestamp, Uuid};
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::replay::Call;
@@ -34,6 +34,11 @@ pub(crate) fn hash(value: &impl Serialize) -> u64 {
 impl Ctx {
     pub(crate) fn engine(&self) -> &Arc<Inner> {
         &self.run.engine
+    }
+
+    /// The store does not serve a layer above: the execution stops where it is, and goes on when it can.
+    pub(crate) async fn stop_for_store<T>(&self, error: StoreError) -> T {
+        self.run.stop_for(self.run.stops(error.into())).await
     }
 
     /// The execution's id.

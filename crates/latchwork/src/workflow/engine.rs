@@ -1,5 +1,6 @@
 //! The engine: owns executions, starts them, finds them again after a restart, and lets go of those that wait.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -120,6 +121,8 @@ pub(crate) struct Inner {
     pub(crate) removals: Arc<Alarms>,
     /// Whether everything that was running has been found.
     pub(crate) found: tokio::sync::watch::Sender<bool>,
+    /// What the layer above serves on this engine, at most one at a time. Nothing here knows what it is.
+    pub(crate) above: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
 }
 
 /// What callers wait for of an execution.
@@ -294,6 +297,7 @@ impl EngineBuilder {
             timers,
             removals,
             found: tokio::sync::watch::Sender::new(self.idle),
+            above: Mutex::default(),
         });
         let executions: Weak<dyn lock::owners::Executions> = Arc::<Inner>::downgrade(&inner);
         inner.locks.serve(executions);

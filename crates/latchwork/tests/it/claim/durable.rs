@@ -96,7 +96,9 @@ async fn a_restart_goes_on_with_a_durable_action() {
 #[tokio::test]
 async fn the_claim_of_an_execution_that_was_terminated_is_reverted() {
     let close = close();
-    let engine = Engine::on(&Store::memory().await.unwrap()).register(close.workflow()).start().await.unwrap();
+    // In a directory nothing but the claim itself wakes the janitor.
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Engine::open(directory.path()).register(close.workflow()).start().await.unwrap();
     let claims = Claims::on(&engine).workflow(periods()).durable_action(&close).sweep_every(Duration::from_millis(10));
     let claims = claims.after_effect("Tell", async |_| Ok::<_, String>(())).start().await.unwrap();
     claims.add("billing", may()).await.unwrap();
@@ -111,7 +113,7 @@ async fn the_claim_of_an_execution_that_was_terminated_is_reverted() {
     };
     let id = owner.trim_start_matches("execution \"").trim_end_matches('"').to_string();
     engine.terminate(&*id, "it takes too long").await.unwrap();
-    assert!(fired.await.unwrap().is_err());
+    assert!(matches!(fired.await.unwrap(), Err(ClaimError::Execution { .. })));
     while engine.entities().get("may").await.unwrap().unwrap().data["status"] != "approved" {
         sleep(Duration::from_millis(5)).await;
     }
@@ -130,4 +132,27 @@ async fn a_durable_action_has_to_be_claimed_and_known_to_the_engine() {
     let Err(ClaimError::Config { findings }) = claims.start().await else { panic!("findings") };
     let rules: Vec<String> = findings.iter().map(|finding| finding.rule.to_string()).collect();
     assert_eq!(rules, ["unclaimed", "unknown_action"]);
+}
+
+#[tokio::test]
+async fn an_execution_that_is_cancelled_ends_its_claim() {
+    let close = close();
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Engine::open(directory.path()).register(close.workflow()).start().await.unwrap();
+    let claims = claims(&engine, &close).await;
+    claims.add("billing", may()).await.unwrap();
+    let fire = claims.fire("billing", "close", "may").input(json!({"pause_ms": 600_000}));
+    let fired = tokio::spawn(async move { fire.await });
+    let operator = claims.operate().await.unwrap();
+    let owner = loop {
+        if let Some(open) = operator.stored().get("may").await.unwrap() {
+            break open.holder.owner;
+        }
+        sleep(Duration::from_millis(1)).await;
+    };
+    let id = owner.trim_start_matches("execution \"").trim_end_matches('"').to_string();
+    engine.cancel(&*id, "enough").await.unwrap();
+    assert!(fired.await.unwrap().is_err());
+    assert_eq!(engine.entities().get("may").await.unwrap().unwrap().data["status"], "approved");
+    assert_eq!(operator.stored().list(None, 9).await.unwrap(), []);
 }

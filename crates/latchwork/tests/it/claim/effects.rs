@@ -7,7 +7,7 @@ use latchwork::claim::{ActionCtx, AfterEffect, ClaimWorkflow, Claims, Fired, Out
 use latchwork::entity::Add;
 use latchwork::json;
 use latchwork::store::Store;
-use latchwork::workflow::{Ctx, Engine, Failure, workflow};
+use latchwork::workflow::{Ctx, Engine, Failure, Filter, workflow};
 
 use super::kit::{Kit, Seen, invoices, sleep};
 
@@ -199,4 +199,53 @@ async fn slots_that_others_change_meanwhile_lose_nothing() {
         task.await.unwrap();
     }
     assert_eq!(count.get().await.unwrap(), Some(40));
+}
+
+// The caller is gone while the commit of an unclaimed step is on its way: it lands, and has its after-effect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_gives_up_takes_no_after_effect_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Engine::open(directory.path()).start().await.unwrap();
+    let seen = Arc::new(Seen::default());
+    let told = seen.clone();
+    let claims = Claims::on(&engine).workflow(notes()).action("Finish", finish);
+    let claims = claims.after_effect("Tell", move |effect| {
+        told.effects.lock().push(effect);
+        std::future::ready(Ok::<_, String>(()))
+    });
+    let claims = claims.start().await.unwrap();
+    let mut done = 0;
+    for note in 0..100 {
+        let id = format!("n{note}");
+        claims.add("note", Add::new("note").id(&*id).data(json!({"status": "open"}))).await.unwrap();
+        let fire = std::future::IntoFuture::into_future(claims.fire("note", "finish", &*id));
+        let _ = tokio::time::timeout(Duration::from_micros(note * 5), fire).await;
+    }
+    for _ in 0..2_000 {
+        sleep(Duration::from_millis(1)).await;
+        done = 0;
+        for note in 0..100 {
+            let entity = engine.entities().get(format!("n{note}")).await.unwrap().unwrap();
+            done += usize::from(entity.data["status"] == "done");
+        }
+        if seen.effects.lock().len() == done && claims.undelivered() == 0 {
+            break;
+        }
+    }
+    assert_eq!(seen.effects.lock().len(), done);
+}
+
+// The id of an entity may be as long as that of an execution.
+#[tokio::test]
+async fn an_after_effect_that_is_a_workflow_can_be_of_an_entity_with_a_long_id() {
+    let tell = workflow("tell").run(async |_: Ctx, effect: AfterEffect| Ok(effect.key));
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&tell).start().await.unwrap();
+    let claims = Claims::on(&engine).workflow(notes()).action("Finish", finish);
+    let claims = claims.after_effect_workflow("Tell", &tell).start().await.unwrap();
+    let id = "n".repeat(512);
+    claims.add("note", Add::new("note").id(&*id).data(json!({"status": "open"}))).await.unwrap();
+    assert!(claims.fire("note", "finish", &*id).await.unwrap().is_done());
+    let found = engine.list(Filter::new().workflow("tell")).await.unwrap().executions;
+    assert_eq!(found.len(), 1);
+    assert_eq!(engine.handle(&tell, found[0].id.clone()).result().await.unwrap(), format!("{id}:2:0"));
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use latchwork::claim::{ClaimError, Fired, Reason};
-use latchwork::entity::Update;
+use latchwork::claim::{ActionCtx, ClaimError, ClaimWorkflow, Claims, Fired, Outcome, Reason, Step};
+use latchwork::entity::{Add, Update};
 use latchwork::json;
 use latchwork::store::Store;
 use latchwork::workflow::Engine;
@@ -248,4 +248,82 @@ async fn a_claiming_status_without_a_janitor_keeps_the_engine_from_starting() {
     let named = "workflow \"invoice\" declares \"paying\", and module \"billing\" has not registered a janitor for it";
     assert_eq!(missing.iter().map(ToString::to_string).collect::<Vec<_>>(), [named]);
     claims().cover("billing", async |claim| claim.recovery).start().await.unwrap();
+}
+
+// Two workflows of one type, each with a status of its own: what one has claimed, the other leaves alone.
+#[tokio::test]
+async fn a_claim_keeps_the_steps_of_other_workflows_from_the_entity() {
+    let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
+    let (gate, bodies) = (Arc::new(tokio::sync::Semaphore::new(0)), Arc::new(Seen::default()));
+    let mut review = ClaimWorkflow::new("review", "audit", "invoice").statuses(["open", "reviewed"]);
+    review.meta.status_field = "review.status".into();
+    let review = review.step(Step::new(1, "review", "open", "reviewed").action("Review"));
+    let pay = ClaimWorkflow::new("pay", "billing", "invoice").statuses(["sent", "paying", "paid"]);
+    let pay = pay.step(Step::new(1, "pay", "sent", "paid").claimed("paying").action("Pay"));
+    let (inside, seen) = (gate.clone(), bodies.clone());
+    let claims = Claims::on(&engine).workflow(review).workflow(pay);
+    let claims = claims.action("Review", async |_: ActionCtx| Ok::<_, BankClosed>(Outcome::done()));
+    let claims = claims.action("Pay", move |_: ActionCtx| {
+        let (inside, seen) = (inside.clone(), seen.clone());
+        async move {
+            seen.bodies.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            inside.acquire().await.unwrap().forget();
+            Ok::<_, BankClosed>(Outcome::done())
+        }
+    });
+    let claims = claims.start().await.unwrap();
+    let data = json!({"status": "sent", "review": {"status": "open"}});
+    engine.entities().add(Add::new("invoice").id("i").data(data)).await.unwrap();
+    let fire = claims.fire("pay", "pay", "i");
+    let fired = tokio::spawn(async move { fire.await.unwrap() });
+    while bodies.bodies() == 0 {
+        sleep(std::time::Duration::from_millis(1)).await;
+    }
+    let refused = claims.fire("review", "review", "i").await.unwrap();
+    assert!(matches!(refused, Fired::ClaimFailed(ref failed) if failed.holder.is_some()), "{refused:?}");
+    gate.add_permits(1);
+    assert!(fired.await.unwrap().is_done());
+    assert!(claims.fire("review", "review", "i").await.unwrap().is_done());
+    let data = engine.entities().get("i").await.unwrap().unwrap().data;
+    assert_eq!(data, json!({"status": "paid", "review": {"status": "reviewed"}}));
+}
+
+// A caller is not polled any more after its claim was sent: the action runs all the same.
+#[tokio::test]
+async fn a_caller_that_is_not_polled_holds_up_nothing() {
+    let kit = Kit::new().await;
+    kit.add("i").await;
+    let mut fire = Box::pin(std::future::IntoFuture::into_future(
+        kit.claims.fire("invoice", "pay", "i").by("admin").input(json!({})),
+    ));
+    // As long as it takes until the claim is on its way, and not a poll more.
+    for _ in 0..100 {
+        let polled = std::future::poll_fn(|context| std::task::Poll::Ready(fire.as_mut().poll(context).is_pending()));
+        assert!(polled.await);
+        tokio::task::yield_now().await;
+        if kit.status("i").await != "sent" {
+            break;
+        }
+    }
+    while kit.status("i").await != "paid" {
+        sleep(std::time::Duration::from_millis(1)).await;
+    }
+    assert!(fire.await.unwrap().is_done());
+}
+
+#[tokio::test]
+async fn claims_are_served_once_on_an_engine() {
+    let kit = Kit::new().await;
+    let again = || invoices(&kit.engine, &kit.seen).start();
+    assert!(matches!(again().await, Err(ClaimError::AlreadyStarted)));
+    let Kit { engine, claims, seen } = kit;
+    drop(claims);
+    // Those before may have something to end.
+    for _ in 0..1000 {
+        if invoices(&engine, &seen).start().await.is_ok() {
+            return;
+        }
+        sleep(std::time::Duration::from_millis(1)).await;
+    }
+    panic!("the claims before are never gone");
 }
