@@ -1,11 +1,12 @@
 //! Claim workflows at work on an engine: what is registered for them, and the checks before they start.
 
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{Notify, Semaphore};
 
@@ -23,7 +24,7 @@ use crate::claim::read;
 use crate::claim::stored::Spaces;
 use crate::claim::timers;
 use crate::claim::validate::{self, Known};
-use crate::entity::{Add, Entity, OpReceipt};
+use crate::entity::{Add, Entity, EntityId, OpReceipt};
 use crate::lane::Part;
 use crate::lock::service::Service;
 use crate::node::alarm::{self, Alarms};
@@ -86,6 +87,8 @@ pub(crate) struct Inner {
     pub(crate) alarms: Arc<Alarms>,
     /// Held by each step that a timer fires.
     pub(crate) ringing: Arc<Semaphore>,
+    /// The entities that callers of this process are about to claim.
+    pub(crate) claiming: Mutex<HashMap<EntityId, Arc<Semaphore>>>,
     /// Has the janitor look at once.
     pub(crate) nudge: Arc<Notify>,
     pub(crate) sweep_every: Duration,
@@ -409,6 +412,7 @@ impl ClaimsBuilder {
             outbox,
             alarms,
             ringing: Arc::new(Semaphore::new(RINGING)),
+            claiming: Mutex::default(),
             nudge: Arc::default(),
             sweep_every: self.sweep_every,
         });

@@ -1,5 +1,6 @@
 //! Firing a step: the entity is claimed, the action runs, and its end is committed.
 
+use std::collections::hash_map::Entry;
 use std::future::IntoFuture;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use serde::Serialize;
 use serde_json::Value;
+use tokio::sync::Semaphore;
 
 use crate::claim::action::{ActionCtx, Staged};
 use crate::claim::claims::{Action, Claims, Inner, PlainAction};
@@ -135,6 +137,33 @@ impl Drop for Held {
     }
 }
 
+/// The turn of one caller in this process to claim an entity. Without it all callers of a race would send commits of
+/// which one can land. It decides nothing: callers in other processes have no part in it.
+struct Turn {
+    claims: Arc<Inner>,
+    entity: EntityId,
+}
+
+impl Turn {
+    /// Takes the turn, or gives what is closed when it is given back.
+    fn take(claims: &Arc<Inner>, entity: &EntityId) -> Result<Turn, Arc<Semaphore>> {
+        match claims.claiming.lock().entry(entity.clone()) {
+            Entry::Occupied(other) => Err(other.get().clone()),
+            Entry::Vacant(free) => {
+                free.insert(Arc::new(Semaphore::new(0)));
+                Ok(Turn { claims: claims.clone(), entity: entity.clone() })
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let turn = self.claims.claiming.lock().remove(&self.entity);
+        turn.iter().for_each(|turn| turn.close());
+    }
+}
+
 /// A step that can be fired as things are, or why none can.
 enum Possible<'a> {
     Step(&'a Arc<Terms>),
@@ -178,9 +207,18 @@ impl Inner {
                     self.claim_for_execution(&standing, terms, &call, &workflow).await?
                 }
                 (_, action) => {
+                    let turn = match Turn::take(self, &call.entity) {
+                        Ok(turn) => turn,
+                        // The entity is read again when it is known what became of the other caller's claim.
+                        Err(other) => {
+                            let _ = other.acquire().await;
+                            is_outrun = true;
+                            continue;
+                        }
+                    };
                     // To its end, though the caller may give up, or not be polled.
                     let (claims, terms, call) = (self.clone(), terms.clone(), call.clone());
-                    let firing = async move { claims.fire_here(standing, &terms, &call, action).await };
+                    let firing = async move { claims.fire_here(standing, &terms, &call, action, turn).await };
                     let fired = self.ledger.engine.node.runtime.run(firing).await;
                     fired.unwrap_or(Err(ClaimError::Stopped))?
                 }
@@ -206,6 +244,7 @@ impl Inner {
         terms: &Arc<Terms>,
         call: &Call,
         action: Option<Action>,
+        turn: Turn,
     ) -> Result<Option<Fired>> {
         let action = action.and_then(|action| match action {
             Action::Plain(action) => Some(action),
@@ -213,16 +252,30 @@ impl Inner {
         });
         match action {
             Some(action) if terms.claim_into.is_some() => {
-                let Some((held, firing, session)) = self.try_claim(&standing, terms, call).await? else {
-                    return Ok(None);
-                };
+                let claimed = self.try_claim(&standing, terms, call).await;
+                drop(turn);
+                let Some((held, firing, session)) = claimed? else { return Ok(None) };
                 self.clone().run(held, *firing, session, action).await.map(Some)
             }
-            // Without an action there is nothing that could run twice.
-            action => match self.fire_unclaimed(standing, terms, call, action).await? {
-                Fired::Conflict(_) if terms.claim_into.is_some() => Ok(None),
-                fired => Ok(Some(fired)),
-            },
+            // Without an action there is nothing that could run twice. Others need not wait for an action.
+            action => {
+                drop(turn);
+                self.fire_without_claim(standing, terms, call, action).await
+            }
+        }
+    }
+
+    /// Fires a step that is not claimed. None if it was to be, and others were faster.
+    async fn fire_without_claim(
+        self: &Arc<Inner>,
+        standing: Standing,
+        terms: &Arc<Terms>,
+        call: &Call,
+        action: Option<PlainAction>,
+    ) -> Result<Option<Fired>> {
+        match self.fire_unclaimed(standing, terms, call, action).await? {
+            Fired::Conflict(_) if terms.claim_into.is_some() => Ok(None),
+            fired => Ok(Some(fired)),
         }
     }
 
