@@ -361,3 +361,59 @@ fn a_change_of_the_configuration_leaves_open_claims_alone() {
         assert_eq!(strays, [("a", Some("paid")), ("b", Some("sent"))]);
     });
 }
+
+// What was changed by hand wins, also over an operator who has an old list in front of them.
+#[test]
+fn a_claim_in_review_whose_entity_was_moved_by_hand_cannot_be_retried() {
+    let store = memory();
+    let first = Process::start(&store, &config("needs_review"));
+    first.add("i");
+    drop(first.begin("i", 60_000));
+    first.kill();
+    let second = Process::start(&store, &config("needs_review"));
+    second.runtime.block_on(async {
+        let operator = second.claims().operate().await.unwrap();
+        while operator.stored().get("i").await.unwrap().unwrap().holder.needs_review.is_none() {
+            sleep(Duration::from_millis(5)).await;
+        }
+        let entities = second.engine.as_ref().unwrap().entities();
+        entities.update(Update::new("i").data(json!({"status": "closed"}))).await.unwrap();
+        for tried in [operator.retry("i", "eve", "again").await, operator.complete("i", "eve", "ok").await.map(drop)] {
+            assert!(matches!(tried, Err(ClaimError::ClaimState { .. })), "{tried:?}");
+        }
+        operator.release("i", "eve", "it is closed").await.unwrap();
+        assert_eq!(entities.get("i").await.unwrap().unwrap().data["status"], "closed");
+        assert_eq!(operator.stored().list(None, 9).await.unwrap(), []);
+    });
+    assert_eq!(second.seen.bodies(), 0);
+}
+
+// One that panics, or never answers, keeps nobody else's claims waiting, and is asked again.
+#[test]
+fn the_janitor_of_a_module_may_panic() {
+    let store = memory();
+    let module = config("revert").replace(r#""status_field""#, r#""janitor": "module", "status_field""#);
+    let first = Process::start(&store, &module);
+    for id in ["a", "b"] {
+        first.add(id);
+        drop(first.begin(id, 60_000));
+    }
+    first.kill();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let engine = Engine::on(&store).start().await.unwrap();
+        let asked = std::sync::atomic::AtomicUsize::new(0);
+        let claims = invoices_with(&engine, &Arc::default(), &module).sweep_every(Duration::from_millis(20));
+        let janitor = move |abandoned: latchwork::claim::Abandoned| {
+            let first = asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) < 2;
+            assert!(!first || abandoned.entity.as_str() != "a", "the janitor panics");
+            std::future::ready(Recovery::Revert)
+        };
+        let _claims = claims.cover("billing", janitor).start().await.unwrap();
+        for id in ["b", "a"] {
+            while engine.entities().get(id).await.unwrap().unwrap().data["status"] != "sent" {
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
+    });
+}
