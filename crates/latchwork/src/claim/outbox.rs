@@ -326,6 +326,20 @@ impl Outbox {
         }
     }
 
+    /// Whether the after-effects of an entity are delivered by this node, as far as it knows.
+    fn is_ours(&self, entity: &EntityId) -> bool {
+        !self.node.is_stopped() && self.node.owns_name(entity.as_bytes())
+    }
+
+    /// Leaves the after-effects of an entity to another node: they are in the store.
+    fn forget(&self, entity: &EntityId) {
+        let mut lines = self.lines.lock();
+        let left: Vec<EffectKey> =
+            lines.by.get(entity).map_or(Vec::new(), |line| line.effects.keys().cloned().collect());
+        left.iter().for_each(|key| lines.take(key));
+        lines.by.remove(entity);
+    }
+
     /// The first after-effect of the same entity that comes before one. Another process may have put it into a store
     /// that several share; on a store of one process, everything is known here.
     async fn earlier(&self, key: &EffectKey) -> Result<Option<EffectKey>> {
@@ -366,7 +380,7 @@ impl Outbox {
             if effect.due_us > now.0 {
                 env.sleep(Duration::from_micros(effect.due_us - now.0).min(PAUSES.1)).await;
             }
-            if self.node.is_stopped() || !self.node.owns_name(key.entity.as_bytes()) {
+            if !self.is_ours(&key.entity) {
                 return Ok(false);
             }
             let Err(error) = self.handle(key, &effect).await else {
@@ -412,13 +426,16 @@ impl Outbox {
 /// Delivers the after-effects of an entity, one after the other.
 async fn work(outbox: Arc<Outbox>, entity: EntityId) {
     loop {
+        if !outbox.is_ours(&entity) {
+            return outbox.forget(&entity);
+        }
         match outbox.next(&entity) {
             Next::Ends => return,
             Next::Waits(woken) => woken.notified().await,
             Next::Delivers(key, known) => {
                 let delivered = match outbox.earlier(&key).await {
                     Ok(Some(earlier)) => {
-                        outbox.look_at(earlier);
+                        outbox.lines.lock().put(&outbox, earlier, Known::Stored);
                         continue;
                     }
                     Ok(None) => outbox.deliver(&key, known).await,
@@ -442,15 +459,6 @@ async fn work(outbox: Arc<Outbox>, entity: EntityId) {
                 outbox.lines.lock().take(&key);
                 outbox.fewer.notify_one();
             }
-        }
-        if outbox.node.is_stopped() {
-            // What is left is the next engine's.
-            let mut lines = outbox.lines.lock();
-            let left: Vec<EffectKey> =
-                lines.by.get(&entity).map_or(Vec::new(), |line| line.effects.keys().cloned().collect());
-            left.iter().for_each(|key| lines.take(key));
-            lines.by.remove(&entity);
-            return;
         }
     }
 }
