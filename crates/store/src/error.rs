@@ -119,6 +119,16 @@ pub enum ErrorKind {
 }
 
 impl StoreError {
+    /// Whether the same call may succeed later: the store does not serve at the moment.
+    pub fn is_passing(&self) -> bool {
+        self.kind() == ErrorKind::Unavailable && !self.is_final()
+    }
+
+    /// Whether no call through this handle will ever succeed again: the store was closed, or has stopped.
+    pub fn is_final(&self) -> bool {
+        matches!(self, StoreError::Closed | StoreError::Stopped { .. })
+    }
+
     /// The class of the failure.
     pub fn kind(&self) -> ErrorKind {
         use StoreError::*;

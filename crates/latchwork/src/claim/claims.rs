@@ -102,6 +102,16 @@ pub(crate) enum Action {
     Durable(String),
 }
 
+impl Action {
+    /// The function of an action that is no workflow.
+    pub(crate) fn plain(self) -> Option<PlainAction> {
+        match self {
+            Action::Plain(action) => Some(action),
+            Action::Durable(_) => None,
+        }
+    }
+}
+
 pub(crate) type PlainAction =
     Arc<dyn Fn(ActionCtx) -> Boxed<'static, std::result::Result<Outcome, ActionError>> + Send + Sync>;
 pub(crate) type GuardFn = Arc<dyn Fn(&Entity, &Value) -> std::result::Result<(), String> + Send + Sync>;

@@ -59,7 +59,7 @@ pub enum ClaimError {
     NotClaimed { id: EntityId },
     /// A claim that cannot be treated so as it is.
     #[error("the claim on entity {id:?} {reason}")]
-    ClaimState { id: EntityId, reason: String },
+    NotInReview { id: EntityId, reason: String },
     /// An after-effect that is not among the dead letters.
     #[error("there is no dead letter {key:?}")]
     NoDeadLetter { key: String },
@@ -149,7 +149,7 @@ impl ClaimError {
             UnknownWorkflow { .. } | UnknownStep { .. } | NotFound { .. } | NotClaimed { .. } | NoDeadLetter { .. } => {
                 ErrorKind::NotFound
             }
-            Action { .. } | Execution { .. } | ClaimState { .. } | Contended { .. } => ErrorKind::Conflict,
+            Action { .. } | Execution { .. } | NotInReview { .. } | Contended { .. } => ErrorKind::Conflict,
             Stopped => ErrorKind::Unavailable,
             Corrupt { .. } => ErrorKind::Corrupt,
             Entity(error) => error.kind(),
@@ -158,6 +158,11 @@ impl ClaimError {
             Workflow(error) => error.kind(),
             Store(error) => error.kind(),
         }
+    }
+
+    /// Whether the store does not serve at the moment.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(self, ClaimError::Store(error) if error.is_passing())
     }
 
     /// As JSON: the error of an action is the word `error`, beside `failure` and `rejection` of a
@@ -265,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_is_not_as_it_has_to_be_is_a_conflict() {
-        let error = ClaimError::ClaimState { id: "i".into(), reason: "does not wait for an operator".into() };
+        let error = ClaimError::NotInReview { id: "i".into(), reason: "does not wait for an operator".into() };
         assert_eq!(error.kind(), ErrorKind::Conflict, "the same request may be right later");
     }
 }

@@ -1,23 +1,23 @@
 //! Firing a step: the entity is claimed, the action runs, and its end is committed.
 
-use std::collections::hash_map::Entry;
-use std::future::IntoFuture;
+use std::future::{Future, IntoFuture};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
 use serde::Serialize;
 use serde_json::Value;
-use tokio::sync::Semaphore;
 
 use crate::claim::action::{ActionCtx, Staged};
 use crate::claim::claims::{Action, Claims, Inner, PlainAction};
 use crate::claim::config::Guard;
 use crate::claim::error::{ActionError, ClaimError, Result, panicked};
-use crate::claim::ledger::{Finished, Firing, Sent, Why, is_passing};
+use crate::claim::finish::{Finished, Firing};
+use crate::claim::hold::{Held, Turn};
+use crate::claim::ledger::{Sent, Why};
 use crate::claim::machine::Machine;
 use crate::claim::outcome::{ClaimFailed, Conflict, Fired, Holder, Lost, NotPermitted, Outcome, Reason, Transitioned};
-use crate::claim::stored::{Claim, ClaimState, Logged, Spaces, Terms};
+use crate::claim::stored::{Claim, Logged, Phase, Spaces, Terms};
 use crate::entity::{Entity, EntityId, Standing};
 use crate::json::{self, JsonError};
 use crate::lane::Part;
@@ -108,62 +108,6 @@ impl IntoFuture for Fire {
     }
 }
 
-/// A claim that this process works for. Without this, the janitor takes it for abandoned.
-pub(crate) struct Held {
-    claims: Arc<Inner>,
-    claim: (uuid::Uuid, u64),
-    is_settled: bool,
-}
-
-impl Held {
-    pub(crate) fn new(claims: &Arc<Inner>, claim: &Claim) -> Held {
-        let claim = (claim.id, claim.token);
-        claims.service().held.lock().insert(claim);
-        Held { claims: claims.clone(), claim, is_settled: false }
-    }
-
-    /// Nothing of the claim is left.
-    pub(crate) fn settled(mut self) {
-        self.is_settled = true;
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.claims.service().held.lock().remove(&self.claim);
-        if !self.is_settled {
-            self.claims.nudge.notify_one();
-        }
-    }
-}
-
-/// The turn of one caller in this process to claim an entity. Without it all callers of a race would send commits of
-/// which one can land. It decides nothing: callers in other processes have no part in it.
-struct Turn {
-    claims: Arc<Inner>,
-    entity: EntityId,
-}
-
-impl Turn {
-    /// Takes the turn, or gives what is closed when it is given back.
-    fn take(claims: &Arc<Inner>, entity: &EntityId) -> Result<Turn, Arc<Semaphore>> {
-        match claims.claiming.lock().entry(entity.clone()) {
-            Entry::Occupied(other) => Err(other.get().clone()),
-            Entry::Vacant(free) => {
-                free.insert(Arc::new(Semaphore::new(0)));
-                Ok(Turn { claims: claims.clone(), entity: entity.clone() })
-            }
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let turn = self.claims.claiming.lock().remove(&self.entity);
-        turn.iter().for_each(|turn| turn.close());
-    }
-}
-
 /// A step that can be fired as things are, or why none can.
 enum Possible<'a> {
     Step(&'a Arc<Terms>),
@@ -206,21 +150,27 @@ impl Inner {
                 (Some(_), Some(Action::Durable(workflow))) => {
                     self.claim_for_execution(&standing, terms, &call, &workflow).await?
                 }
-                (_, action) => {
-                    let turn = match Turn::take(self, &call.entity) {
-                        Ok(turn) => turn,
-                        // The entity is read again when it is known what became of the other caller's claim.
-                        Err(other) => {
-                            let _ = other.acquire().await;
-                            is_outrun = true;
-                            continue;
-                        }
-                    };
-                    // To its end, though the caller may give up, or not be polled.
+                (Some(_), Some(Action::Plain(action))) => match Turn::take(self, &call.entity) {
+                    Ok(turn) => {
+                        let (claims, terms, call) = (self.clone(), terms.clone(), call.clone());
+                        self.to_its_end(async move { claims.fire_claimed(turn, standing, terms, call, action).await })
+                            .await?
+                    }
+                    // The entity is read again when it is known what became of the other caller's claim.
+                    Err(other) => {
+                        let _ = other.acquire().await;
+                        None
+                    }
+                },
+                // Without an action there is nothing that could run twice. A durable action is always claimed.
+                (claim_into, action) => {
+                    let action = action.and_then(Action::plain);
                     let (claims, terms, call) = (self.clone(), terms.clone(), call.clone());
-                    let firing = async move { claims.fire_here(standing, &terms, &call, action, turn).await };
-                    let fired = self.ledger.engine.node.runtime.run(firing).await;
-                    fired.unwrap_or(Err(ClaimError::Stopped))?
+                    let firing = async move { claims.fire_unclaimed(standing, &terms, &call, action).await };
+                    match self.to_its_end(firing).await? {
+                        Fired::Conflict(_) if claim_into.is_some() => None,
+                        fired => Some(fired),
+                    }
                 }
             };
             match fired {
@@ -237,45 +187,25 @@ impl Inner {
         Ok(found.map(|(claim, _)| claim).filter(|claim| claim.token == standing.rev.0))
     }
 
-    /// Fires a step whose action runs here, if it has one. None if others were faster.
-    async fn fire_here(
-        self: &Arc<Inner>,
-        standing: Standing,
-        terms: &Arc<Terms>,
-        call: &Call,
-        action: Option<Action>,
-        turn: Turn,
-    ) -> Result<Option<Fired>> {
-        let action = action.and_then(|action| match action {
-            Action::Plain(action) => Some(action),
-            Action::Durable(_) => None,
-        });
-        match action {
-            Some(action) if terms.claim_into.is_some() => {
-                let claimed = self.try_claim(&standing, terms, call).await;
-                drop(turn);
-                let Some((held, firing, session)) = claimed? else { return Ok(None) };
-                self.clone().run(held, *firing, session, action).await.map(Some)
-            }
-            // Without an action there is nothing that could run twice. Others need not wait for an action.
-            action => {
-                drop(turn);
-                self.fire_without_claim(standing, terms, call, action).await
-            }
-        }
+    /// Does something to its end, though the caller may give up, or not be polled.
+    async fn to_its_end<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+        self.ledger.engine.node.runtime.run(work).await.unwrap_or(Err(ClaimError::Stopped))
     }
 
-    /// Fires a step that is not claimed. None if it was to be, and others were faster.
-    async fn fire_without_claim(
-        self: &Arc<Inner>,
+    /// Claims an entity, and runs the action. None if others were faster.
+    async fn fire_claimed(
+        self: Arc<Inner>,
+        turn: Turn,
         standing: Standing,
-        terms: &Arc<Terms>,
-        call: &Call,
-        action: Option<PlainAction>,
+        terms: Arc<Terms>,
+        call: Call,
+        action: PlainAction,
     ) -> Result<Option<Fired>> {
-        match self.fire_unclaimed(standing, terms, call, action).await? {
-            Fired::Conflict(_) if terms.claim_into.is_some() => Ok(None),
-            fired => Ok(Some(fired)),
+        let claimed = self.try_claim(&standing, &terms, &call).await;
+        drop(turn);
+        match claimed? {
+            Some((held, firing, session)) => self.run(held, *firing, session, action).await.map(Some),
+            None => Ok(None),
         }
     }
 
@@ -372,7 +302,7 @@ impl Inner {
             token: if is_claimed { standing.rev.next().0 } else { standing.rev.0 },
             since_us: env.now().0,
             attempts: 1,
-            state: ClaimState::Held,
+            phase: Phase::Held,
         }
     }
 
@@ -405,7 +335,7 @@ impl Inner {
                     }
                     break;
                 }
-                Err(error) if is_passing(&error) => {
+                Err(error) if error.is_passing() => {
                     // It may have landed. If that cannot be told either, the janitor finds it.
                     let view = self.ledger.view().await?;
                     let found = self.ledger.claim_on(&view, &standing.id).await?;

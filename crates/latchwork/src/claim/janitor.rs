@@ -13,16 +13,17 @@ use futures_util::{StreamExt, stream};
 use crate::claim::claims::{Action, Inner};
 use crate::claim::config::{Janitor, Recovery};
 use crate::claim::error::{ClaimError, Result};
-use crate::claim::fire::Held;
-use crate::claim::ledger::{Firing, Sent, Why};
-use crate::claim::stored::{Claim, ClaimState, LoggedKind};
+use crate::claim::finish::Firing;
+use crate::claim::hold::Held;
+use crate::claim::ledger::{Sent, Why};
+use crate::claim::stored::{Claim, LoggedKind, Phase};
 use crate::damage::scan_around;
 use crate::entity::EntityId;
 use crate::lane::Part;
 use crate::lock::Owner;
 use crate::lock::stored::Lease;
 use crate::record::Record;
-use crate::store::{ErrorKind, StoreError, Timestamp, View};
+use crate::store::{ErrorKind, Timestamp, View};
 use crate::workflow::WorkflowError;
 
 /// How many claims are read at once.
@@ -81,10 +82,8 @@ pub(crate) async fn keep(claims: Weak<Inner>) {
             Ok(_) if inner.ledger.store.opening().is_none() => Some(IDLE.max(inner.sweep_every)),
             Ok(_) => None,
             Err(_) if inner.ledger.engine.is_stopped() => return,
+            Err(ClaimError::Store(error)) if error.is_final() => return,
             Err(error) => {
-                if matches!(&error, ClaimError::Store(StoreError::Closed | StoreError::Stopped { .. })) {
-                    return;
-                }
                 tracing::warn!(%error, "the janitor of claims could not do its work");
                 Some(inner.sweep_every)
             }
@@ -165,10 +164,10 @@ impl Inner {
 
     /// Whether the owner of a claim is gone.
     async fn needs(&self, view: &View, claim: &Claim) -> Result<Needs> {
-        match claim.state {
-            ClaimState::Held => {}
-            ClaimState::Review(_) => return Ok(Needs::Nothing),
-            ClaimState::Retry => return Ok(Needs::Retry),
+        match claim.phase {
+            Phase::Held => {}
+            Phase::Review(_) => return Ok(Needs::Nothing),
+            Phase::Retry => return Ok(Needs::Retry),
         }
         let service = self.service();
         match &claim.owner {
@@ -258,8 +257,8 @@ impl Inner {
     pub(crate) async fn put_to_review(self: &Arc<Inner>, entity: &EntityId, claim: &Claim, why: &Why) -> Result<()> {
         let Some((rev, standing)) = self.ledger.still(entity, claim).await? else { return Ok(()) };
         let Some(standing) = standing else { return self.ledger.release(entity, claim, why).await.map(drop) };
-        let (token, state) = (standing.rev.next().0, ClaimState::Review(why.reason.clone()));
-        let after = Claim { token, state, ..claim.clone() };
+        let (token, phase) = (standing.rev.next().0, Phase::Review(why.reason.clone()));
+        let after = Claim { token, phase, ..claim.clone() };
         let kind = LoggedKind::Review;
         self.ledger.take_over(&standing, (claim, rev), &after, kind, why, Part::default()).await.map(drop)
     }
@@ -274,7 +273,7 @@ impl Inner {
         let Some((rev, standing)) = self.ledger.still(entity, claim).await? else { return Ok(()) };
         let Some(standing) = standing else { return self.ledger.release(entity, claim, why).await.map(drop) };
         let (token, attempts) = (standing.rev.next().0, claim.attempts + 1);
-        let again = Claim { token, attempts, state: ClaimState::Held, ..claim.clone() };
+        let again = Claim { token, attempts, phase: Phase::Held, ..claim.clone() };
         match action {
             Action::Plain(action) => {
                 let session = self.service().own_session(claim.terms.lease()).await?;

@@ -8,24 +8,19 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use serde_json::Value;
-
-use crate::claim::action::Staged;
 use crate::claim::error::{ClaimError, Result};
-use crate::claim::outbox::{Expected, Outbox};
-use crate::claim::stored::{Claim, ClaimState, Effect, EffectKey, EffectTerms, Logged, LoggedKind, Spaces};
-use crate::claim::timers;
+use crate::claim::finish::Firing;
+use crate::claim::outbox::Outbox;
+use crate::claim::stored::{Claim, Logged, LoggedKind, Phase, Spaces};
 use crate::entity::{
-    Add, Checked, Effect as Done, Entities, EntityError, EntityId, Meta, OpReceipt, Revised, Standing, Transaction,
-    Update,
+    Add, Effect as OpEffect, Entities, EntityError, EntityId, Meta, OpReceipt, Revised, Standing, Transaction,
 };
 use crate::lane::{Part, Tag};
 use crate::lock::Owner;
 use crate::node::alarm::Alarms;
 use crate::record::Record;
-use crate::state::{self, States};
-use crate::store::{Check, Commit, ErrorKind, Outcome, Rev, Store, StoreError, Timestamp, View};
-use crate::workflow::WorkflowError;
+use crate::state::States;
+use crate::store::{Check, Commit, Outcome, Rev, Store, Timestamp, View};
 use crate::workflow::engine;
 use crate::workflow::run::RECORD;
 
@@ -35,10 +30,10 @@ const SESSION: Tag = Tag("session");
 const CLAIM: Tag = Tag("claim");
 
 /// How often a commit is tried that others outran.
-const TRIES: u32 = 1000;
+pub(crate) const TRIES: u32 = 1000;
 
 /// How long to wait after the store did not serve.
-const AGAIN: Duration = Duration::from_millis(50);
+pub(crate) const AGAIN: Duration = Duration::from_millis(50);
 
 pub(crate) struct Ledger {
     pub(crate) store: Store,
@@ -65,43 +60,13 @@ pub(crate) enum Sent {
     StartTaken,
 }
 
-/// What became of one try to make a transition.
-#[derive(PartialEq, Eq)]
-enum Tried {
-    Landed,
-    Refused,
-    StartTaken,
-}
-
-/// What a transition came to.
-pub(crate) enum Finished {
-    Done(Rev),
-    /// The entity was changed before.
-    Moved,
-}
-
-/// A firing that has got so far that its action runs.
-pub(crate) struct Firing {
-    /// Of a step that is not claimed, it is not stored.
-    pub(crate) claim: Claim,
-    pub(crate) standing: Standing,
-    /// What the log says beside, if there is anything to say.
-    pub(crate) reason: String,
-}
-
 impl Claim {
     /// Who changes the entity, and why, for the entity's history.
-    fn meta(&self) -> Meta {
+    pub(crate) fn meta(&self) -> Meta {
         let Claim { terms, actor, requester, .. } = self;
         let author = Some(actor.clone().unwrap_or_else(|| requester.clone()));
         Meta { author, reason: Some(format!("step {} of {}", terms.step(), terms.workflow)) }
     }
-}
-
-/// Whether the store may serve again.
-pub(crate) fn is_passing(error: &ClaimError) -> bool {
-    let ClaimError::Store(error) = error else { return false };
-    error.kind() == ErrorKind::Unavailable && !matches!(error, StoreError::Closed | StoreError::Stopped { .. })
 }
 
 impl Ledger {
@@ -117,7 +82,7 @@ impl Ledger {
     }
 
     /// A commit had no answer: the executions and the timers that it has set, if it has landed, are looked for.
-    fn unanswered(&self) {
+    pub(crate) fn unanswered(&self) {
         self.engine.node.doubt();
         self.timers.upgrade().iter().for_each(|timers| timers.look_again());
     }
@@ -136,7 +101,7 @@ impl Ledger {
     }
 
     /// Sends a change of an entity with a part of this layer's.
-    async fn send(&self, revised: Revised, part: Part) -> Result<Sent> {
+    pub(crate) async fn send(&self, revised: Revised, part: Part) -> Result<Sent> {
         let Revised { commit, understood, after } = revised;
         let (commit, placed, rest) = part.place_whole(commit);
         match self.store.commit(commit).await.inspect_err(|_| self.unanswered())? {
@@ -178,7 +143,7 @@ impl Ledger {
             None => part.absent(CLAIM, &key),
         };
         let part = match &claim.owner {
-            Owner::Session(id) if claim.state == ClaimState::Held => {
+            Owner::Session(id) if claim.phase == Phase::Held => {
                 part.check(SESSION, Check::Present(self.engine.locks.spaces.session(*id)))
             }
             _ => part,
@@ -192,7 +157,7 @@ impl Ledger {
         let mut part = Some(part);
         for _ in 0..TRIES {
             let prepared = self.entities.prepare(&self.view().await?, &checked).await?;
-            let (is_doomed, adds) = (prepared.doomed, prepared.ops.iter().any(|op| op.effect == Done::Added));
+            let (is_doomed, adds) = (prepared.doomed, prepared.ops.iter().any(|op| op.effect == OpEffect::Added));
             let (commit, understood) = prepared.split();
             // An entity that is there already, and may be, is left as it is.
             let (commit, placed) = match part.as_ref().filter(|_| !is_doomed && adds) {
@@ -222,213 +187,12 @@ impl Ledger {
         Err(EntityError::Contended { tries: TRIES }.into())
     }
 
-    /// Whether a firing's own transition has landed, though its answer was lost.
-    async fn has_landed(&self, firing: &Firing) -> Result<bool> {
-        let key = self.spaces.logged(&firing.standing.id, Rev(firing.claim.token).next());
-        let Some(item) = self.view().await?.get(&key).await? else { return Ok(false) };
-        let logged = Logged::decode(&item.value).map_err(|why| why.at("the log of claims"))?;
-        Ok(logged.claim == firing.claim.id && logged.kind == LoggedKind::Done)
-    }
-
-    /// Makes the transition: the action's writes, the final status, the after-effects and the end of the claim, in one
-    /// commit. It is sent again while the store does not answer, for a lease at the most.
-    pub(crate) async fn finish(&self, firing: &Firing, staged: &Staged, output: &Value) -> Result<Finished> {
-        staged.check()?;
-        let env = self.store.env();
-        let (until, now) = (env.monotonic() + firing.claim.terms.lease(), env.now());
-        let expected = self.expect_effects(firing, output, now);
-        let checked = match staged.is_alone() {
-            true => None,
-            false => {
-                let update = Update::new(firing.standing.id.clone()).data(self.final_data(firing, staged));
-                let update = update.if_rev(firing.standing.rev);
-                Some(self.entities.checked(staged.others.clone().update(update))?)
-            }
-        };
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let sent = match &checked {
-                None => self.finish_alone(firing, staged, output, now).await,
-                Some(checked) => Box::pin(self.finish_with_others(firing, staged, checked, output, now)).await,
-            };
-            let is_taken = match sent {
-                Ok(Tried::Landed) => break,
-                Ok(tried) => tried == Tried::StartTaken,
-                Err(error) if is_passing(&error) && env.monotonic() < until => {
-                    env.sleep(AGAIN).await;
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            let found = self.entities.standing(&self.view().await?, &firing.standing.id).await?;
-            if found.is_none_or(|found| found.rev != firing.standing.rev) {
-                if !self.has_landed(firing).await? {
-                    expected.into_iter().for_each(Expected::refused);
-                    return Ok(Finished::Moved);
-                }
-                self.unanswered();
-                break;
-            }
-            if let Some(start) = staged.starts.first().filter(|_| is_taken) {
-                return Err(WorkflowError::AlreadyStarted { id: start.id.clone() }.into());
-            }
-            if self.engine.is_stopped() {
-                return Err(ClaimError::Stopped);
-            }
-            if tries == TRIES {
-                return Err(ClaimError::Contended { id: firing.standing.id.clone(), tries });
-            }
-        }
-        expected.into_iter().for_each(Expected::landed);
-        Ok(Finished::Done(firing.standing.rev.next()))
-    }
-
-    fn final_data(&self, firing: &Firing, staged: &Staged) -> Value {
-        let data = staged.data.as_ref().unwrap_or(firing.standing.data());
-        firing.claim.terms.with_status(data, &firing.claim.terms.into)
-    }
-
-    async fn finish_alone(&self, firing: &Firing, staged: &Staged, output: &Value, now: Timestamp) -> Result<Tried> {
-        let part = self.finishing(firing, staged, output, now)?;
-        let data = self.final_data(firing, staged);
-        let revised = self.entities.revise(&firing.standing, data, &firing.claim.meta()).await?;
-        Ok(match self.send(revised, part).await? {
-            Sent::Landed(_) => Tried::Landed,
-            Sent::StartTaken => Tried::StartTaken,
-            _ => Tried::Refused,
-        })
-    }
-
-    async fn finish_with_others(
-        &self,
-        firing: &Firing,
-        staged: &Staged,
-        checked: &Checked,
-        output: &Value,
-        now: Timestamp,
-    ) -> Result<Tried> {
-        let view = Arc::new(self.view().await?);
-        let prepared = self.entities.prepare(&view, checked).await?;
-        let is_doomed = prepared.doomed;
-        let (mut commit, understood) = prepared.split();
-        let meta = firing.claim.meta();
-        let mut placed = None;
-        if !is_doomed {
-            commit = commit.meta(meta.encode());
-            let slots = Arc::new(state::Staged::new(view, self.store.limits().value_bytes));
-            for change in &staged.slots {
-                change(slots.clone()).await?;
-            }
-            commit = slots.board(commit).await;
-            let (place, rest);
-            (commit, place, rest) = self.finishing(firing, staged, output, now)?.place_whole(commit);
-            placed = Some((place, rest));
-        }
-        match self.store.commit(commit).await.inspect_err(|_| self.unanswered())? {
-            Outcome::Applied(receipt) => {
-                let Some((place, rest)) = placed else { return Ok(Tried::Refused) };
-                rest.land(place.landing(&receipt));
-                Ok(Tried::Landed)
-            }
-            Outcome::Refused(refusal) => {
-                let mut tried = Tried::Refused;
-                if let Some((place, rest)) = placed {
-                    if place.has_failed(&refusal, RECORD) {
-                        tried = Tried::StartTaken;
-                    }
-                    rest.refuse(&place, &refusal);
-                }
-                match self.entities.outrun(refusal, &understood).await {
-                    Ok(()) => Ok(tried),
-                    // If it is the action's own entity that was changed, the claim is lost.
-                    Err(EntityError::Rejected { failed }) => {
-                        let own = &firing.standing.id;
-                        let is_own = |error: &EntityError| match error {
-                            EntityError::RevisionConflict { id, .. } | EntityError::NotFound { id } => id == own,
-                            _ => false,
-                        };
-                        match failed.iter().any(|failed| is_own(&failed.error)) {
-                            true => Ok(Tried::Refused),
-                            false => Err(EntityError::Rejected { failed }.into()),
-                        }
-                    }
-                    Err(error) => Err(error.into()),
-                }
-            }
-        }
-    }
-
-    /// What goes with the final status of an entity: the end of the claim, the log, after-effects, timers and starts.
-    pub(crate) fn finishing(&self, firing: &Firing, staged: &Staged, output: &Value, now: Timestamp) -> Result<Part> {
-        let Firing { claim, standing, .. } = firing;
-        let (terms, rev) = (&claim.terms, standing.rev.next());
-        let mut part = self.ends(claim, &standing.id);
-        let logged = Logged { to: terms.into.clone(), ..log(claim, LoggedKind::Done, now, firing.reason.clone()) };
-        part = part.put(&self.spaces.logged(&standing.id, rev), logged.encode());
-        for (key, effect) in self.effects(firing, output, now) {
-            part = part.put(&self.spaces.effect(&key), effect.encode());
-        }
-        for (number, effect) in (0..).zip(&terms.effects) {
-            let Some(workflow) = &effect.workflow else { continue };
-            let key = EffectKey { entity: standing.id.clone(), rev, number };
-            let told = self.effect(claim, &effect.name, output, now).told(&key);
-            let input =
-                serde_json::to_string(&told).map_err(|error| ClaimError::Corrupt { place: error.to_string() })?;
-            let id = key.execution(&effect.name);
-            part = part.and(self.engine.starting(workflow, input, &id)?);
-        }
-        for start in &staged.starts {
-            part = part.and(self.engine.starting(&start.workflow, start.input.clone(), &start.id)?);
-        }
-        Ok(timers::set(part, self, &terms.workflow, &terms.timers, (&standing.id, rev.0), now))
-    }
-
     /// The end of a claim's record, if there is one.
-    fn ends(&self, claim: &Claim, entity: &EntityId) -> Part {
+    pub(crate) fn ends(&self, claim: &Claim, entity: &EntityId) -> Part {
         match claim.terms.claim_into {
             Some(_) => Part::default().delete(&self.spaces.claim(entity)),
             None => Part::default(),
         }
-    }
-
-    fn effect(&self, claim: &Claim, name: &str, output: &Value, now: Timestamp) -> Effect {
-        let terms = &claim.terms;
-        Effect {
-            name: name.into(),
-            workflow: terms.workflow.clone(),
-            step_id: terms.step_id,
-            step_key: terms.step_key.clone(),
-            entity_type: terms.entity_type.clone(),
-            from: terms.from.clone(),
-            to: terms.into.clone(),
-            requester: claim.requester.clone(),
-            actor: claim.actor.clone(),
-            input: claim.input.clone(),
-            output: output.to_string(),
-            at_us: now.0,
-            attempts: 0,
-            due_us: now.0,
-            error: None,
-        }
-    }
-
-    /// The after-effects of a transition that are delivered, with their names.
-    fn effects(&self, firing: &Firing, output: &Value, now: Timestamp) -> Vec<(EffectKey, Effect)> {
-        let (entity, rev) = (&firing.standing.id, firing.standing.rev.next());
-        let numbered = (0..).zip(&firing.claim.terms.effects).filter(|(_, effect)| effect.workflow.is_none());
-        let named = |(number, effect): (u16, &EffectTerms)| {
-            let key = EffectKey { entity: entity.clone(), rev, number };
-            (key, self.effect(&firing.claim, &effect.name, output, now))
-        };
-        numbered.map(named).collect()
-    }
-
-    /// Announces after-effects that are about to land: those of one entity are delivered in the order of revs.
-    pub(crate) fn expect_effects(&self, firing: &Firing, output: &Value, now: Timestamp) -> Option<Expected> {
-        let effects = self.effects(firing, output, now);
-        let outbox = self.outbox.upgrade().filter(|_| !effects.is_empty())?;
-        Some(outbox.expect(effects))
     }
 
     /// Ends a claim and takes its entity back to the status it came from, unless somebody else has moved it from the
@@ -485,7 +249,7 @@ impl Ledger {
                 Err(error) => Err(error),
             };
             match released {
-                Err(error) if is_passing(&error) && env.monotonic() < until => env.sleep(AGAIN).await,
+                Err(error) if error.is_passing() && env.monotonic() < until => env.sleep(AGAIN).await,
                 released => return released,
             }
         }

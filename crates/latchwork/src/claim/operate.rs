@@ -10,10 +10,11 @@ use tokio::sync::Notify;
 use crate::claim::action::Staged;
 use crate::claim::claims::{self, Claims};
 use crate::claim::error::{ClaimError, Result};
-use crate::claim::ledger::{Finished, Firing, Ledger, Sent, Why};
+use crate::claim::finish::{Finished, Firing};
+use crate::claim::ledger::{Ledger, Sent, Why};
 use crate::claim::outbox::{AfterEffect, DeadLetter};
 use crate::claim::outcome::{Holder, Reason};
-use crate::claim::stored::{Claim, ClaimState, Effect, EffectKey, Logged, LoggedKind, Spaces};
+use crate::claim::stored::{Claim, Effect, EffectKey, Logged, LoggedKind, Phase, Spaces};
 use crate::damage::scan_around;
 use crate::entity::{EntityId, Query, Standing, field};
 use crate::lane::Part;
@@ -243,8 +244,8 @@ async fn holder(view: &View, sessions: Option<&lock::name::Spaces>, now: Timesta
         }
         Owner::Execution(id) => (format!("execution {id:?}"), None),
     };
-    let needs_review = match &claim.state {
-        ClaimState::Review(reason) => Some(reason.clone()),
+    let needs_review = match &claim.phase {
+        Phase::Review(reason) => Some(reason.clone()),
         _ => None,
     };
     Ok(Holder {
@@ -306,7 +307,7 @@ impl ClaimOperator {
     pub async fn retry(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
         let entity = entity.into();
         let (claim, rev, standing) = self.in_review(&entity).await?;
-        let again = Claim { token: standing.rev.next().0, state: ClaimState::Retry, ..claim.clone() };
+        let again = Claim { token: standing.rev.next().0, phase: Phase::Retry, ..claim.clone() };
         let why = Why::by(actor, reason);
         let kind = LoggedKind::Review;
         let sent = self.ledger.take_over(&standing, (&claim, rev), &again, kind, &why, Part::default()).await?;
@@ -319,9 +320,9 @@ impl ClaimOperator {
 
     /// A claim that waits for an operator, the rev of its record, and its entity, which it has a hold on.
     async fn in_review(&self, entity: &EntityId) -> Result<(Claim, Rev, Standing)> {
-        let refuse = |reason: &str| Err(ClaimError::ClaimState { id: entity.clone(), reason: reason.into() });
+        let refuse = |reason: &str| Err(ClaimError::NotInReview { id: entity.clone(), reason: reason.into() });
         let (claim, _) = self.claim_on(entity).await?;
-        if !matches!(claim.state, ClaimState::Review(_)) {
+        if !matches!(claim.phase, Phase::Review(_)) {
             return refuse("does not wait for an operator: release it, or let its action end");
         }
         match self.ledger.still(entity, &claim).await? {

@@ -23,7 +23,7 @@ use crate::entity::EntityId;
 use crate::node::Node;
 use crate::panic::message_of;
 use crate::record::Record;
-use crate::store::{Commit, Order, StoreError, Timestamp};
+use crate::store::{Commit, Order, Timestamp};
 use crate::workflow::Boxed;
 
 /// The pauses between tries: the first, and the longest.
@@ -474,7 +474,7 @@ async fn acknowledge(outbox: Weak<Outbox>, mut acked: Acked) {
             let delete = |commit: Commit, ack: &Ack| commit.delete(&outbox.spaces.effect(&ack.key));
             match store.commit(acks.iter().fold(Commit::new(), delete)).await {
                 Ok(_) => break,
-                Err(StoreError::Closed | StoreError::Stopped { .. }) => return,
+                Err(error) if error.is_final() => return,
                 Err(error) => {
                     tracing::warn!(%error, "delivered after-effects could not be removed yet");
                     store.env().sleep(AGAIN).await;

@@ -68,12 +68,12 @@ pub(crate) struct Claim {
     pub(crate) since_us: u64,
     /// How often the action was begun.
     pub(crate) attempts: u32,
-    pub(crate) state: ClaimState,
+    pub(crate) phase: Phase,
 }
 
 /// How a claim is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum ClaimState {
+pub(crate) enum Phase {
     /// Its owner runs the action.
     Held,
     /// Its owner is gone, and whether the action has taken effect is not known.

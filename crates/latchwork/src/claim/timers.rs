@@ -25,7 +25,7 @@ use crate::lane::Part;
 use crate::node::ExecutionId;
 use crate::node::alarm::{Alarms, Due, Keeper, alarm_key, read_alarm_key};
 use crate::record::Record;
-use crate::store::{Commit, Key, Order, StoreError, Timestamp};
+use crate::store::{Commit, Key, Order, Timestamp};
 
 /// The shortest and the longest pause before a step is fired again that could not be fired.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -120,7 +120,7 @@ async fn ring(claims: Weak<Inner>, key: Key, timed: Timed) {
         commit = commit.put(&ledger.spaces.timer(&timed, due), timed.encode());
     }
     while let Err(error) = ledger.store.commit(commit.clone()).await {
-        if ledger.engine.is_stopped() || matches!(error, StoreError::Closed | StoreError::Stopped { .. }) {
+        if ledger.engine.is_stopped() || error.is_final() {
             // It rings again when the next engine starts.
             return;
         }

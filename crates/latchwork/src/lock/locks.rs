@@ -14,7 +14,7 @@ use crate::lock::service::{AGAIN, Service};
 use crate::lock::session::{self, Session};
 use crate::lock::{LockName, Token};
 use crate::node::Node;
-use crate::store::{ErrorKind, Store, StoreError};
+use crate::store::Store;
 
 /// The locks of a store: for code outside of workflows, for sessions of one's own, and for operators.
 ///
@@ -216,7 +216,7 @@ impl Lock {
                     is_known = self.request.is_some();
                     self.service.forget_own(&asked.session);
                 }
-                Err(LockError::Store(error)) if is_passing(&error) => {
+                Err(LockError::Store(error)) if error.is_passing() => {
                     // It may have landed.
                     is_known = true;
                     if until.is_some_and(|until| until <= env.monotonic()) {
@@ -232,10 +232,6 @@ impl Lock {
             }
         }
     }
-}
-
-fn is_passing(error: &StoreError) -> bool {
-    error.kind() == ErrorKind::Unavailable && !matches!(error, StoreError::Closed | StoreError::Stopped { .. })
 }
 
 /// A request that was made. If nobody waits for it any more, it is taken away.

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use super::shard::{COUNT, shard_key, shard_of};
 use super::{ExecutionId, Node};
 use crate::damage::{Scanned, scan_around};
-use crate::store::{Env, Item, Key, Result, Space, StoreError, Timestamp, View};
+use crate::store::{Env, Item, Key, Result, Space, Timestamp, View};
 
 /// How many alarms are looked at in one go.
 const BATCH: usize = 256;
@@ -191,7 +191,7 @@ pub(crate) async fn keep<K: Keeper>(engine: Weak<K::Engine>, from: Timestamp) {
         let due = next.into_iter().take_while(|(due, _)| *due <= now).map(|(_, shard)| shard);
         match look::<K>(&inner, &alarms, &mut shards, due, now).await {
             Ok(true) => continue,
-            Err(StoreError::Closed | StoreError::Stopped { .. }) => return,
+            Err(error) if error.is_final() => return,
             Ok(false) | Err(_) => {}
         }
         drop((inner, alarms));

@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use crate::backoff::jittered;
 use crate::state::Quiet;
-use crate::store::{Commit, ErrorKind, StoreError};
+use crate::store::{Commit, ErrorKind};
 use crate::workflow::ctx::Ctx;
 use crate::workflow::deadlock::Suspect;
 use crate::workflow::definition::Running;
@@ -98,7 +98,7 @@ async fn drive(run: Arc<Run>) {
     tracing::debug!(?stop, "left memory");
     match stop {
         Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(&run.id, timer)),
-        Some(Stop::Failed(error)) if is_passing(&error) => {
+        Some(Stop::Failed(error)) if error.is_passing() => {
             tracing::warn!(%error, "could not be committed");
             return take_up(&run, true).await;
         }
@@ -126,12 +126,6 @@ async fn drive(run: Arc<Run>) {
     if missed {
         take_up(&run, false).await;
     }
-}
-
-/// Whether the store did not serve for a while. Whether the last commit has landed is not known then; what is stored
-/// tells, and the execution is taken up again from there.
-fn is_passing(error: &StoreError) -> bool {
-    !matches!(error, StoreError::Closed | StoreError::Stopped { .. }) && error.kind() == ErrorKind::Unavailable
 }
 
 /// Takes an execution up again, however long the store does not serve. With `fence` its last commit may still be on its

@@ -379,7 +379,7 @@ fn a_claim_in_review_whose_entity_was_moved_by_hand_cannot_be_retried() {
         let entities = second.engine.as_ref().unwrap().entities();
         entities.update(Update::new("i").data(json!({"status": "closed"}))).await.unwrap();
         for tried in [operator.retry("i", "eve", "again").await, operator.complete("i", "eve", "ok").await.map(drop)] {
-            assert!(matches!(tried, Err(ClaimError::ClaimState { .. })), "{tried:?}");
+            assert!(matches!(tried, Err(ClaimError::NotInReview { .. })), "{tried:?}");
         }
         operator.release("i", "eve", "it is closed").await.unwrap();
         assert_eq!(entities.get("i").await.unwrap().unwrap().data["status"], "closed");

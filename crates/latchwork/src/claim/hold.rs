@@ -1,0 +1,68 @@
+//! What this process knows in memory of claims: which are worked for here, and on which entities one is about to be
+//! made. Neither decides anything; the store does.
+
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use crate::claim::claims::Inner;
+use crate::claim::stored::Claim;
+use crate::entity::EntityId;
+use crate::store::Uuid;
+
+/// A claim that this process works for. Without this, the janitor takes it for abandoned.
+pub(crate) struct Held {
+    claims: Arc<Inner>,
+    claim: (Uuid, u64),
+    is_settled: bool,
+}
+
+impl Held {
+    pub(crate) fn new(claims: &Arc<Inner>, claim: &Claim) -> Held {
+        let claim = (claim.id, claim.token);
+        claims.service().held.lock().insert(claim);
+        Held { claims: claims.clone(), claim, is_settled: false }
+    }
+
+    /// Nothing of the claim is left.
+    pub(crate) fn settled(mut self) {
+        self.is_settled = true;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.claims.service().held.lock().remove(&self.claim);
+        if !self.is_settled {
+            self.claims.nudge.notify_one();
+        }
+    }
+}
+
+/// The turn of one caller in this process to claim an entity. Without it all callers of a race would send commits of
+/// which one can land. It decides nothing: callers in other processes have no part in it.
+pub(crate) struct Turn {
+    claims: Arc<Inner>,
+    entity: EntityId,
+}
+
+impl Turn {
+    /// Takes the turn, or gives what is closed when it is given back.
+    pub(crate) fn take(claims: &Arc<Inner>, entity: &EntityId) -> Result<Turn, Arc<Semaphore>> {
+        match claims.claiming.lock().entry(entity.clone()) {
+            Entry::Occupied(other) => Err(other.get().clone()),
+            Entry::Vacant(free) => {
+                free.insert(Arc::new(Semaphore::new(0)));
+                Ok(Turn { claims: claims.clone(), entity: entity.clone() })
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let turn = self.claims.claiming.lock().remove(&self.entity);
+        turn.iter().for_each(|turn| turn.close());
+    }
+}
