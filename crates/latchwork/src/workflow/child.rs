@@ -346,10 +346,14 @@ impl Run {
         };
         let mut how = How::default();
         loop {
+            // What `closing` goes by.
             let before = self.with(|state| Execution {
+                workflow: state.execution.workflow.clone(),
                 has_children: state.has_children,
                 has_locks: state.has_locks,
                 parent: state.execution.parent.clone(),
+                schedule: state.execution.schedule.clone(),
+                admission: state.execution.admission.clone(),
                 ..Execution::default()
             });
             let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), how).await {

@@ -52,7 +52,15 @@ pub(crate) struct Execution {
     pub(crate) has_children: bool,
     /// Whether it has asked for locks.
     pub(crate) has_locks: bool,
+    /// The schedule that has started it.
+    pub(crate) schedule: Option<String>,
+    /// How it was admitted, if its workflow has limits.
+    pub(crate) admission: Option<Box<Admission>>,
 }
+
+/// How an execution was admitted under the limits of its workflow.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct Admission {}
 
 /// The execution that has started another, and what its end means for that.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -409,7 +417,7 @@ pub(crate) struct Keyed {
 #[derive(Serialize, Deserialize)]
 struct Told(Entry, Option<Intent>);
 
-stored!(Execution, Removal, Keyed, Told);
+stored!(Execution => [b"\0\0"], Removal, Keyed, Told);
 
 /// The record under a key, as a view shows it. One that cannot be read is an error that tells its place.
 pub(crate) async fn fetch<R: Record>(
