@@ -249,7 +249,7 @@ impl Ledger {
         tx.update(Update::new(id.clone()).data(data).if_rev(firing.standing.rev));
         let now = self.store.env().now();
         *expected.lock() = self.expect_effects(&firing, &output, now);
-        let part = self.finishing(&firing, &Staged::default(), &output, now)?;
+        let part = self.finishing(&firing, &Staged::default(), &output, now).await?;
         tx.part(part);
         let (from, to, rev) = (terms.from.clone(), terms.into.clone(), firing.standing.rev.next().0);
         Ok(Some(Ended { from, to, rev, effects: terms.effects.len() as u16 }))
@@ -270,7 +270,7 @@ impl Inner {
     }
 
     /// The claim of an execution that is started with it: its id, and the part of the commit that starts it.
-    fn execution_of(&self, standing: &Standing, claim: &Claim, workflow: &str) -> Result<Part> {
+    async fn execution_of(&self, standing: &Standing, claim: &Claim, workflow: &str) -> Result<Part> {
         let Owner::Execution(id) = &claim.owner else { return Err(ClaimError::Stopped) };
         let terms = &claim.terms;
         let claiming = terms.claim_into.as_deref().unwrap_or(&terms.from);
@@ -279,7 +279,7 @@ impl Inner {
         entity.rev = Rev(claim.token);
         let input = serde_json::to_string(&self.durable_call(claim, entity));
         let input = input.map_err(|error| ClaimError::Corrupt { place: error.to_string() })?;
-        Ok(self.ledger.engine.starting(workflow, input, id)?)
+        Ok(self.ledger.engine.starting(&[(workflow, input, id.clone())]).await?)
     }
 
     /// Claims an entity for an execution, which is started by the same commit, and waits for its end. None if others
@@ -297,7 +297,7 @@ impl Inner {
         // Somebody may have changed the entity by hand while it was claimed: that claim has no hold on it any more.
         let other = self.ledger.claim_on(&self.ledger.view().await?, &standing.id).await?;
         let replaces = other.map(|(_, rev)| rev);
-        let starts = self.execution_of(standing, &claim, workflow)?;
+        let starts = self.execution_of(standing, &claim, workflow).await?;
         // To its end, though the caller may give up: the execution is loaded by the answer.
         let (claims, before, claimed) = (self.clone(), standing.clone(), claim.clone());
         let sending = async move { claims.ledger.claim(&before, &claimed, replaces, starts).await };
@@ -348,7 +348,7 @@ impl Inner {
     ) -> Result<()> {
         let id = ExecutionId::from(format!("{workflow}:{}:{}", again.id, again.attempts));
         let again = Claim { owner: Owner::Execution(id), ..again };
-        let starts = self.execution_of(standing, &again, workflow)?;
+        let starts = self.execution_of(standing, &again, workflow).await?;
         self.ledger.take_over(standing, before, &again, LoggedKind::Retried, why, starts).await.map(drop)
     }
 }

@@ -112,7 +112,7 @@ impl Ledger {
     }
 
     async fn finish_alone(&self, firing: &Firing, staged: &Staged, output: &Value, now: Timestamp) -> Result<Tried> {
-        let part = self.finishing(firing, staged, output, now)?;
+        let part = self.finishing(firing, staged, output, now).await?;
         let data = self.final_data(firing, staged);
         let revised = self.entities.revise(&firing.standing, data, &firing.claim.meta()).await?;
         Ok(match self.send(revised, part).await? {
@@ -144,7 +144,7 @@ impl Ledger {
             }
             commit = slots.board(commit).await;
             let (place, rest);
-            (commit, place, rest) = self.finishing(firing, staged, output, now)?.place_whole(commit);
+            (commit, place, rest) = self.finishing(firing, staged, output, now).await?.place_whole(commit);
             placed = Some((place, rest));
         }
         match self.store.commit(commit).await.inspect_err(|_| self.unanswered())? {
@@ -182,7 +182,13 @@ impl Ledger {
     }
 
     /// What goes with the final status of an entity: the end of the claim, the log, after-effects, timers and starts.
-    pub(crate) fn finishing(&self, firing: &Firing, staged: &Staged, output: &Value, now: Timestamp) -> Result<Part> {
+    pub(crate) async fn finishing(
+        &self,
+        firing: &Firing,
+        staged: &Staged,
+        output: &Value,
+        now: Timestamp,
+    ) -> Result<Part> {
         let Firing { claim, standing, .. } = firing;
         let (terms, rev) = (&claim.terms, standing.rev.next());
         let mut part = self.ends(claim, &standing.id);
@@ -191,17 +197,18 @@ impl Ledger {
         for (key, effect) in self.effects(firing, output, now) {
             part = part.put(&self.spaces.effect(&key), effect.encode());
         }
+        let mut starts = Vec::new();
         for (number, effect) in (0..).zip(&terms.effects) {
             let Some(workflow) = &effect.workflow else { continue };
             let key = EffectKey { entity: standing.id.clone(), rev, number };
             let told = self.effect(claim, &effect.name, output, now).told(&key);
             let input =
                 serde_json::to_string(&told).map_err(|error| ClaimError::Corrupt { place: error.to_string() })?;
-            let id = key.execution(&effect.name);
-            part = part.and(self.engine.starting(workflow, input, &id)?);
+            starts.push((workflow.as_str(), input, key.execution(&effect.name)));
         }
-        for start in &staged.starts {
-            part = part.and(self.engine.starting(&start.workflow, start.input.clone(), &start.id)?);
+        starts.extend(staged.starts.iter().map(|it| (it.workflow.as_str(), it.input.clone(), it.id.clone())));
+        if !starts.is_empty() {
+            part = part.and(self.engine.starting(&starts).await?);
         }
         Ok(timers::set(part, self, &terms.workflow, &terms.timers, (&standing.id, rev.0), now))
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::admitted::Admitted;
 use super::audit::Audit;
 use super::fault::{Gate, Side};
 use super::trace::{Event, Trace, What};
@@ -15,7 +16,8 @@ use crate::node::alarm::read_alarm_key;
 use crate::record::Record;
 use crate::store::backend::{Answer, Backend, MemoryBackend};
 use crate::store::{Commit, Env, Outcome, Result, SpaceId, StoreError, Timestamp, VirtualClock, Write};
-use crate::workflow::engine::REMOVALS;
+use crate::workflow::admission::stored::ADMISSION;
+use crate::workflow::engine::{EXECUTIONS, REMOVALS};
 use crate::workflow::record::Removal;
 
 /// Which faults a simulation may meet. All of them, unless something is taken out.
@@ -82,6 +84,7 @@ pub(crate) struct World {
     /// The lives that have owned the executions, in order.
     owners: Mutex<Vec<u32>>,
     pub(crate) audit: Mutex<Audit>,
+    pub(crate) admitted: Mutex<Admitted>,
 }
 
 impl World {
@@ -95,8 +98,9 @@ impl World {
             slow: drawn(faults.slow, [0, 20, 100, 400]),
             jump: drawn(faults.clock_jumps, [0, 0, 10, 50]),
         };
-        let (trace, spaces, owners, audit) = (Trace::default(), Mutex::default(), Mutex::default(), Mutex::default());
-        World { env, clock, memory, trace, faults, odds, chance, spaces, owners, audit }
+        let (trace, spaces, owners) = (Trace::default(), Mutex::default(), Mutex::default());
+        let (audit, admitted) = (Mutex::default(), Mutex::default());
+        World { env, clock, memory, trace, faults, odds, chance, spaces, owners, audit, admitted }
     }
 
     /// Whether a life owns the executions.
@@ -146,7 +150,7 @@ impl World {
     /// Commits, and writes down what became of it.
     async fn land(&self, life: u32, commit: Commit) -> Result<Outcome> {
         let (mut writes, mut ended, mut owns) = (BTreeMap::<String, u32>::new(), None, false);
-        let (mut locks, checks) = (Vec::new(), commit.checks().to_vec());
+        let (mut locks, mut limits, checks) = (Vec::new(), Vec::new(), commit.checks().to_vec());
         {
             let spaces = self.spaces.lock();
             for write in commit.writes() {
@@ -160,6 +164,9 @@ impl World {
                 owns |= name == "node.shards";
                 if name.starts_with("lock.") {
                     locks.push((name.clone(), write.clone()));
+                }
+                if name == ADMISSION || name == EXECUTIONS {
+                    limits.push((name.clone(), write.clone()));
                 }
                 *writes.entry(name).or_default() += 1;
             }
@@ -178,6 +185,7 @@ impl World {
                 }
                 let told = self.audit.lock().landed(&locks, &checks, self.env.monotonic());
                 told.into_iter().for_each(|what| self.note(life, what));
+                self.admitted.lock().landed(&limits);
             }
             Ok(Outcome::Refused(refusal)) => self.note(life, What::Refused(refusal.to_string())),
             Err(error) => self.note(life, What::Refused(error.to_string())),

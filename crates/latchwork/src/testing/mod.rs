@@ -23,6 +23,7 @@
 //! # }
 //! ```
 
+mod admitted;
 mod audit;
 mod fault;
 mod faults;

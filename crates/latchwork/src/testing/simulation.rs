@@ -385,6 +385,7 @@ impl Lives {
         let parked = self.listed(Shelf::Parked).await;
         if stuck.is_none() {
             self.world.audit.lock().settled();
+            self.world.admitted.lock().settled();
         }
         self.begun.iter().for_each(|begun| begun.task.abort());
         self.check_lists().await;
@@ -410,6 +411,7 @@ impl Lives {
         let events = self.world.trace.take();
         let mut misfiled = self.misfiled;
         misfiled.append(&mut self.world.audit.lock().wrong);
+        misfiled.append(&mut self.world.admitted.lock().wrong);
         Report {
             seed: self.simulation.seed,
             lives: number,

@@ -16,7 +16,8 @@ use crate::lock::Owner;
 use crate::lock::free::Freed;
 use crate::lock::lane::Ask;
 use crate::record::Record;
-use crate::store::{Commit, ErrorKind, Order, Outcome, Write};
+use crate::store::{Commit, ErrorKind, Order, Outcome, Timestamp, Write};
+use crate::workflow::admission::Asked;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Inner, check_name};
@@ -27,7 +28,7 @@ use crate::workflow::record::{
     Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
 };
 use crate::workflow::replay::{Call, Journaled};
-use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Stop, hash_text, turn};
+use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Sent, Stop, hash_text, turn};
 use crate::workflow::step::read_failure;
 use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
@@ -49,6 +50,8 @@ pub struct Child<O> {
     birth: u64,
     /// Whether an execution has started it that this is a fork of: its end is told to that one.
     is_of_source: bool,
+    /// Whether it gives a list of one output.
+    is_batch: bool,
     close: Close,
     output: PhantomData<fn() -> O>,
 }
@@ -133,24 +136,41 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
             let Some(definition) = run.engine.definition(name).cloned() else {
                 return run.park(format!("workflow {name:?} is not registered with this engine")).await;
             };
-            let (birth, is_of_source) = birth(&operation);
+            let born = birth(&operation);
             let id = id.unwrap_or_else(|| derived(run, &operation.place));
+            let asked = definition.asked(&input).map_err(|error| operation.gave(error.into()))?.map(Asked::alone);
             let now = run.env().now();
-            let parent = Some(Parent { id: run.id.clone(), close, root: run.root(), birth });
-            let child = Execution { parent, ..definition.first_record(input, labels, now, now) };
-            while run.is_full() {
-                let _ = doing.flush().await;
-            }
-            let effect = first_commit(run, doing, &id, child, definition);
-            run.with(|state| state.has_children = true);
-            operation.done_with(&id, Some(effect));
-            match doing.flush().await {
-                Ok(()) => Ok((id, (birth, is_of_source))),
-                Err(_) => Err(operation.gave(WorkflowError::AlreadyStarted { id }.into())),
+            let parent = Some(Parent { id: run.id.clone(), close, root: run.root(), birth: born.0 });
+            let child = Execution { parent, ..definition.first_record(definition.alone(input), labels, now, now) };
+            loop {
+                while run.is_full() {
+                    let _ = doing.flush().await;
+                }
+                let mut child = child.clone();
+                // Until its commit is answered, no other start is decided by the same limits.
+                let (part, _turn) = match &asked {
+                    Some(asked) => match run.engine.admitting(&definition, asked, &id, &mut child).await {
+                        Ok(admitting) => admitting,
+                        Err(error) if error.is_rejection() => return Err(operation.gave(Failure::rejected(error))),
+                        Err(error) => return run.stop_for(run.stops(error)).await,
+                    },
+                    None => Default::default(),
+                };
+                let effect = first_commit(run, doing, &id, child, definition.clone(), part);
+                run.with(|state| state.has_children = true);
+                operation.done_with(&id, Some(effect));
+                if doing.flush().await.is_ok() {
+                    return Ok((id, born));
+                }
+                let is_taken = asked.is_none() || run.or_stop(run.engine.read(&id).await).await.is_some();
+                if is_taken {
+                    return Err(operation.gave(WorkflowError::AlreadyStarted { id }.into()));
+                }
             }
         });
         let (id, (birth, is_of_source)) = started.await?;
-        Ok(Child { ctx: ctx.clone(), id, birth, is_of_source, close, output: PhantomData })
+        let is_batch = workflow.definition.policy.batch.is_some();
+        Ok(Child { ctx: ctx.clone(), id, birth, is_of_source, is_batch, close, output: PhantomData })
     }
 }
 
@@ -186,14 +206,18 @@ fn first_commit(
     id: &ExecutionId,
     mut child: Execution,
     definition: Arc<Definition>,
+    admission: Part,
 ) -> Effect {
     let engine = &run.engine;
     let (close, birth) = child.parent.as_ref().map(|parent| (parent.close, parent.birth)).unwrap_or_default();
-    let part = Part::default().put(&run.kept().child(id), kept::Child { close, birth }.encode());
+    let part = admission.put(&run.kept().child(id), kept::Child { close, birth }.encode());
     let (part, _) = turn(engine, engine.at_record(id, None).and(part), id, None, &mut child, None);
     let (engine, id) = (engine.clone(), id.clone());
     let part = part.then(move |landing| {
         engine.metrics.started(&definition.name);
+        if child.status == Status::Waiting {
+            return child.timer_us.into_iter().for_each(|timer| engine.timers.set(&id, Timestamp(timer)));
+        }
         let run = Run::new(engine.clone(), definition, id, child, landing.last()).fresh();
         engine.spawn_stored(Arc::new(run));
     });
@@ -236,7 +260,7 @@ impl Ctx {
                 self.run.ask_cancel(reason);
                 return Ok(None);
             }
-            engine.cancelling(id, reason).await
+            engine.cancelling(id, reason, true).await
         })
         .await
     }
@@ -272,12 +296,19 @@ impl<O: DeserializeOwned> Child<O> {
         let wrong = |error| Failure::new(format!("the output of child {id:?} does not fit: {error}"));
         if self.is_of_source {
             let text = self.ctx.end_of_another(call, id, self.birth).await?;
-            return serde_json::from_str(&text).map_err(wrong);
+            return self.read(&text).map_err(wrong);
         }
         let is_it = |letter: &Letter| is_end_of(letter, id, self.birth);
         let what = WaitsFor::Child(id.to_string());
         let text = self.ctx.await_text(call, what, None, is_it).await?.ok_or_else(Failure::time)?;
-        serde_json::from_str(&text).map_err(wrong)
+        self.read(&text).map_err(wrong)
+    }
+
+    fn read(&self, text: &str) -> serde_json::Result<O> {
+        match self.is_batch {
+            true => serde_json::from_str::<[O; 1]>(text).map(|[output]| output),
+            false => serde_json::from_str(text),
+        }
     }
 }
 
@@ -333,6 +364,12 @@ impl Run {
     /// Commits what it has come to. With an end, its parent is told, its children are cancelled that are to be, and its
     /// locks are released; with a beginning anew, only these.
     pub(crate) async fn close(self: &Arc<Run>, next: Next) -> Result<(), Stop> {
+        // One that ends with its first commit is admitted before.
+        if let Some(asked) = self.with(|state| state.asked.take())
+            && let Sent::Stopped(stop) = self.send_admitted(asked, Next::Runs).await
+        {
+            return Err(stop);
+        }
         let status = match &next {
             Next::Rests(status) if status.is_terminal() => Some(status.clone()),
             Next::Rests(status) => {
@@ -489,6 +526,7 @@ impl Inner {
         freed.notices.into_iter().for_each(|notices| mail.notices(notices));
         let mut parts = mail.parts(self, how.from_store, &BTreeSet::new()).await?;
         parts.extend(freed.parts);
+        parts.extend(status.and_then(|_| self.giving_back(id, before)));
         Ok(Closing { parts, _turns: freed.turns })
     }
 }

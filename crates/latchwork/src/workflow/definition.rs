@@ -11,6 +11,8 @@ use serde::de::DeserializeOwned;
 
 use crate::json::{self, JsonError};
 use crate::store::Timestamp;
+use crate::workflow::admission::policy::{Batch, Debounce, RateLimit, WhenFull};
+use crate::workflow::admission::{Asked, Policy, list};
 use crate::workflow::record::{Execution, Labels, Status, Wait, WaitsFor};
 use crate::workflow::update::{PublishedValues, Validator};
 use crate::workflow::{Boxed, Ctx, Failure, Result, WorkflowError};
@@ -20,7 +22,8 @@ pub(crate) const DEFAULT_KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Starts the definition of a workflow.
 pub fn workflow(name: impl Into<String>) -> WorkflowBuilder {
-    WorkflowBuilder { name: name.into(), timeout: None, keep: DEFAULT_KEEP, validators: HashMap::new() }
+    let (name, validators, policy) = (name.into(), HashMap::new(), Policy::default());
+    WorkflowBuilder { name, timeout: None, keep: DEFAULT_KEEP, validators, policy }
 }
 
 /// A workflow whose function is still to come.
@@ -31,9 +34,69 @@ pub struct WorkflowBuilder {
     timeout: Option<Duration>,
     keep: Duration,
     validators: HashMap<String, Validator>,
+    policy: Policy,
 }
 
 impl WorkflowBuilder {
+    /// How many executions may run at once, those included that wait or are parked. A start beyond that is rejected
+    /// with [`WorkflowError::LimitReached`], unless [`WorkflowBuilder::when_full`] says otherwise. A permit is taken by
+    /// the commit that starts an execution, and given back by the commit that ends it, however it ends.
+    pub fn concurrency(mut self, max: u32) -> WorkflowBuilder {
+        self.policy.total = Some(max);
+        self
+    }
+
+    /// The same for each key, which is computed from the input at the start and never again. Beside a limit in total,
+    /// an execution needs a permit of both.
+    pub fn concurrency_by<I: DeserializeOwned + 'static, K: Into<String>>(
+        mut self,
+        max: u32,
+        key: impl Fn(&I) -> K + Send + Sync + 'static,
+    ) -> WorkflowBuilder {
+        self.policy.each(max, key);
+        self
+    }
+
+    /// What becomes of a start when a limit of concurrency is reached: `when_full(Queue::new())` has it wait.
+    pub fn when_full(mut self, when_full: impl Into<WhenFull>) -> WorkflowBuilder {
+        self.policy.when_full = when_full.into();
+        self
+    }
+
+    /// How often it may be started.
+    pub fn rate_limit(mut self, limit: RateLimit) -> WorkflowBuilder {
+        self.policy.rate = Some(limit);
+        self
+    }
+
+    /// Starts that follow each other closely become one execution. Every caller gets the handle of that.
+    pub fn debounce(mut self, debounce: Debounce) -> WorkflowBuilder {
+        self.policy.debounce = Some(debounce);
+        self
+    }
+
+    /// Starts are gathered: one execution is given a list of inputs, and gives a list of outputs in the same order. Each
+    /// caller starts it with one input, and its handle gives the output for that.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Batch, Ctx, Engine, workflow};
+    /// let double = workflow("double").batch(Batch::new(100, Duration::from_millis(5)));
+    /// let double = double.run(async |_: Ctx, numbers: Vec<u64>| Ok(numbers.iter().map(|number| number * 2).collect()));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&double).start().await?;
+    /// let (a, b) = (engine.start(&double, 1).await?, engine.start(&double, 2).await?);
+    /// assert_eq!((a.result().await?, b.result().await?), (2, 4));
+    /// assert_eq!(a.id(), b.id());
+    /// # Ok(()) }
+    /// ```
+    pub fn batch(mut self, batch: Batch) -> BatchBuilder {
+        self.policy.batch = Some(batch);
+        BatchBuilder(self)
+    }
+
     /// How long an execution may take, from its start to its end.
     pub fn timeout(mut self, timeout: Duration) -> WorkflowBuilder {
         self.timeout = Some(timeout);
@@ -70,6 +133,17 @@ impl WorkflowBuilder {
         I: DeserializeOwned + Serialize,
         O: Serialize + DeserializeOwned,
     {
+        self.of::<I, F, Fut, I, O>(function, json::fits::<I>)
+    }
+
+    /// A workflow whose callers give it an `I` and get an `O`. Its function may be given something else.
+    fn of<C, F, Fut, I, O>(self, function: F, fits: Fits) -> Workflow<C, O>
+    where
+        F: Fn(Ctx, I) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<O, Failure>> + Send + 'static,
+        I: DeserializeOwned,
+        O: Serialize,
+    {
         let begin = move |ctx: Ctx, input: &str| -> Result<Running, Failure> {
             let input = Failure::read("the input", input)?;
             let run = ctx.run.clone();
@@ -83,9 +157,46 @@ impl WorkflowBuilder {
                 output
             }))
         };
-        let WorkflowBuilder { name, timeout, keep, validators } = self;
-        let definition = Definition { name, timeout, keep, validators, fits: json::fits::<I>, begin: Box::new(begin) };
+        let WorkflowBuilder { name, timeout, keep, validators, policy } = self;
+        let (begin, takes) = (Box::new(begin), json::fits::<I>);
+        let definition = Definition { name, timeout, keep, validators, policy, fits, takes, begin };
         Workflow { definition: Arc::new(definition), types: PhantomData }
+    }
+}
+
+/// Checks JSON text.
+type Fits = fn(&str) -> Result<(), JsonError>;
+
+/// A workflow that gathers its starts, and whose function is still to come.
+#[derive(Clone)]
+#[must_use = "a workflow needs a function to run"]
+pub struct BatchBuilder(WorkflowBuilder);
+
+impl BatchBuilder {
+    /// What an execution does with the inputs that were gathered: it gives an output for each of them, in their order.
+    pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
+    where
+        F: Fn(Ctx, Vec<I>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Vec<O>, Failure>> + Send + 'static,
+        I: DeserializeOwned + Serialize,
+        O: Serialize + DeserializeOwned,
+    {
+        let function = move |ctx: Ctx, inputs: Vec<I>| {
+            let count = inputs.len();
+            let running = function(ctx, inputs);
+            async move {
+                let outputs = running.await?;
+                match outputs.len() == count {
+                    true => Ok(outputs),
+                    false => {
+                        let message = format!("a batch of {count} inputs gave {} outputs", outputs.len());
+                        Err(Failure::new(message).with_code("latchwork.batch.outputs").not_retryable())
+                    }
+                }
+            }
+        };
+        let Workflow { definition, .. } = self.0.of::<I, _, _, _, _>(function, json::fits::<I>);
+        Workflow { definition, types: PhantomData }
     }
 }
 
@@ -99,14 +210,43 @@ pub(crate) struct Definition {
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
     pub(crate) validators: HashMap<String, Validator>,
-    fits: fn(&str) -> Result<(), JsonError>,
+    /// What it says of its starts.
+    pub(crate) policy: Policy,
+    /// Checks what callers give, and what the function is given.
+    fits: Fits,
+    takes: Fits,
     pub(crate) begin: Box<Begin>,
 }
 
 impl Definition {
-    /// Refuses an input, as JSON text, that the function cannot be given.
+    /// Refuses an input, as JSON text, that a caller cannot give.
     pub(crate) fn check(&self, input: &str) -> Result<()> {
         (self.fits)(input).map_err(|cause| WorkflowError::Input { workflow: self.name.clone(), cause })
+    }
+
+    /// Refuses an input, as JSON text, that the function cannot be given.
+    pub(crate) fn check_whole(&self, input: &str) -> Result<()> {
+        (self.takes)(input).map_err(|cause| WorkflowError::Input { workflow: self.name.clone(), cause })
+    }
+
+    /// What a start asks for. None if every start is as good as any other.
+    pub(crate) fn asked(&self, input: &str) -> Result<Option<Asked>> {
+        let is_limited = !self.policy.is_empty();
+        is_limited.then(|| self.policy.asked(&self.name, input)).transpose()
+    }
+
+    /// What a fork with this input asks for. It gathers nothing. Of a batch, the first input tells.
+    pub(crate) fn asked_by_fork(&self, input: &str) -> Result<Option<Asked>> {
+        let first = self.policy.batch.as_ref().and_then(|_| {
+            let inputs: Vec<&serde_json::value::RawValue> = serde_json::from_str(input).ok()?;
+            inputs.first().map(|first| first.get().to_string())
+        });
+        Ok(self.asked(first.as_deref().unwrap_or(input))?.map(Asked::alone))
+    }
+
+    /// The input of an execution that gathers nothing: a batch of one, if the workflow has batches.
+    pub(crate) fn alone(&self, input: String) -> String {
+        if self.policy.batch.is_some() { list(&[input]) } else { input }
     }
 
     /// The first record of an execution that is started now. If it is to begin later, it waits until then.

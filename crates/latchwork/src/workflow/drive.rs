@@ -378,8 +378,14 @@ async fn commit(run: Arc<Run>, next: Next) {
         // What it holds is not the next run's.
         return run.set_stop(run.close(next).await.err().unwrap_or(Stop::Continued));
     }
-    let (commit, boarded) = run.board(Commit::new(), next);
-    match run.send(commit, boarded).await {
+    let sent = match run.with(|state| state.asked.take()) {
+        Some(asked) => run.send_admitted(asked, next).await,
+        None => {
+            let (commit, boarded) = run.board(Commit::new(), next);
+            run.send(commit, boarded).await
+        }
+    };
+    match sent {
         Sent::Landed(_) => {
             // Other branches may have ended since it has begun to wait.
             if waits_for_others && run.with(|state| state.has_locks) {

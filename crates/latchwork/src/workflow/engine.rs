@@ -19,6 +19,8 @@ use crate::node::Node;
 use crate::node::alarm::{self, Alarms};
 use crate::state::States;
 use crate::store::{Item, Key, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
+use crate::workflow::admission::stored::{ADMISSION, Gates};
+use crate::workflow::admission::{self, Admissions};
 use crate::workflow::deadlock::{self, Suspect};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::kept::Kept;
@@ -108,6 +110,8 @@ pub(crate) struct Inner {
     /// Messages to the same execution share commits.
     pub(crate) lanes: Lanes<Inner>,
     pub(crate) locks: Arc<Service>,
+    /// Decides which starts run.
+    pub(crate) admissions: Arc<Admissions>,
     /// Executions that have begun to wait for a lock.
     pub(crate) suspects: mpsc::UnboundedSender<Suspect>,
     pub(crate) metrics: Metrics,
@@ -161,7 +165,7 @@ pub(crate) const REMOVALS: &str = "workflow.removals";
 const KEYS: &str = "workflow.keys";
 
 /// The names of all spaces, in the order in which they are declared.
-const NAMES: [&str; 8] = [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS];
+const NAMES: [&str; 9] = [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS, ADMISSION];
 
 /// Where everything is kept.
 #[derive(Clone)]
@@ -179,6 +183,7 @@ pub(crate) struct Spaces {
     pub(crate) removals: Space,
     /// workflow, idempotency key → the execution started under it
     pub(crate) keys: Space,
+    pub(crate) gates: Gates,
 }
 
 impl Spaces {
@@ -203,6 +208,7 @@ impl Spaces {
                 timers: space(TIMERS)?,
                 removals: space(REMOVALS)?,
                 keys: space(KEYS)?,
+                gates: Gates { space: space(ADMISSION)? },
             })
         };
         Ok(find())
@@ -259,6 +265,7 @@ impl EngineBuilder {
         let mut definitions = HashMap::new();
         for definition in self.definitions {
             check_name("the name of a workflow", &definition.name)?;
+            definition.policy.check(&definition.name)?;
             let name = definition.name.clone();
             if definitions.insert(name.clone(), definition).is_some() {
                 return Err(WorkflowError::RegisteredTwice { name });
@@ -270,6 +277,7 @@ impl EngineBuilder {
         // An engine that only operates owns nothing and replaces no other.
         let node = if self.idle { Node::idle(&store) } else { Node::owner(&store).await? };
         let locks = Service::on(&node).await?;
+        let admissions = Admissions::new(&node);
         let (timers, removals) = (Alarms::new(&node, &spaces.timers), Alarms::new(&node, &spaces.removals));
         let (suspects, suspected) = mpsc::unbounded_channel();
         let inner = Arc::new(Inner {
@@ -289,6 +297,7 @@ impl EngineBuilder {
             listening: Mutex::default(),
             lanes: Lanes::default(),
             locks,
+            admissions,
             suspects,
             metrics,
             begun: Notify::new(),
@@ -301,6 +310,7 @@ impl EngineBuilder {
         });
         let executions: Weak<dyn lock::owners::Executions> = Arc::<Inner>::downgrade(&inner);
         inner.locks.serve(executions);
+        inner.admissions.serve(Arc::downgrade(&inner));
         if !inner.rehearsal.is_replay() && !inner.idle {
             inner.locks.end_previous().await?;
             let running = inner.store.view().await?;
@@ -314,6 +324,8 @@ impl EngineBuilder {
             node.chore(session::sweep(Arc::downgrade(&inner.locks)));
             node.chore(session::end_with_store(Arc::downgrade(&inner.locks)));
             node.chore(deadlock::watch(weak(), suspected));
+            node.chore(admission::keep(weak(), inner.admissions.clone()));
+            node.chore(admission::look_once(weak()));
         }
         Ok(Engine { _stop: Arc::new(StopOnDrop(inner.clone())), inner })
     }

@@ -1,5 +1,7 @@
 //! What can go wrong with workflows, from the outside.
 
+use std::time::Duration;
+
 use crate::entity::EntityError;
 use crate::json::JsonError;
 use crate::lock::LockError;
@@ -107,6 +109,24 @@ pub enum WorkflowError {
     /// A start under an idempotency key that was used with another input.
     #[error("idempotency key {key:?} was used before to start execution {id:?}, with another input")]
     KeyReused { key: String, id: ExecutionId },
+    /// A start that its workflow's limit does not admit. `key` is the limit's key, or the workflow's name.
+    #[error("workflow {workflow:?} runs {limit} of {limit} times for {key:?}; no more is admitted")]
+    LimitReached { workflow: String, key: String, limit: u32 },
+    /// A start that found as many waiting as may wait.
+    #[error("{depth} starts of workflow {workflow:?} wait for {key:?}; no more may wait")]
+    QueueFull { workflow: String, key: String, depth: u32 },
+    /// A start that came too soon after others.
+    #[error("workflow {workflow:?} is started {max} times in {per:?} for {key:?} at the most; try again in {retry_after:?}")]
+    RateLimited { workflow: String, key: String, max: u32, per: Duration, retry_after: Duration },
+    /// A definition whose limits cannot be meant.
+    #[error("workflow {workflow:?} cannot be registered: {reason}")]
+    Policy { workflow: String, reason: String },
+    /// A key, or a priority, that the definition could not compute from the input.
+    #[error("workflow {workflow:?} cannot be started: {what} cannot be used: {reason}")]
+    Key { workflow: String, what: &'static str, reason: String },
+    /// Something that a start was asked for and that its workflow does not allow.
+    #[error("workflow {workflow:?} cannot be started so: {reason}")]
+    Start { workflow: String, reason: &'static str },
     /// A lock.
     #[error(transparent)]
     Lock(LockError),
@@ -157,6 +177,9 @@ impl WorkflowError {
             | NotRetrying { .. }
             | UpdateRefused { .. }
             | TokenUsed { .. }
+            | LimitReached { .. }
+            | QueueFull { .. }
+            | RateLimited { .. }
             | Fork { .. } => ErrorKind::Conflict,
             NotFound { .. } | UnknownToken { .. } => ErrorKind::NotFound,
             OtherWorkflow { .. }
@@ -173,6 +196,9 @@ impl WorkflowError {
             | PayloadTooLong { .. }
             | Mismatch { .. }
             | UnknownVersion { .. }
+            | Policy { .. }
+            | Key { .. }
+            | Start { .. }
             | NoRuntime => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,
@@ -181,6 +207,12 @@ impl WorkflowError {
             Entity(error) => error.kind(),
             Store(error) => error.kind(),
         }
+    }
+
+    /// Whether a start is not admitted by the limits of its workflow.
+    pub fn is_rejection(&self) -> bool {
+        use WorkflowError::*;
+        matches!(self, LimitReached { .. } | QueueFull { .. } | RateLimited { .. })
     }
 
     /// Whether a newer program is needed.

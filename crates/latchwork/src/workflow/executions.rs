@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::store::{Order, Store, Timestamp, View};
+use crate::workflow::admission::PlaceInLine;
 use crate::workflow::engine::{Engine, Inner, Spaces};
 use crate::workflow::history::{ExecutionState, value};
 use crate::workflow::kept::Kept;
@@ -112,8 +113,10 @@ impl Executions {
 
     /// What an execution waits for, as far as the store knows: not what it does in the memory of a process.
     pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
-        let (_, execution, _) = self.read(&self.store.view().await?, &id.into()).await?;
-        Ok(Why::stored(execution))
+        let (id, view) = (id.into(), self.store.view().await?);
+        let (spaces, execution, _) = self.read(&view, &id).await?;
+        let queue = PlaceInLine::of(&spaces.gates, &view, &id, &execution).await?;
+        Ok(Why { queue, ..Why::stored(execution) })
     }
 
     /// An execution that must be there, and when it was last changed.

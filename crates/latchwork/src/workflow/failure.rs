@@ -77,6 +77,16 @@ impl Failure {
         serde_json::from_str(text).map_err(|error| Failure::misfit(what, &error))
     }
 
+    /// A child that is not admitted by the limits of its workflow.
+    pub(crate) fn rejected(error: WorkflowError) -> Failure {
+        let code = match &error {
+            WorkflowError::LimitReached { .. } => "latchwork.limit_reached",
+            WorkflowError::QueueFull { .. } => "latchwork.queue_full",
+            _ => "latchwork.rate_limited",
+        };
+        Failure::from(error).with_code(code)
+    }
+
     /// A failure that says just this.
     pub fn new(message: impl Into<String>) -> Failure {
         Failure { message: message.into(), kind: "".into(), code: None, details: Value::Null, final_: false }

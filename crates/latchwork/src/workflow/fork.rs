@@ -8,8 +8,9 @@ use serde::Serialize;
 use crate::json;
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Bytes, Generation, Item, Key, Rev, StoreError, Uuid, View, Write};
+use crate::store::{Bytes, Generation, Item, Key, Rev, StoreError, Timestamp, Uuid, View, Write};
 use crate::workflow::child::keep_birth;
+use crate::workflow::definition::Definition;
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::history::{Recorded, entries};
 use crate::workflow::kept::Token;
@@ -104,9 +105,13 @@ impl Fork {
         let view = engine.store.view().await?;
         let source = Source::read(&engine, &view, &source_id).await?;
         let name = source.execution.workflow.clone();
-        let input = input.unwrap_or_else(|| Ok(source.execution.input.clone()));
+        let input = match input {
+            Some(input) => input,
+            None if source.execution.is_batch() => Ok(engine.gathered(&source_id).await?),
+            None => Ok(source.execution.input.clone()),
+        };
         let (definition, input) = engine.accept(&name, input)?;
-        definition.check(&input)?;
+        definition.check_whole(&input)?;
         let id = id.unwrap_or_else(|| engine.store.env().uuid().to_string().into());
         if view.get(&engine.record_of(&id)).await?.is_some() {
             return Err(WorkflowError::AlreadyStarted { id });
@@ -128,7 +133,7 @@ impl Fork {
         // It is taken up though the caller may have given up.
         let (inner, forked) = (engine.clone(), id.clone());
         let stored = engine.node.runtime.run(async move {
-            store(&inner, &forked, execution, writes).await?;
+            store(&inner, &forked, execution, writes, &definition).await?;
             inner.metrics.started(&definition.name);
             inner.wake_up(&forked);
             Ok(())
@@ -272,7 +277,14 @@ impl Source {
 }
 
 /// Stores a fork, in one commit unless it is too large for that: then it is parked until everything is there.
-async fn store(engine: &Arc<Inner>, id: &ExecutionId, mut execution: Execution, writes: Vec<Write>) -> Result<()> {
+async fn store(
+    engine: &Arc<Inner>,
+    id: &ExecutionId,
+    execution: Execution,
+    writes: Vec<Write>,
+    definition: &Definition,
+) -> Result<()> {
+    let asked = definition.asked_by_fork(&execution.input)?;
     let limits = engine.store.limits();
     // What it is listed by comes with the record.
     let most = limits.commit_bytes.saturating_sub(execution.encode().len() + (limits.commit_bytes >> 2));
@@ -290,9 +302,25 @@ async fn store(engine: &Arc<Inner>, id: &ExecutionId, mut execution: Execution, 
         before = Some((parked, rev));
     }
     let (before, rev) = before.unzip();
-    let part = last.into_iter().fold(engine.at_record(id, rev), Part::write);
-    let (part, _) = turn(engine, part, id, before.as_ref(), &mut execution, None);
-    landed(engine, id, part).await.map(drop)
+    loop {
+        let mut first = execution.clone();
+        let (admission, _turn) = match &asked {
+            Some(asked) => engine.admitting(definition, asked, id, &mut first).await?,
+            None => Default::default(),
+        };
+        let part = last.iter().cloned().fold(engine.at_record(id, rev).and(admission), Part::write);
+        let timer = first.timer_us.filter(|_| first.status == Status::Waiting);
+        let (part, _) = turn(engine, part, id, before.as_ref(), &mut first, None);
+        let sent = engine.send(part).await?;
+        if sent.is_some() {
+            timer.into_iter().for_each(|timer| engine.timers.set(id, Timestamp(timer)));
+            return Ok(());
+        }
+        // Refused for its id, or because other starts were faster.
+        if asked.is_none() || engine.read(id).await?.map(|(_, rev)| rev) != rev {
+            return Err(WorkflowError::AlreadyStarted { id: id.clone() });
+        }
+    }
 }
 
 /// Commits a part, and gives the rev of what it has written last.

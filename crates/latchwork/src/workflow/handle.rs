@@ -14,11 +14,12 @@ use crate::json::{self, JsonError};
 use crate::lane::Part;
 use crate::record::Record;
 use crate::store::Timestamp;
+use crate::workflow::admission::{Asked, Book, Decision, Started, Stored};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Engine, Inner, News, check_name};
 use crate::workflow::kept::{Delivered, Letter, Message};
 use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, fetch, keyed_key};
-use crate::workflow::run::{Run, hash_text, largest, turn};
+use crate::workflow::run::{Run, hash_text, largest};
 use crate::workflow::signal::{Signal, written};
 use crate::workflow::step::read_failure;
 use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
@@ -58,13 +59,15 @@ pub struct Handle<O> {
     id: ExecutionId,
     /// The workflow that it is to be one of, if that is to be checked.
     asked: Option<Arc<str>>,
+    /// Which input of a batch it stands for.
+    item: Option<u32>,
     output: PhantomData<fn() -> O>,
 }
 
 impl<O> Clone for Handle<O> {
     fn clone(&self) -> Handle<O> {
-        let Handle { engine, id, asked, output } = self;
-        Handle { engine: engine.clone(), id: id.clone(), asked: asked.clone(), output: *output }
+        let Handle { engine, id, asked, item, output } = self;
+        Handle { engine: engine.clone(), id: id.clone(), asked: asked.clone(), item: *item, output: *output }
     }
 }
 
@@ -198,7 +201,10 @@ impl<O: 'static> IntoFuture for Start<O> {
     fn into_future(self) -> Self::IntoFuture {
         let engine = self.start.engine.inner.clone();
         let started = self.start.execute();
-        Box::pin(async move { Ok(Handle::new(engine, started.await?, None)) })
+        Box::pin(async move {
+            let Started { id, item } = started.await?;
+            Ok(Handle { item, ..Handle::new(engine, id, None) })
+        })
     }
 }
 
@@ -222,21 +228,55 @@ impl Inner {
         read_as(id, &self.output(id, None).await?)
     }
 
-    /// The start of an execution, as a part of a commit of another layer's. It begins when the commit has landed.
-    pub(crate) fn starting(self: &Arc<Inner>, workflow: &str, input: String, id: &ExecutionId) -> Result<Part> {
-        check_name("the id of an execution", id)?;
-        let (definition, input) = self.accept(workflow, Ok(input))?;
-        definition.check(&input)?;
-        let now = self.store.env().now();
-        let mut first = definition.first_record(input, Labels::default(), now, now);
-        let (part, _) = turn(self, self.at_record(id, None), id, None, &mut first, None);
-        let engine = self.clone();
-        Ok(self.waking(part, id).then(move |_| engine.metrics.started(&first.workflow)))
+    /// The starts of executions, as a part of a commit of another layer's. They begin when the commit has landed, if
+    /// they are admitted by then; one that is rejected is an error. Inputs are JSON text.
+    pub(crate) async fn starting(self: &Arc<Inner>, starts: &[(&str, String, ExecutionId)]) -> Result<Part> {
+        let (now, mut part) = (self.store.env().now(), Part::default());
+        let mut book = None;
+        for (workflow, input, id) in starts {
+            check_name("the id of an execution", id)?;
+            let (definition, input) = self.accept(workflow, Ok(input.clone()))?;
+            definition.check(&input)?;
+            let asked = definition.asked(&input)?.map(Asked::alone);
+            let mut first = definition.first_record(definition.alone(input), Labels::default(), now, now);
+            if let Some(asked) = asked {
+                let book = match &mut book {
+                    Some(book) => book,
+                    none => none.insert(Book::new(self).await?),
+                };
+                if let Decision::Rejected(error) = book.decide(&definition.policy, &asked, id, &mut first).await? {
+                    return Err(error);
+                }
+            }
+            part = part.and(Stored::new(self, id, |part| part).part(&first));
+            let (engine, workflow) = (self.clone(), workflow.to_string());
+            part = part.then(move |_| engine.metrics.started(&workflow));
+        }
+        Ok(match book {
+            Some(book) => part.and(book.into_part()),
+            None => part,
+        })
     }
 }
 
+/// Adds a signal to a start.
+fn with_signal(
+    engine: &Inner,
+    id: &ExecutionId,
+    mut part: Part,
+    (name, payload, signal_id): &(String, String, Option<String>),
+) -> Part {
+    let (kept, env) = (engine.kept(id), engine.store.env());
+    if let Some(signal_id) = signal_id {
+        part = part.put(&kept.signal(signal_id), Delivered::signal(name, payload).encode());
+    }
+    let body = Letter::Signal { name: name.clone(), payload: payload.clone() };
+    let message = Message { at_us: env.now().0, body };
+    part.put(&kept.count(), Vec::new()).put(&kept.message(env.uuid()), message.encode())
+}
+
 impl UntypedStart {
-    async fn execute(self) -> Result<ExecutionId> {
+    async fn execute(self) -> Result<Started> {
         let (inner, name) = (self.engine.inner.clone(), self.workflow);
         let (definition, input) = inner.accept(&name, self.input)?;
         self.labels.check().map_err(|failure| WorkflowError::Labels { reason: failure.message().into() })?;
@@ -251,6 +291,13 @@ impl UntypedStart {
             }
             None => None,
         };
+        if definition.policy.gather().is_some() {
+            let (workflow, reason) = (name.clone(), "its starts are gathered, so none has an idempotency key, a signal or a time of its own");
+            let is_alone = self.key.is_some() || signal.is_some() || !matches!(self.begins, Begins::Now);
+            if is_alone {
+                return Err(WorkflowError::Start { workflow, reason });
+            }
+        }
         let now = inner.store.env().now();
         let begins = match self.begins {
             Begins::Now => now,
@@ -265,7 +312,7 @@ impl UntypedStart {
         let starting = Starting { inner, id, execution, definition, signal, join: self.join, restart: self.restart };
         starting.execution.key.iter().try_for_each(|key| check_name("an idempotency key", key))?;
         match starting.keyed().await? {
-            Some(id) => Ok(id),
+            Some(started) => Ok(started),
             None => starting.start(is_given).await,
         }
     }
@@ -283,27 +330,29 @@ struct Starting {
 }
 
 impl Starting {
-    async fn start(self, is_given: bool) -> Result<ExecutionId> {
+    async fn start(self, is_given: bool) -> Result<Started> {
         let inner = &self.inner;
-        // Most often nobody else starts it, and there is nothing to wait for.
-        if is_given && let Some(id) = self.existing().await? {
-            return Ok(id);
+        // Most often there is no other start, and nothing to wait for. A start that is gathered need not have its id.
+        let is_gathered = self.definition.policy.gather().is_some();
+        if is_given && !is_gathered && let Some(started) = self.existing().await? {
+            return Ok(started);
         }
         // An input that no execution would be given, as in a repeated start or a join, need not fit.
         self.definition.check(&self.execution.input)?;
+        let asked = self.definition.asked(&self.execution.input)?;
         loop {
             let mut begun = std::pin::pin!(inner.begun.notified());
             begun.as_mut().enable();
-            if self.first().await? {
+            if let Some(started) = self.first(&asked).await? {
                 inner.metrics.started(&self.execution.workflow);
-                return Ok(self.id);
+                return Ok(started);
             }
             // Somebody starts it at this very moment, or has just done so.
-            if let Some(id) = self.keyed().await? {
-                return Ok(id);
+            if let Some(started) = self.keyed().await? {
+                return Ok(started);
             }
-            if let Some(id) = self.existing().await? {
-                return Ok(id);
+            if let Some(started) = self.existing().await? {
+                return Ok(started);
             }
             if inner.is_stopped() {
                 return Err(WorkflowError::Stopped);
@@ -315,7 +364,7 @@ impl Starting {
     }
 
     /// The execution that was started under that key, if there is one. The signal goes to that.
-    async fn keyed(&self) -> Result<Option<ExecutionId>> {
+    async fn keyed(&self) -> Result<Option<Started>> {
         let (inner, Execution { workflow, input, key, .. }) = (&self.inner, &self.execution);
         let Some(key) = key else { return Ok(None) };
         let place = inner.spaces.keys.key(keyed_key(workflow, key));
@@ -328,7 +377,7 @@ impl Starting {
         if let Some(signal) = self.signal(&id) {
             signal.send().await?;
         }
-        Ok(Some(id))
+        Ok(Some(Started::from(id)))
     }
 
     /// What is to be sent to one that has been started.
@@ -338,41 +387,44 @@ impl Starting {
     }
 
     /// Starts it, unless there is one of that id or under that key.
-    async fn first(&self) -> Result<bool> {
-        let (inner, id, mut execution) = (&self.inner, &self.id, self.execution.clone());
-        if self.signal.is_none() && execution.status == Status::Running {
+    async fn first(&self, asked: &Option<Asked>) -> Result<Option<Started>> {
+        let (inner, id, execution) = (&self.inner, &self.id, self.execution.clone());
+        let runs = match asked {
+            Some(asked) => inner.would_run(&self.definition, asked).await?,
+            None => true,
+        };
+        if self.signal.is_none() && execution.status == Status::Running && runs {
             let (started, answer) = oneshot::channel();
             let run = Run::new(inner.clone(), self.definition.clone(), id.clone(), execution, None);
-            if !inner.spawn(Arc::new(run.starting(started))) {
-                return Ok(false);
+            if !inner.spawn(Arc::new(run.starting(started).asking(asked.clone()))) {
+                return Ok(None);
             }
             return match answer.await {
-                Ok(Ok(())) => Ok(true),
-                Ok(Err(WorkflowError::AlreadyStarted { .. })) | Err(_) => Ok(false),
+                Ok(Ok(())) => Ok(Some(id.clone().into())),
+                Ok(Err(WorkflowError::AlreadyStarted { .. })) | Err(_) => Ok(None),
                 Ok(Err(error)) => Err(error),
             };
         }
-        let (mut part, _) = turn(inner, inner.at_record(id, None), id, None, &mut execution, None);
-        if let Some((name, payload, signal_id)) = self.signal.clone() {
-            let (kept, env) = (inner.kept(id), inner.store.env());
-            if let Some(signal_id) = signal_id {
-                part = part.put(&kept.signal(&signal_id), Delivered::signal(&name, &payload).encode());
+        let (engine, receiver, signal) = (inner.clone(), id.clone(), self.signal.clone());
+        let stored = Stored::new(inner, id, move |part| match &signal {
+            Some(signal) => with_signal(&engine, &receiver, part, signal),
+            None => part,
+        });
+        match asked {
+            Some(asked) => {
+                let admissions = &inner.admissions;
+                let started =
+                    admissions.start(&self.definition, asked.clone(), id, execution, Box::new(stored)).await?;
+                // Refused for its id, or because this engine is no longer the owner of that.
+                let is_lost = started.is_none() && !inner.node.owns(id);
+                if is_lost { Err(WorkflowError::Stopped) } else { Ok(started) }
             }
-            let message = Message { at_us: env.now().0, body: Letter::Signal { name, payload } };
-            part = part.put(&kept.count(), Vec::new()).put(&kept.message(env.uuid()), message.encode());
+            None => Ok(inner.perform(stored.part(&execution)).await?.then(|| id.clone().into())),
         }
-        let part = match execution.timer_us {
-            Some(timer) => {
-                let (timers, id) = (inner.timers.clone(), id.clone());
-                part.then(move |_| timers.set(&id, Timestamp(timer)))
-            }
-            None => inner.waking(part, id),
-        };
-        inner.perform(part).await
     }
 
     /// The execution of that id, if there is one and it is to be joined. One that is to be replaced is removed.
-    async fn existing(&self) -> Result<Option<ExecutionId>> {
+    async fn existing(&self) -> Result<Option<Started>> {
         let (inner, id) = (&self.inner, &self.id);
         let Some((found, _)) = inner.read(id).await? else { return Ok(None) };
         let is_other = found.workflow != self.execution.workflow;
@@ -395,14 +447,14 @@ impl Starting {
                 return Err(other());
             }
             return match signal.send().await {
-                Ok(_) => Ok(Some(id.clone())),
+                Ok(_) => Ok(Some(id.clone().into())),
                 // It has ended at this very moment.
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Box::pin(self.existing()).await,
                 Err(error) => Err(error),
             };
         }
         match (self.join && self.signal.is_none(), is_other) {
-            (true, false) => Ok(Some(id.clone())),
+            (true, false) => Ok(Some(id.clone().into())),
             (true, true) => Err(other()),
             (false, _) if self.signal.is_some() => Err(WorkflowError::Ended { id: id.clone() }),
             (false, _) => Err(WorkflowError::AlreadyStarted { id: id.clone() }),
@@ -412,12 +464,22 @@ impl Starting {
 
 impl<O> Handle<O> {
     fn new(engine: Arc<Inner>, id: ExecutionId, asked: Option<Arc<str>>) -> Handle<O> {
-        Handle { engine, id, asked, output: PhantomData }
+        Handle { engine, id, asked, item: None, output: PhantomData }
     }
 
     /// The execution's id.
     pub fn id(&self) -> &ExecutionId {
         &self.id
+    }
+
+    /// Which input of a batch it stands for, from 0 on. None if its workflow has no batches.
+    pub fn item(&self) -> Option<u32> {
+        self.item
+    }
+
+    /// The same for another input of the batch.
+    pub fn of_item(self, item: u32) -> Handle<O> {
+        Handle { item: Some(item), ..self }
     }
 }
 
@@ -425,8 +487,23 @@ impl<O: DeserializeOwned> Handle<O> {
     /// Waits for the end and gives the output, or why there is none. From any task, before or after the end. One that
     /// is parked has not ended: this waits until it is resumed and ends, or is terminated.
     pub async fn result(&self) -> Result<O> {
-        read_as(&self.id, &self.engine.output(&self.id, self.asked.as_deref()).await?)
+        let output = self.engine.output(&self.id, self.asked.as_deref()).await?;
+        match self.item {
+            Some(item) => read_item(&self.id, &output, item),
+            None => read_as(&self.id, &output),
+        }
     }
+}
+
+/// One output of a batch, from all of them as JSON text.
+fn read_item<T: DeserializeOwned>(id: &ExecutionId, text: &str, item: u32) -> Result<T> {
+    let outputs: Vec<&serde_json::value::RawValue> = read_raw(id, text)?;
+    let wrong = || WorkflowError::Mismatch { id: id.clone(), message: format!("there is no output {item} in it") };
+    read_as(id, outputs.get(item as usize).ok_or_else(wrong)?.get())
+}
+
+fn read_raw<'a, T: serde::Deserialize<'a>>(id: &ExecutionId, text: &'a str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| WorkflowError::Mismatch { id: id.clone(), message: error.to_string() })
 }
 
 /// What an execution gave as JSON text, as a value of this type.

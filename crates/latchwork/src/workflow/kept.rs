@@ -130,7 +130,11 @@ pub(crate) struct Child {
     pub(crate) birth: u64,
 }
 
-stored!(Message, Delivered, Token, Published, Child);
+/// Inputs of a batch that has not begun, each JSON text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Inputs(pub(crate) Vec<String>);
+
+stored!(Message, Delivered, Token, Published, Child, Inputs);
 
 /// Tells what a key is of.
 #[derive(Clone, Copy)]
@@ -144,6 +148,7 @@ enum What {
     Token,
     Published,
     Child,
+    Inputs = 16,
 }
 
 /// The keys of an execution's things.
@@ -206,6 +211,15 @@ impl<'a> Kept<'a> {
 
     pub(crate) fn children(&self) -> Range {
         self.space.prefix(self.bytes(What::Child, &[]))
+    }
+
+    /// Inputs of a batch, from this one on.
+    pub(crate) fn inputs_from(&self, number: u32) -> Key {
+        self.key(What::Inputs, &number.to_be_bytes())
+    }
+
+    pub(crate) fn inputs(&self) -> Range {
+        self.space.prefix(self.bytes(What::Inputs, &[]))
     }
 
     /// Whether a key, of whatever execution, is of a child.

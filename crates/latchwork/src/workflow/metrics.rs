@@ -81,6 +81,7 @@ impl Metrics {
             WaitsFor::Completion(_) => "completion",
             WaitsFor::Published(_) => "published",
             WaitsFor::Lock(_) => "lock",
+            WaitsFor::Admission(_) => "admission",
             WaitsFor::Step(_) | WaitsFor::Store => return,
         };
         histogram!("latchwork_wait_seconds", "for" => kind).record(took.as_secs_f64());

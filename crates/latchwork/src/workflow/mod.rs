@@ -28,6 +28,7 @@ macro_rules! shown {
     };
 }
 
+pub(crate) mod admission;
 mod beats;
 mod branches;
 mod bulk;
@@ -73,11 +74,13 @@ mod update;
 
 pub use crate::node::ExecutionId;
 
+pub use admission::{LimitUse, PlaceInLine};
+pub use admission::policy::{Batch, Debounce, Queue, RateLimit, WhenFull};
 pub use branches::{Boxed, First2, First3, First4, First5, First6, JoinBranches, SelectBranches, TryJoinBranches};
 pub use bulk::{Bulk, BulkReport};
 pub use child::{Child, ChildCancelled, ChildTimedOut, StartChild};
 pub use ctx::Ctx;
-pub use definition::{Workflow, WorkflowBuilder, workflow};
+pub use definition::{BatchBuilder, Workflow, WorkflowBuilder, workflow};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Result, WorkflowError};
 pub use events::{Operations, OperationsPage};

@@ -112,13 +112,22 @@ impl Inner {
     }
 
     /// The cancellation of an execution, as a part of a commit. Nothing if that is on its way already.
-    pub(crate) async fn cancelling(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<Option<Part>> {
+    pub(crate) async fn cancelling(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        reason: &str,
+        tells_parent: bool,
+    ) -> Result<Option<Part>> {
         let (before, rev) = self.known(id).await?;
         if before.status.is_terminal() {
             return Err(WorkflowError::Ended { id: id.clone() });
         }
         if before.cancel.is_some() {
             return Ok(None);
+        }
+        if before.is_queued() {
+            let left = self.leave_line(id, before, rev, Status::Cancelled(reason.into()), tells_parent);
+            return Box::pin(left).await.map(Some);
         }
         let (part, after) = self.woken(self.at_record(id, Some(rev)), id, &before, Some(reason));
         let (engine, id) = (self.clone(), id.clone());
@@ -486,7 +495,8 @@ impl Inner {
             parts.push(self.looking(id).await?);
         }
         if let Some(reason) = &post.cancel {
-            parts.extend(self.cancelling(id, reason).await?);
+            // By the end of its parent, which need not be told.
+            parts.extend(self.cancelling(id, reason, false).await?);
         }
         if !post.letters.is_empty() {
             let target = match self.target(id, from_store || !parts.is_empty()).await? {

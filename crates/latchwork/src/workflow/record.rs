@@ -60,7 +60,36 @@ pub(crate) struct Execution {
 
 /// How an execution was admitted under the limits of its workflow.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub(crate) struct Admission {}
+pub(crate) struct Admission {
+    /// The limits that it needs a permit of, in the order in which it takes them: each by its key, or none for the one
+    /// of the workflow as a whole. Keys are computed once, at the start.
+    pub(crate) gates: Vec<Option<String>>,
+    /// How many of the permits it holds. They are given back with its end.
+    pub(crate) passed: u8,
+    /// Its place in the line for the next of them, if it waits there.
+    pub(crate) ticket: Option<Ticket>,
+    /// What it gathers until it begins.
+    pub(crate) gathers: Option<Gathers>,
+}
+
+/// A place in a line. The lowest is served first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Ticket {
+    pub(crate) rank: u64,
+    /// In the order in which they came.
+    pub(crate) number: u64,
+}
+
+/// What an execution gathers that has not begun.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Gathers {
+    /// The key under which starts are gathered.
+    pub(crate) key: Option<String>,
+    /// When the first of them came; microseconds.
+    pub(crate) since_us: u64,
+    /// For a batch: how many inputs there are, and how many bytes they take. They are kept beside.
+    pub(crate) batch: Option<(u32, u64)>,
+}
 
 /// The execution that has started another, and what its end means for that.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -148,6 +177,8 @@ pub enum WaitsFor {
     Step(String),
     /// A transaction, a change of a slot, or a commit.
     Store,
+    /// A permit of a limit of its workflow: this is the limit's key, or the workflow's name.
+    Admission(String),
 }
 
 impl WaitsFor {

@@ -11,7 +11,7 @@ use crate::lane::Part;
 use crate::node::alarm::{Alarms, Due, Keeper, due_key, read_alarm_key};
 use crate::node::{SHARD, shard_key};
 use crate::record::Record;
-use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, StoreError, View};
+use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, StoreError, Timestamp, View};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::listed::{read_by_status, read_end};
@@ -224,6 +224,7 @@ impl Inner {
         self.removals.look_again();
         self.tell_all();
         self.locks.listen_again().await?;
+        self.admissions.look_at_all().await?;
         for shard in self.node.owned() {
             self.sweep_shard(shard).await?;
         }
@@ -386,7 +387,7 @@ impl Inner {
     }
 
     /// An execution that is to run and can. One that cannot run here is set aside.
-    async fn ready(&self, id: &ExecutionId) -> Result<Option<Ready>> {
+    async fn ready(self: &Arc<Inner>, id: &ExecutionId) -> Result<Option<Ready>> {
         let found = match self.read(id).await {
             Err(error @ (WorkflowError::Corrupt { .. } | WorkflowError::UnknownVersion { .. })) => {
                 self.put_aside(id, error.to_string());
@@ -398,9 +399,24 @@ impl Inner {
             }
             found => found?,
         };
-        let Some((execution, rev)) = found else { return Ok(None) };
+        let Some((mut execution, rev)) = found else { return Ok(None) };
         if execution.status.is_terminal() || matches!(execution.status, Status::Parked(_)) {
             return Ok(None);
+        }
+        let now = self.store.env().now().0;
+        if execution.is_queued() {
+            if execution.timer_us.is_some_and(|timer| timer <= now) {
+                self.time_out_in_line(id, execution, rev);
+            }
+            return Ok(None);
+        }
+        // What gathers starts may have been put off meanwhile.
+        if let Some(timer) = execution.timer_us.filter(|timer| execution.gathers().is_some() && *timer > now) {
+            self.timers.set(id, Timestamp(timer));
+            return Ok(None);
+        }
+        if execution.is_batch() {
+            execution.input = self.gathered(id).await?;
         }
         let Some(definition) = self.definition(&execution.workflow).cloned() else {
             let reason = format!("workflow {:?} is not registered", execution.workflow);

@@ -22,6 +22,7 @@ use crate::lock::LockName;
 use crate::record::BadRecord;
 use crate::state::StateError;
 use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, StoreError, Timestamp};
+use crate::workflow::admission::Asked;
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Kept, Published};
@@ -31,7 +32,7 @@ use crate::workflow::record::{Entry, Execution, Labels, Status, Wait, WaitsFor, 
 use crate::workflow::saga::Undos;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
-pub(crate) use board::{Boarded, Effect, RECORD, Verdict, turn};
+pub(crate) use board::{Boarded, Effect, KEYED, RECORD, Verdict, turn};
 pub(crate) use branch::Branch;
 pub(crate) use inbox::{Address, Inbox, Received};
 use op::Op;
@@ -128,6 +129,8 @@ pub(crate) struct State {
     /// Whether nobody drives it any more.
     has_left: bool,
     started: Option<oneshot::Sender<Result<()>>>,
+    /// What its start asks for, if its first commit is to be admitted.
+    pub(crate) asked: Option<Asked>,
 }
 
 /// What an execution publishes.
@@ -177,6 +180,8 @@ pub(crate) enum Stop {
     Failed(StoreError),
     /// There is an execution of that id.
     Taken,
+    /// Its start is not admitted.
+    Rejected(WorkflowError),
     /// It has come to the end of a journal that is only to be replayed.
     Replayed,
 }
@@ -229,6 +234,18 @@ impl Run {
     pub(crate) fn starting(mut self, started: oneshot::Sender<Result<()>>) -> Run {
         let state = self.state.get_mut();
         (state.is_fresh, state.started) = (true, Some(started));
+        self
+    }
+
+    /// The same, whose first commit is to be admitted.
+    pub(crate) fn asking(mut self, asked: Option<Asked>) -> Run {
+        self.state.get_mut().asked = asked;
+        self
+    }
+
+    /// The same, of which no code has run yet. Messages may have come.
+    pub(crate) fn not_begun(mut self) -> Run {
+        self.state.get_mut().is_fresh = true;
         self
     }
 
@@ -327,6 +344,7 @@ impl Run {
                 Stop::Taken => Err(WorkflowError::AlreadyStarted { id: self.id.clone() }),
                 Stop::Failed(error) => Err(error.into()),
                 Stop::Fenced => Err(WorkflowError::Stopped),
+                Stop::Rejected(error) => Err(error),
                 // It is stored as what it is.
                 _ => Ok(()),
             };

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::lane::Part;
 use crate::lock::Owner;
 use crate::store::{Check, ErrorKind, Timestamp};
+use crate::workflow::admission::PlaceInLine;
 use crate::workflow::child::How;
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::handle::Handle;
@@ -32,6 +33,8 @@ pub struct Why {
     pub set_aside: Option<String>,
     /// What it does or waits for, one for each of its branches.
     pub waits: Vec<Wait>,
+    /// Where it stands in a line, if it waits for a permit.
+    pub queue: Option<PlaceInLine>,
 }
 
 impl Engine {
@@ -96,9 +99,11 @@ impl Engine {
         let resident = self.inner.resident(&id);
         let doing = resident.as_ref().map(|run| run.with(|state| state.doing()));
         let (execution, _) = self.inner.known(&id).await?;
+        let (gates, view) = (&self.inner.spaces.gates, self.inner.store.view().await?);
+        let queue = PlaceInLine::of(gates, &view, &id, &execution).await?;
         let doing = doing.filter(|_| matches!(execution.status, Status::Running | Status::Waiting));
         let set_aside = self.inner.set_aside.lock().get(&id).cloned();
-        let why = Why { resident: resident.is_some(), set_aside, ..Why::stored(execution) };
+        let why = Why { resident: resident.is_some(), set_aside, queue, ..Why::stored(execution) };
         Ok(Why { waits: doing.unwrap_or(why.waits), ..why })
     }
 }
@@ -113,6 +118,7 @@ impl Why {
             cancel: execution.cancel,
             set_aside: None,
             waits: execution.waits,
+            queue: None,
         }
     }
 }
@@ -210,7 +216,7 @@ impl Inner {
                     None => {}
                 }
             }
-            let Some(part) = self.cancelling(id, reason).await? else { return Ok(()) };
+            let Some(part) = self.cancelling(id, reason, true).await? else { return Ok(()) };
             if self.perform(part).await? {
                 return Ok(());
             }

@@ -8,6 +8,7 @@ use crate::node::alarm::alarm_key;
 use crate::record::Record;
 use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
+use crate::workflow::admission::stored::Partition;
 use crate::workflow::definition::DEFAULT_KEEP;
 use crate::workflow::engine::{Inner, News};
 use crate::workflow::locks::Grant;
@@ -23,7 +24,7 @@ pub(crate) const RECORD: Tag = Tag("record");
 /// The execution holds the locks that its code has guards of.
 const HELD: Tag = Tag("held");
 /// No execution was started under the idempotency key.
-const KEYED: Tag = Tag("keyed");
+pub(crate) const KEYED: Tag = Tag("keyed");
 /// There are no messages that the execution does not know of.
 const INBOX: Tag = Tag("inbox");
 
@@ -113,6 +114,7 @@ impl Run {
             has_locks: state.has_locks,
             ..state.execution.clone()
         };
+        after.admission.iter_mut().for_each(|admission| admission.gathers = None);
         let mut continues = false;
         match next {
             Next::Runs => {}
@@ -412,6 +414,14 @@ pub(crate) fn turn(
         let place = spaces.keys.key(keyed_key(&after.workflow, key));
         let keyed = Keyed { id: id.to_string(), input: hash_text(&after.input) };
         part = part.absent(KEYED, &place).put(&place, keyed.encode());
+    }
+    if after.status != Status::Waiting {
+        after.admission.iter_mut().for_each(|admission| admission.gathers = None);
+    }
+    // What has begun gathers no more.
+    if let Some(gathers) = before.and_then(Execution::gathers).filter(|_| after.gathers().is_none()) {
+        let partition = Partition::new(&after.workflow, gathers.key.as_deref());
+        part = part.delete(&spaces.gates.gathering(&partition));
     }
     let now = engine.store.env().now();
     let removal = match after.status.is_terminal() {

@@ -1,5 +1,6 @@
 //! Workflows: steps, waiting, slots, transactions, replay, recovery, and the kit for testing them.
 
+mod admission;
 mod beats;
 mod crash;
 mod damage;

@@ -1,0 +1,142 @@
+//! Limits as commits make them, one after the other in the store's order: how many executions hold a permit is counted
+//! from their records, and held against the gates; lines are served in order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::record::Record;
+use crate::store::{Key, Write};
+use crate::workflow::ExecutionId;
+use crate::workflow::admission::stored::{ADMISSION, Gate, Gates, Kind, Partition};
+use crate::workflow::record::{Execution, Ticket};
+
+/// What is stored of limits, and what was wrong on the way there.
+#[derive(Default)]
+pub(crate) struct Admitted {
+    limits: BTreeMap<Partition, Limit>,
+    /// The permits of executions that have not ended.
+    held: BTreeMap<ExecutionId, BTreeSet<Partition>>,
+    pub(crate) wrong: Vec<String>,
+}
+
+#[derive(Default)]
+struct Limit {
+    gate: Gate,
+    ended: u64,
+    left: u64,
+    line: BTreeSet<(Ticket, ExecutionId)>,
+    holders: BTreeSet<ExecutionId>,
+}
+
+/// What a commit has done to the line and the holders of a limit.
+#[derive(Default)]
+struct Changes {
+    added: BTreeSet<(Ticket, ExecutionId)>,
+    taken: BTreeSet<(Ticket, ExecutionId)>,
+    begun: BTreeSet<ExecutionId>,
+}
+
+impl Admitted {
+    /// A commit has landed: its writes to executions and limits, with the names of their spaces.
+    pub(crate) fn landed(&mut self, writes: &[(String, Write)]) {
+        let mut changes: BTreeMap<Partition, Changes> = BTreeMap::new();
+        for (space, write) in writes {
+            match (space == ADMISSION, write) {
+                (true, write) => self.limit(write, &mut changes),
+                (false, Write::Put(key, value)) => {
+                    if let (Some(id), Ok(execution)) = (id_of(key), Execution::decode(value)) {
+                        self.execution(id, &execution, &mut changes);
+                    }
+                }
+                (false, write) => {
+                    let gone = id_of(write.key()).into_iter();
+                    gone.for_each(|id| self.execution(id, &Execution::default(), &mut changes));
+                }
+            }
+        }
+        for (partition, changes) in changes {
+            self.judge(&partition, &changes);
+        }
+    }
+
+    fn limit(&mut self, write: &Write, changes: &mut BTreeMap<Partition, Changes>) {
+        let Some((kind, partition)) = Gates::read_kind(write.key()) else { return };
+        let limit = self.limits.entry(partition.clone()).or_default();
+        let changes = changes.entry(partition).or_default();
+        match (kind, write) {
+            (Kind::Gate, Write::Put(_, value)) => limit.gate = Gate::decode(value).unwrap_or_default(),
+            (Kind::Gate, _) => limit.gate = Gate::default(),
+            (Kind::Ended, Write::Put(..)) => limit.ended += 1,
+            (Kind::Ended, _) => limit.ended = 0,
+            (Kind::Left, Write::Put(..)) => limit.left += 1,
+            (Kind::Left, _) => limit.left = 0,
+            (Kind::Line, write) => {
+                let Some(place) = Gates::read_place(write.key()) else { return };
+                if matches!(write, Write::Put(..)) {
+                    limit.line.insert(place.clone());
+                    changes.added.insert(place);
+                } else {
+                    limit.line.remove(&place);
+                    changes.taken.insert(place);
+                }
+            }
+            (Kind::Other, _) => {}
+        }
+    }
+
+    fn execution(&mut self, id: ExecutionId, execution: &Execution, changes: &mut BTreeMap<Partition, Changes>) {
+        let admission = execution.admission.as_ref().filter(|_| !execution.status.is_terminal());
+        let now: BTreeSet<Partition> = admission.map(|it| it.held(&execution.workflow).collect()).unwrap_or_default();
+        let before = self.held.remove(&id).unwrap_or_default();
+        for partition in before.difference(&now) {
+            self.limits.entry(partition.clone()).or_default().holders.remove(&id);
+            changes.entry(partition.clone()).or_default();
+        }
+        for partition in now.difference(&before) {
+            self.limits.entry(partition.clone()).or_default().holders.insert(id.clone());
+            changes.entry(partition.clone()).or_default().begun.insert(id.clone());
+        }
+        if !now.is_empty() {
+            self.held.insert(id, now);
+        }
+    }
+
+    fn judge(&mut self, partition: &Partition, changes: &Changes) {
+        let limit = self.limits.entry(partition.clone()).or_default();
+        let mut complain = |what: String| self.wrong.push(format!("limit {partition:?}: {what}"));
+        let (held, waiting) = (limit.holders.len() as u64, limit.line.len() as u64);
+        let gate = &limit.gate;
+        if gate.admitted.checked_sub(limit.ended) != Some(held) {
+            complain(format!("{held} executions hold a permit, {} were admitted and {} given back", gate.admitted, limit.ended));
+        }
+        if gate.queued.checked_sub(gate.taken + limit.left) != Some(waiting) {
+            complain(format!("{waiting} wait; {} came, {} were taken, {} have left", gate.queued, gate.taken, limit.left));
+        }
+        if !changes.begun.is_empty() && held > u64::from(gate.limit) {
+            complain(format!("{held} hold a permit, and the limit is {}", gate.limit));
+        }
+        // Those that were admitted came before all that still wait, but for those that came with this commit.
+        let first = limit.line.difference(&changes.added).next();
+        for (ticket, id) in changes.taken.iter().filter(|(_, id)| changes.begun.contains(id)) {
+            if first.is_some_and(|(first, _)| first < ticket) {
+                complain(format!("{id} was admitted before {first:?}"));
+            }
+        }
+        let jumped = changes.begun.iter().find(|id| !changes.taken.iter().any(|(_, taken)| taken == *id));
+        if let Some((id, first)) = jumped.zip(first) {
+            complain(format!("{id} was admitted, and {first:?} waits"));
+        }
+    }
+
+    /// Nothing runs any more.
+    pub(crate) fn settled(&mut self) {
+        for (partition, limit) in &self.limits {
+            if !limit.line.is_empty() && (limit.holders.len() as u64) < u64::from(limit.gate.limit) {
+                self.wrong.push(format!("limit {partition:?}: {:?} could be admitted", limit.line.first()));
+            }
+        }
+    }
+}
+
+fn id_of(key: &Key) -> Option<ExecutionId> {
+    std::str::from_utf8(key.bytes()).ok().map(Into::into)
+}

@@ -1,0 +1,464 @@
+//! Deciding starts: which are admitted, wait, are delayed or rejected, by what one view shows; and the part of a commit
+//! that makes it so. Each record that a decision rests on is checked by that part, but for counts that only rise: what
+//! was given back since only makes room.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::lane::{Part, Tag};
+use crate::record::Record;
+use crate::store::{Check, Key, Order, Rev, Timestamp, View, Write};
+use crate::workflow::admission::policy::{Asked, Policy};
+use crate::workflow::admission::stored::{Bucket, Flow, Gate, Gates, Partition};
+use crate::workflow::engine::Inner;
+use crate::workflow::kept::Inputs;
+use crate::workflow::record::{Admission, Execution, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution};
+use crate::workflow::run::{Run, turn};
+use crate::workflow::{ExecutionId, Result, WorkflowError};
+
+/// What a decision rests on is as it was.
+pub(crate) const GATE: Tag = Tag("gate");
+
+/// What starts come to, by one view.
+pub(crate) struct Book<'a> {
+    pub(super) engine: &'a Arc<Inner>,
+    pub(super) view: View,
+    pub(super) now: Timestamp,
+    gates: BTreeMap<Partition, Open>,
+    buckets: BTreeMap<Partition, Filled>,
+    /// Executions that were stored before and change: how they were, at which rev, and how they are.
+    pub(super) changed: BTreeMap<ExecutionId, Changed>,
+    /// What else is written, and checked.
+    pub(super) writes: BTreeMap<Key, Option<crate::store::Bytes>>,
+    pub(super) checks: Vec<Check>,
+    /// The lines that starts were put into.
+    pub(super) queued: Vec<Partition>,
+    /// What tells that nothing else gathers under a key.
+    pub(super) gatherings: BTreeMap<Partition, Check>,
+    /// Where what gathers has begun, or is another one: what follows is for the next commit.
+    pub(super) settled: BTreeSet<Partition>,
+    /// Further inputs of batches, and the number of the first of them.
+    pub(super) inputs: BTreeMap<ExecutionId, (u32, Vec<String>)>,
+}
+
+/// A bucket, as it is after what was decided so far.
+struct Filled {
+    rev: Option<Rev>,
+    bucket: Bucket,
+    is_changed: bool,
+}
+
+/// An execution that was stored before and changes.
+pub(super) struct Changed {
+    pub(super) before: Execution,
+    pub(super) rev: Rev,
+    pub(super) after: Execution,
+}
+
+/// A limit, as it is after what was decided so far.
+struct Open {
+    rev: Option<Rev>,
+    gate: Gate,
+    /// How many permits were given back, and how many have left the line.
+    ended: u64,
+    left: u64,
+    flows: BTreeMap<String, u64>,
+    is_changed: bool,
+}
+
+impl Open {
+    fn used(&self) -> u64 {
+        self.gate.admitted.saturating_sub(self.ended)
+    }
+
+    fn waiting(&self) -> u64 {
+        (self.gate.queued - self.gate.taken).saturating_sub(self.left)
+    }
+}
+
+/// What a start comes to.
+#[derive(Debug)]
+pub(crate) enum Decision {
+    /// Its execution is stored as it is now: it runs, waits in a line or until a time, or gathers. For a batch, it is the
+    /// input of this number.
+    Starts(Option<u32>),
+    /// It goes to an execution that gathers: for a batch, as the input of this number.
+    Joins(ExecutionId, Option<u32>),
+    Rejected(WorkflowError),
+    /// It cannot be decided in this commit.
+    Later,
+}
+
+/// The rev of a key that counts by it.
+async fn count(view: &View, key: &Key) -> Result<u64> {
+    Ok(view.get(key).await?.map_or(0, |item| item.rev.0))
+}
+
+impl<'a> Book<'a> {
+    pub(crate) async fn new(engine: &'a Arc<Inner>) -> Result<Book<'a>> {
+        let view = engine.store.view().await?;
+        Ok(Book {
+            engine,
+            view,
+            now: engine.store.env().now(),
+            gates: BTreeMap::new(),
+            buckets: BTreeMap::new(),
+            changed: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            checks: Vec::new(),
+            queued: Vec::new(),
+            gatherings: BTreeMap::new(),
+            settled: BTreeSet::new(),
+            inputs: BTreeMap::new(),
+        })
+    }
+
+    pub(super) fn keys(&self) -> &'a Gates {
+        &self.engine.spaces.gates
+    }
+
+    /// Whether there is nothing to commit.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        let is_changed = self.gates.values().any(|open| open.is_changed);
+        let is_changed = is_changed || self.buckets.values().any(|filled| filled.is_changed);
+        !is_changed && self.changed.is_empty() && self.writes.is_empty()
+    }
+
+    async fn open(&mut self, partition: &Partition) -> Result<&mut Open> {
+        if !self.gates.contains_key(partition) {
+            let (keys, view) = (self.keys(), &self.view);
+            let found = fetch::<Gate>(view, &keys.gate(partition), || format!("limit {partition:?}")).await?;
+            let (gate, rev) = found.map(|(gate, item)| (gate, item.rev)).unzip();
+            let gate: Gate = gate.unwrap_or_default();
+            let ended = if gate.admitted == 0 { 0 } else { count(view, &keys.ended(partition)).await? };
+            let left = if gate.queued == gate.taken { 0 } else { count(view, &keys.left(partition)).await? };
+            let open = Open { rev, gate, ended, left, flows: BTreeMap::new(), is_changed: false };
+            self.gates.insert(partition.clone(), open);
+        }
+        Ok(self.gates.get_mut(partition).expect("it was opened"))
+    }
+
+    /// Whether a limit has room for one more, and none waits for it.
+    async fn has_room(&mut self, policy: &Policy, partition: &Partition) -> Result<bool> {
+        let most = policy.most(partition).map_or(u64::MAX, u64::from);
+        let open = self.open(partition).await?;
+        Ok(open.waiting() == 0 && open.used() < most)
+    }
+
+    /// The first limit that a start would not pass, by its place among those that it asks for.
+    async fn first_full(&mut self, policy: &Policy, workflow: &str, gates: &[Option<String>]) -> Result<usize> {
+        for (place, key) in gates.iter().enumerate() {
+            if !self.has_room(policy, &Partition::new(workflow, key.as_deref())).await? {
+                return Ok(place);
+            }
+        }
+        Ok(gates.len())
+    }
+
+    /// Decides a start. `first` is the record that its execution would have without any limits; it is the one that it
+    /// has, if it starts.
+    pub(crate) async fn decide(
+        &mut self,
+        policy: &Policy,
+        asked: &Asked,
+        id: &ExecutionId,
+        first: &mut Execution,
+    ) -> Result<Decision> {
+        let workflow = first.workflow.clone();
+        if let Some(joined) = self.join(policy, asked, &workflow, first).await? {
+            return Ok(joined);
+        }
+        let full = self.first_full(policy, &workflow, &asked.gates).await?;
+        let (passed, waits) = asked.gates.split_at(full);
+        if let Some(key) = waits.first()
+            && let Some(rejected) = self.full(policy, &Partition::new(&workflow, key.as_deref())).await?
+        {
+            return Ok(Decision::Rejected(rejected));
+        }
+        match self.take_token(policy, asked, &workflow).await? {
+            Err(rejected) => return Ok(Decision::Rejected(rejected)),
+            Ok(begins) => begins.into_iter().for_each(|begins| first.begin_at(self.now, begins)),
+        }
+        for key in passed {
+            self.pass(policy, &Partition::new(&workflow, key.as_deref())).await?;
+        }
+        let mut admission = Admission { gates: asked.gates.clone(), passed: full as u8, ticket: None, gathers: None };
+        self.gather(policy, asked, id, first, &mut admission);
+        if !waits.is_empty() {
+            self.queue(policy, &workflow, id, first, &mut admission, (asked.priority, asked.flow.as_deref())).await?;
+        }
+        first.admission = Some(Box::new(admission));
+        let is_batch = asked.gathers.is_some() && policy.batch.is_some();
+        Ok(Decision::Starts(is_batch.then_some(0)))
+    }
+
+    /// Why a start that finds a limit reached is rejected, if it is.
+    async fn full(&mut self, policy: &Policy, partition: &Partition) -> Result<Option<WorkflowError>> {
+        let workflow = partition.workflow().to_string();
+        let key = partition.key().unwrap_or(&workflow).to_string();
+        if !policy.queues() {
+            let limit = policy.most(partition).unwrap_or_default();
+            return Ok(Some(WorkflowError::LimitReached { workflow, key, limit }));
+        }
+        let waiting = self.open(partition).await?.waiting();
+        let depth = policy.depth().filter(|depth| waiting >= u64::from(*depth));
+        Ok(depth.map(|depth| WorkflowError::QueueFull { workflow, key, depth }))
+    }
+
+    /// Takes a permit of a limit.
+    async fn pass(&mut self, policy: &Policy, partition: &Partition) -> Result<()> {
+        let open = self.open(partition).await?;
+        open.gate.limit = policy.most(partition).unwrap_or(u32::MAX);
+        open.gate.admitted += 1;
+        open.is_changed = true;
+        Ok(())
+    }
+
+    /// Takes a token from the bucket of a rate limit. Gives when the execution may begin, if that is not now.
+    async fn take_token(
+        &mut self,
+        policy: &Policy,
+        asked: &Asked,
+        workflow: &str,
+    ) -> Result<Result<Option<Timestamp>, WorkflowError>> {
+        let (Some((max, per, delays)), Some(key)) = (policy.bucket(), &asked.bucket) else { return Ok(Ok(None)) };
+        let partition = Partition::new(workflow, key.as_deref());
+        if !self.buckets.contains_key(&partition) {
+            let place = || format!("the bucket of workflow {workflow:?}");
+            let found = fetch::<Bucket>(&self.view, &self.keys().bucket(&partition), place).await?;
+            let (bucket, rev) = found.map(|(bucket, item)| (bucket, item.rev)).unzip();
+            let filled = Filled { rev, bucket: bucket.unwrap_or_default(), is_changed: false };
+            self.buckets.insert(partition.clone(), filled);
+        }
+        let filled = self.buckets.get_mut(&partition).expect("it was opened");
+        // A token takes `per / max` to come back. The bucket has one if it would be full within `per` after that.
+        let per_us = per.as_micros() as u64;
+        let full_us = filled.bucket.full_us.max(self.now.0).saturating_add(per_us / u64::from(max));
+        let begins_us = full_us.saturating_sub(per_us);
+        if begins_us > self.now.0 && !delays {
+            let retry_after = std::time::Duration::from_micros(begins_us - self.now.0);
+            let key = key.clone().unwrap_or_else(|| workflow.into());
+            return Ok(Err(WorkflowError::RateLimited { workflow: workflow.into(), key, max, per, retry_after }));
+        }
+        (filled.bucket.full_us, filled.is_changed) = (full_us, true);
+        Ok(Ok(Some(Timestamp(begins_us)).filter(|begins| *begins > self.now)))
+    }
+
+    /// Puts an execution into the line for the next limit that it has to pass.
+    pub(super) async fn queue(
+        &mut self,
+        policy: &Policy,
+        workflow: &str,
+        id: &ExecutionId,
+        execution: &mut Execution,
+        admission: &mut Admission,
+        (priority, flow): (i32, Option<&str>),
+    ) -> Result<()> {
+        let key = admission.gates.get(usize::from(admission.passed)).cloned().flatten();
+        let partition = Partition::new(workflow, key.as_deref());
+        let rank = self.rank(policy, &partition, priority, flow).await?;
+        let open = self.open(&partition).await?;
+        open.gate.queued += 1;
+        open.is_changed = true;
+        let ticket = Ticket { rank, number: open.gate.queued };
+        self.wait_in_line(policy, &partition, id, execution, admission, ticket);
+        Ok(())
+    }
+
+    fn wait_in_line(
+        &mut self,
+        policy: &Policy,
+        partition: &Partition,
+        id: &ExecutionId,
+        execution: &mut Execution,
+        admission: &mut Admission,
+        ticket: Ticket,
+    ) {
+        admission.ticket = Some(ticket);
+        self.writes.insert(self.keys().place(partition, ticket, id), Some(crate::store::Bytes::new()));
+        let until = policy.queue_timeout().map(|timeout| Timestamp(execution.started_us).plus(timeout));
+        let what = WaitsFor::Admission(partition.key().unwrap_or(partition.workflow()).into());
+        let until_us = until.map(|until| until.0);
+        execution.waits = vec![Wait { what, since_us: self.now.0, until_us }];
+        (execution.status, execution.timer_us, execution.deadline_us) = (Status::Waiting, until_us, None);
+        if !self.queued.contains(partition) {
+            self.queued.push(partition.clone());
+        }
+    }
+
+    /// The rank of a start that comes to a line now. It never changes: all that wait grow older at the same rate.
+    async fn rank(&mut self, policy: &Policy, at: &Partition, priority: i32, flow: Option<&str>) -> Result<u64> {
+        let priority = i64::from(priority);
+        let Some(flow) = flow else {
+            let Some(ageing) = policy.ageing() else { return Ok(0) };
+            // As if it had come earlier.
+            let ahead = i128::from(priority) * ageing.as_micros() as i128;
+            return Ok((i128::from(self.now.0) - ahead).clamp(0, i128::from(u64::MAX)) as u64);
+        };
+        if !self.open(at).await?.flows.contains_key(flow) {
+            let key = self.keys().flow(at, flow);
+            let found = fetch::<Flow>(&self.view, &key, || format!("key {flow:?} of a fair line")).await?;
+            self.open(at).await?.flows.insert(flow.into(), found.map_or(0, |(flow, _)| flow.last));
+        }
+        let open = self.open(at).await?;
+        let last = open.flows.get_mut(flow).expect("it was opened");
+        // One of each key in a round.
+        *last = (*last).max(open.gate.round) + 1;
+        let (rank, record) = (*last, Flow { last: *last }.encode());
+        self.writes.insert(self.keys().flow(at, flow), Some(record));
+        Ok(rank.saturating_add_signed(-priority))
+    }
+
+    /// Admits those that are first in the line of a limit, as many as there is room for and so many at the most. Gives
+    /// whether there may be more.
+    pub(crate) async fn admit_next(&mut self, policy: &Policy, partition: &Partition, most: usize) -> Result<bool> {
+        let limit = policy.most(partition).map_or(u64::MAX, u64::from);
+        let open = self.open(partition).await?;
+        let room = limit.saturating_sub(open.used()).min(open.waiting()).min(most as u64) as usize;
+        if room == 0 {
+            return Ok(false);
+        }
+        let line = self.view.scan(&self.keys().line(partition), Order::Ascending, room).await?;
+        if line.len() < room {
+            // Places were lost to damage: those that come are not to wait for them.
+            let open = self.open(partition).await?;
+            open.gate.taken = open.gate.queued.saturating_sub(open.left + line.len() as u64);
+            open.is_changed = true;
+        }
+        for (key, _) in &line {
+            self.writes.insert(key.clone(), None);
+            let Some((ticket, id)) = Gates::read_place(key) else {
+                tracing::error!(%key, "a place in a line is damaged, and is taken away");
+                continue;
+            };
+            let open = self.open(partition).await?;
+            open.gate.taken += 1;
+            open.gate.round = open.gate.round.max(ticket.rank);
+            open.is_changed = true;
+            self.admit(policy, partition, ticket, &id).await?;
+        }
+        Ok(line.len() == most)
+    }
+
+    /// Admits an execution from a line: it takes the permit, and goes on to the next limit if there is one.
+    async fn admit(&mut self, policy: &Policy, at: &Partition, ticket: Ticket, id: &ExecutionId) -> Result<()> {
+        let found = fetch_execution(&self.view, &self.engine.spaces.executions, id).await?;
+        let its = |execution: &Execution| execution.admission.as_ref()?.queued(&execution.workflow);
+        let Some((before, item)) = found.filter(|(found, _)| its(found) == Some((at.clone(), ticket))) else {
+            tracing::error!(%id, "a place in a line is of no execution that waits there, and is taken away");
+            return Ok(());
+        };
+        self.pass(policy, at).await?;
+        let mut after = before.clone();
+        let mut admission = after.admission.take().unwrap_or_default();
+        (admission.ticket, admission.passed) = (None, admission.passed + 1);
+        let rest = admission.gates.get(usize::from(admission.passed)..).unwrap_or_default().to_vec();
+        let further = self.first_full(policy, &after.workflow, &rest).await?;
+        for key in &rest[..further] {
+            self.pass(policy, &Partition::new(&before.workflow, key.as_deref())).await?;
+        }
+        admission.passed += further as u8;
+        match rest.get(further) {
+            Some(key) => {
+                // Where it stood in the line before counts in the next, too.
+                let next = Partition::new(&before.workflow, key.as_deref());
+                let open = self.open(&next).await?;
+                open.gate.queued += 1;
+                open.is_changed = true;
+                let ticket = Ticket { rank: ticket.rank, number: open.gate.queued };
+                self.wait_in_line(policy, &next, id, &mut after, &mut admission, ticket);
+            }
+            None => {
+                after.let_begin(self.now, self.engine.timeout_of(&before.workflow));
+                if after.status == Status::Running {
+                    self.end_gathering(id, &mut after, &mut admission).await?;
+                }
+            }
+        }
+        after.admission = Some(admission);
+        self.changed.insert(id.clone(), Changed { before, rev: item.rev, after });
+        Ok(())
+    }
+
+    /// What a commit holds of it all.
+    pub(crate) fn into_part(self) -> Part {
+        let (engine, keys) = (self.engine, self.keys());
+        let mut part = Part::default();
+        for (partition, open) in self.gates.iter().filter(|(_, open)| open.is_changed) {
+            part = at(part, &keys.gate(partition), open.rev).put(&keys.gate(partition), open.gate.encode());
+        }
+        for (partition, filled) in self.buckets.iter().filter(|(_, filled)| filled.is_changed) {
+            let key = keys.bucket(partition);
+            part = at(part, &key, filled.rev).put(&key, filled.bucket.encode());
+        }
+        for (id, (number, inputs)) in self.inputs {
+            part = part.put(&engine.kept(&id).inputs_from(number), Inputs(inputs).encode());
+        }
+        part = self.checks.into_iter().fold(part, |part, check| part.check(GATE, check));
+        for (key, value) in self.writes {
+            part = part.write(match value {
+                Some(value) => Write::Put(key, value),
+                None => Write::Delete(key),
+            });
+        }
+        self.changed.into_iter().fold(part, |part, (id, changed)| part.and(engine.changing(id, changed)))
+    }
+}
+
+/// Checks that a record is as it was.
+fn at(part: Part, key: &Key, rev: Option<Rev>) -> Part {
+    match rev {
+        Some(rev) => part.at_rev(GATE, key, rev),
+        None => part.absent(GATE, key),
+    }
+}
+
+impl Execution {
+    /// Has it begin at a time, if that is later than it would.
+    pub(super) fn begin_at(&mut self, now: Timestamp, begins: Timestamp) {
+        if begins <= now || self.begins_us.is_some_and(|known| known >= begins.0) {
+            return;
+        }
+        let until_us = Some(begins.0);
+        let later = begins.0 - self.begins_us.unwrap_or(now.0).max(now.0);
+        self.deadline_us = self.deadline_us.map(|deadline| deadline.saturating_add(later));
+        self.waits = vec![Wait { what: WaitsFor::Timer, since_us: now.0, until_us }];
+        (self.status, self.timer_us, self.begins_us) = (Status::Waiting, until_us, until_us);
+    }
+
+    /// It has all permits that it needs: it runs, or waits for the time at which it is to begin.
+    pub(super) fn let_begin(&mut self, now: Timestamp, timeout: Option<std::time::Duration>) {
+        let begins = self.begins_us.take().map(Timestamp);
+        let from = begins.unwrap_or(now).max(now);
+        (self.status, self.waits, self.timer_us) = (Status::Running, Vec::new(), None);
+        self.deadline_us = timeout.map(|timeout| from.plus(timeout).0);
+        begins.into_iter().for_each(|begins| {
+            let deadline = self.deadline_us.take();
+            self.begin_at(now, begins);
+            self.deadline_us = deadline;
+        });
+    }
+}
+
+impl Inner {
+    /// How long an execution may take, by its definition.
+    pub(super) fn timeout_of(&self, workflow: &str) -> Option<std::time::Duration> {
+        self.definition(workflow).and_then(|definition| definition.timeout)
+    }
+
+    /// The change of an execution that was stored before, and has not begun.
+    fn changing(self: &Arc<Inner>, id: ExecutionId, changed: Changed) -> Part {
+        let Changed { before, rev, mut after } = changed;
+        let (part, _) = turn(self, self.at_record(&id, Some(rev)), &id, Some(&before), &mut after, None);
+        let engine = self.clone();
+        part.then(move |landing| match (after.status == Status::Running, after.timer_us) {
+            (true, _) => {
+                let Some(definition) = engine.definition(&after.workflow).cloned() else { return };
+                let run = Run::new(engine.clone(), definition, id, after, landing.last()).not_begun();
+                engine.spawn_stored(Arc::new(run));
+            }
+            (false, Some(timer)) => engine.timers.set(&id, Timestamp(timer)),
+            (false, None) => {}
+        })
+    }
+}

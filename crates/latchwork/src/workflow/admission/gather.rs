@@ -1,0 +1,220 @@
+//! Starts that are gathered: a debounce keeps the last input, a batch all of them. The execution that they become is
+//! stored with the first start, and waits; each further start changes it, until it begins.
+
+use crate::record::Record;
+use crate::store::{Check, Order, Timestamp, View};
+use crate::workflow::admission::book::{Book, Changed, Decision};
+use crate::workflow::admission::policy::{Asked, Gather, Policy};
+use crate::workflow::admission::stored::{Gathering, Partition};
+use crate::workflow::engine::Inner;
+use crate::workflow::kept::Inputs;
+use crate::workflow::record::{Admission, Execution, Gathers, Status, fetch, fetch_execution, next_page};
+use crate::workflow::run::largest;
+use crate::workflow::{ExecutionId, Result};
+
+impl Book<'_> {
+    /// Sends a start to the execution that gathers under its key. None if there is none.
+    pub(super) async fn join(
+        &mut self,
+        policy: &Policy,
+        asked: &Asked,
+        workflow: &str,
+        first: &Execution,
+    ) -> Result<Option<Decision>> {
+        let (Some(gather), Some(key)) = (policy.gather(), &asked.gathers) else { return Ok(None) };
+        let partition = Partition::new(workflow, key.as_deref());
+        if self.settled.contains(&partition) {
+            return Ok(Some(Decision::Later));
+        }
+        let Some(id) = self.gathering(&partition, key).await? else { return Ok(None) };
+        let item = match gather {
+            Gather::Last { window, max_wait } => {
+                let now = self.now;
+                let after = self.after(&id);
+                let since = Timestamp(after.gathers().map_or(now.0, |gathers| gathers.since_us));
+                let last = max_wait.map(|most| since.plus(most));
+                let begins = last.into_iter().chain([now.plus(window)]).min().unwrap_or(now);
+                (after.input, after.labels) = (first.input.clone(), first.labels.clone());
+                self.begin_gathered(&id, &partition, begins);
+                None
+            }
+            Gather::All { max_size, .. } => match self.add_input(&id, &partition, first, max_size).await? {
+                Some(item) => Some(item),
+                None => return Ok(Some(Decision::Later)),
+            },
+        };
+        Ok(Some(Decision::Joins(id, item)))
+    }
+
+    /// The execution that gathers under a key, if it has not begun.
+    async fn gathering(&mut self, partition: &Partition, key: &Option<String>) -> Result<Option<ExecutionId>> {
+        let place = || format!("what gathers starts of workflow {:?}", partition.workflow());
+        let at = self.keys().gathering(partition);
+        let found = fetch::<Gathering>(&self.view, &at, place).await?;
+        // A start that finds none becomes the one: no other may.
+        let check = found.as_ref().map_or(Check::Absent(at.clone()), |(_, item)| Check::AtRev(at.clone(), item.rev));
+        self.gatherings.insert(partition.clone(), check);
+        let Some((Gathering { id }, _)) = found else { return Ok(None) };
+        if self.changed.contains_key(&id) {
+            return Ok(Some(id));
+        }
+        let found = fetch_execution(&self.view, &self.engine.spaces.executions, &id).await?;
+        let is_its = |it: &Execution| it.status == Status::Waiting && it.gathers().is_some_and(|it| it.key == *key);
+        let Some((before, item)) = found.filter(|(found, _)| is_its(found)) else { return Ok(None) };
+        let after = before.clone();
+        self.changed.insert(id.clone(), Changed { before, rev: item.rev, after });
+        Ok(Some(id))
+    }
+
+    fn after(&mut self, id: &ExecutionId) -> &mut Execution {
+        &mut self.changed.get_mut(id).expect("what gathers was looked up").after
+    }
+
+    /// Sets when an execution begins that gathers, unless it waits in a line: then when it may.
+    fn begin_gathered(&mut self, id: &ExecutionId, partition: &Partition, begins: Timestamp) {
+        let (now, timeout) = (self.now, self.engine.timeout_of(partition.workflow()));
+        let after = self.after(id);
+        after.begins_us = Some(begins.0);
+        let waits_in_line = after.admission.as_ref().is_some_and(|admission| admission.ticket.is_some());
+        let is_over = begins <= now;
+        if is_over {
+            after.admission.iter_mut().for_each(|admission| admission.gathers = None);
+        }
+        if !waits_in_line {
+            after.let_begin(now, timeout);
+        }
+        if is_over {
+            self.settled.insert(partition.clone());
+        }
+    }
+
+    /// Adds an input to a batch. Gives its number; none if the batch has no room for it, and begins.
+    async fn add_input(
+        &mut self,
+        id: &ExecutionId,
+        partition: &Partition,
+        first: &Execution,
+        max_size: u32,
+    ) -> Result<Option<u32>> {
+        let (limit, length) = (largest(self.engine) as u64, first.input.len() as u64 + 1);
+        let (count, bytes) = self.after(id).gathers().and_then(|gathers| gathers.batch).unwrap_or_default();
+        if bytes + length > limit || count >= max_size {
+            self.flush(id, partition).await?;
+            return Ok(None);
+        }
+        self.keep_input(id, count, first.input.clone());
+        let (number, batch) = (count, Some((count + 1, bytes + length)));
+        let after = self.after(id).admission.as_mut().and_then(|admission| admission.gathers.as_mut());
+        after.into_iter().for_each(|gathers| gathers.batch = batch);
+        if count + 1 == max_size {
+            self.flush(id, partition).await?;
+        }
+        Ok(Some(number))
+    }
+
+    fn keep_input(&mut self, id: &ExecutionId, number: u32, input: String) {
+        self.inputs.entry(id.clone()).or_insert_with(|| (number, Vec::new())).1.push(input);
+    }
+
+    /// An execution begins that may have gathered starts: it is given what there is.
+    pub(super) async fn end_gathering(
+        &mut self,
+        id: &ExecutionId,
+        after: &mut Execution,
+        admission: &mut Admission,
+    ) -> Result<()> {
+        let Some(gathers) = admission.gathers.take() else { return Ok(()) };
+        self.settled.insert(Partition::new(&after.workflow, gathers.key.as_deref()));
+        if gathers.batch.is_some() {
+            after.input = self.take_inputs(id).await?;
+        }
+        Ok(())
+    }
+
+    /// All inputs of a batch, as a JSON list. They are no longer kept beside.
+    async fn take_inputs(&mut self, id: &ExecutionId) -> Result<String> {
+        let mut inputs = inputs_of(self.engine, &self.view, id).await?;
+        inputs.extend(self.inputs.remove(id).into_iter().flat_map(|(_, inputs)| inputs));
+        let kept = self.view.scan(&self.engine.kept(id).inputs(), Order::Ascending, usize::MAX).await?;
+        self.writes.extend(kept.into_iter().map(|(key, _)| (key, None)));
+        Ok(list(&inputs))
+    }
+
+    /// Has a batch begin with what it has gathered.
+    async fn flush(&mut self, id: &ExecutionId, partition: &Partition) -> Result<()> {
+        self.after(id).input = self.take_inputs(id).await?;
+        self.begin_gathered(id, partition, self.now);
+        Ok(())
+    }
+
+    /// Has an execution that is about to be stored gather the starts that follow.
+    pub(super) fn gather(
+        &mut self,
+        policy: &Policy,
+        asked: &Asked,
+        id: &ExecutionId,
+        first: &mut Execution,
+        admission: &mut Admission,
+    ) {
+        let (Some(gather), Some(key)) = (policy.gather(), &asked.gathers) else { return };
+        let partition = Partition::new(&first.workflow, key.as_deref());
+        let (begins, batch) = match gather {
+            Gather::Last { window, .. } => (self.now.plus(window), None),
+            Gather::All { max_size: 1, .. } => {
+                first.input = list(&[std::mem::take(&mut first.input)]);
+                return;
+            }
+            Gather::All { max_wait, .. } => {
+                let input = std::mem::replace(&mut first.input, "[]".into());
+                let batch = Some((1, input.len() as u64 + 2));
+                self.keep_input(id, 0, input);
+                (self.now.plus(max_wait), batch)
+            }
+        };
+        first.begin_at(self.now, begins);
+        admission.gathers = Some(Gathers { key: key.clone(), since_us: self.now.0, batch });
+        self.checks.extend(self.gatherings.get(&partition).cloned());
+        self.writes.insert(self.keys().gathering(&partition), Some(Gathering { id: id.clone() }.encode()));
+        self.settled.insert(partition);
+    }
+}
+
+impl Execution {
+    /// Whether it waits in a line, and none of its code may run.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.admission.as_ref().is_some_and(|admission| admission.ticket.is_some())
+    }
+
+    pub(crate) fn gathers(&self) -> Option<&Gathers> {
+        self.admission.as_ref()?.gathers.as_ref()
+    }
+
+    /// Whether its inputs are kept beside it.
+    pub(crate) fn is_batch(&self) -> bool {
+        self.gathers().is_some_and(|gathers| gathers.batch.is_some())
+    }
+}
+
+/// The inputs of a batch that has not begun.
+async fn inputs_of(engine: &Inner, view: &View, id: &ExecutionId) -> Result<Vec<String>> {
+    let (mut rest, mut inputs) = (engine.kept(id).inputs(), Vec::new());
+    while let Some(found) = next_page(view, &mut rest, 1000).await? {
+        for (key, item) in found {
+            let kept = Inputs::decode(&item.value).map_err(|why| why.at(format!("the inputs {key} of {id:?}")))?;
+            inputs.extend(kept.0);
+        }
+    }
+    Ok(inputs)
+}
+
+/// Inputs, each JSON text, as a JSON list.
+pub(crate) fn list(inputs: &[String]) -> String {
+    format!("[{}]", inputs.join(","))
+}
+
+impl Inner {
+    /// The input of a batch that is about to begin.
+    pub(crate) async fn gathered(&self, id: &ExecutionId) -> Result<String> {
+        Ok(list(&inputs_of(self, &self.store.view().await?, id).await?))
+    }
+}

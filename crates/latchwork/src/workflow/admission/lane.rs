@@ -1,0 +1,268 @@
+//! From starts to commits: the starts of a partition that come while a commit is on its way share the next one, and
+//! those that wait in its line are admitted before them.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::lane::{Lanes, Part, Placed, Plan, Rider, Runtime};
+use crate::node::SHARD;
+use crate::store::{Commit, Receipt, Refusal, Store, StoreError};
+use crate::workflow::admission::book::{Book, Decision};
+use crate::workflow::admission::policy::{Asked, Policy};
+use crate::workflow::admission::stored::Partition;
+use crate::workflow::admission::{Admissions, Started};
+use crate::workflow::record::Execution;
+use crate::workflow::{ExecutionId, Result, WorkflowError};
+
+/// How many executions are admitted from a line by one commit.
+const MOST_ADMITTED: usize = 256;
+
+/// Stores the execution of a start, with the record that it is given.
+pub(crate) type Starter = Box<dyn Rider<Execution, ()>>;
+
+/// What is done in a lane.
+pub(crate) enum Job {
+    Start(Box<StartJob>),
+    /// There may be room for the next in a line.
+    Next(Partition),
+}
+
+/// A start, and its caller.
+pub(crate) struct StartJob {
+    pub(super) asked: Asked,
+    pub(super) id: ExecutionId,
+    /// Its record without any limits.
+    pub(super) first: Execution,
+    /// Its record as it was decided.
+    pub(super) decided: Option<Execution>,
+    pub(super) starter: Starter,
+    pub(super) answer: oneshot::Sender<Result<Started>>,
+}
+
+impl Job {
+    fn fail(self, error: &WorkflowError) {
+        if let Job::Start(mut start) = self {
+            if let WorkflowError::Store(error) = error {
+                start.starter.failed(error);
+            }
+            let _ = start.answer.send(Err(error.clone()));
+        }
+    }
+
+    /// The lines that are looked at before it.
+    fn lines(&self, policy: &Policy) -> Vec<Partition> {
+        match self {
+            Job::Next(line) => vec![line.clone()],
+            Job::Start(start) if policy.queues() => {
+                let gate = |key: &Option<String>| Partition::new(&start.first.workflow, key.as_deref());
+                start.asked.gates.iter().map(gate).collect()
+            }
+            Job::Start(_) => Vec::new(),
+        }
+    }
+}
+
+/// Jobs that share a commit, and what they came to.
+pub(crate) struct Batch {
+    jobs: Vec<(Job, Decision)>,
+    placed: Placed,
+    rest: Part,
+    /// The lines that are to be looked at again.
+    next: BTreeSet<Partition>,
+}
+
+/// How many executions the next commit may admit from lines.
+pub(crate) struct Known(usize);
+
+impl Default for Known {
+    fn default() -> Known {
+        Known(MOST_ADMITTED)
+    }
+}
+
+/// What the first jobs of a lane come to. Without a part there is nothing to commit.
+struct Decided {
+    jobs: Vec<(Job, Decision)>,
+    part: Option<Part>,
+    next: BTreeSet<Partition>,
+}
+
+impl Admissions {
+    /// Decides jobs of one lane. A job that cannot be decided in the same commit is left with those behind it.
+    async fn decide(&self, policy: &Policy, jobs: &mut VecDeque<Job>, most: usize) -> Result<Decided> {
+        let engine = self.engine().ok_or(WorkflowError::Stopped)?;
+        let mut book = Book::new(&engine).await?;
+        let (mut decided, mut next) = (Vec::with_capacity(jobs.len()), BTreeSet::new());
+        // The line of the workflow as a whole is the first of them: what is admitted by a key then goes behind it.
+        let lines: BTreeSet<Partition> = jobs.iter().flat_map(|job| job.lines(policy)).collect();
+        for line in &lines {
+            if book.admit_next(policy, line, most).await? {
+                next.insert(line.clone());
+            }
+        }
+        while let Some(mut job) = jobs.pop_front() {
+            let decision = match &mut job {
+                Job::Next(_) => Decision::Starts(None),
+                Job::Start(start) => {
+                    let mut first = start.first.clone();
+                    let decision = match book.decide(policy, &start.asked, &start.id, &mut first).await {
+                        Ok(decision) => decision,
+                        Err(error) => {
+                            jobs.push_front(job);
+                            decided.into_iter().rev().for_each(|(job, _)| jobs.push_front(job));
+                            return Err(error);
+                        }
+                    };
+                    start.decided = Some(first);
+                    decision
+                }
+            };
+            if let Decision::Later = decision {
+                jobs.push_front(job);
+                break;
+            }
+            decided.push((job, decision));
+        }
+        next.extend(book.queued.iter().cloned());
+        let part = (!book.is_unchanged()).then(|| book.into_part());
+        Ok(Decided { jobs: decided, part, next })
+    }
+
+    /// Answers a job whose decision is stored, or needs nothing to be.
+    fn answer(&self, job: Job, decision: Decision) {
+        let Job::Start(start) = job else { return };
+        self.note_used(&start.first.workflow, &start.asked);
+        let _ = start.answer.send(match decision {
+            Decision::Starts(item) => Ok(Started { id: start.id, item }),
+            Decision::Later => Err(WorkflowError::Stopped),
+            Decision::Joins(id, item) => Ok(Started { id, item }),
+            Decision::Rejected(error) => Err(error),
+        });
+    }
+}
+
+impl Plan for Admissions {
+    type Key = Partition;
+    type Job = Job;
+    type Known = Known;
+    type Batch = Batch;
+
+    const MOST: usize = 256;
+
+    fn lanes(&self) -> &Lanes<Admissions> {
+        &self.lanes
+    }
+
+    fn runtime(&self) -> &Runtime {
+        &self.node.runtime
+    }
+
+    fn store(&self) -> &Store {
+        &self.node.store
+    }
+
+    async fn plan(
+        self: &Arc<Admissions>,
+        lane: &Partition,
+        known: &mut Known,
+        jobs: &mut VecDeque<Job>,
+        most: usize,
+    ) -> Option<(Commit, Batch)> {
+        let mut taken: VecDeque<Job> = jobs.drain(..most.min(jobs.len())).collect();
+        let definition = self.engine().and_then(|engine| engine.definition(lane.workflow()).cloned());
+        let decided = match definition {
+            _ if self.node.is_stopped() => Err(WorkflowError::Stopped),
+            Some(definition) => self.decide(&definition.policy, &mut taken, known.0).await,
+            None => Err(WorkflowError::NotRegistered { name: lane.workflow().into() }),
+        };
+        let Decided { jobs: mut decided, part, next } = match decided {
+            Ok(decided) => decided,
+            Err(error) => {
+                if !matches!(error, WorkflowError::Stopped | WorkflowError::NotRegistered { .. }) {
+                    tracing::warn!(workflow = lane.workflow(), %error, "starts could not be decided");
+                }
+                taken.into_iter().for_each(|job| job.fail(&error));
+                return None;
+            }
+        };
+        taken.into_iter().rev().for_each(|job| jobs.push_front(job));
+        let starts = |(_, decision): &(Job, Decision)| matches!(decision, Decision::Starts(_));
+        let is_start = |it: &(Job, Decision)| matches!(it.0, Job::Start(_)) && starts(it);
+        if part.is_none() && !decided.iter().any(is_start) {
+            decided.into_iter().for_each(|(job, decision)| self.answer(job, decision));
+            return None;
+        }
+        let part = self.node.for_any(lane.as_bytes()).and(part.unwrap_or_default());
+        let (mut commit, placed, rest) = part.place_whole(Commit::new());
+        for (job, decision) in &mut decided {
+            if let (Job::Start(start), Decision::Starts(_)) = (job, decision)
+                && let Some(first) = &start.decided
+            {
+                commit = start.starter.board(commit, first);
+            }
+        }
+        Some((commit, Batch { jobs: decided, placed, rest, next }))
+    }
+
+    fn size(batch: &Batch) -> usize {
+        batch.jobs.len()
+    }
+
+    fn landed(self: &Arc<Admissions>, _: &Partition, known: &mut Known, batch: Batch, receipt: &Receipt) {
+        *known = Known::default();
+        batch.rest.land(batch.placed.landing(receipt));
+        for (mut job, decision) in batch.jobs {
+            if let (Job::Start(start), Decision::Starts(_)) = (&mut job, &decision) {
+                start.starter.landed(receipt);
+            }
+            self.answer(job, decision);
+        }
+        // What was put into a line may have missed a permit that was given back meanwhile.
+        batch.next.iter().for_each(|line| self.look_at(line));
+    }
+
+    async fn refused(
+        self: &Arc<Admissions>,
+        _: &Partition,
+        _: &mut Known,
+        batch: Batch,
+        refusal: Refusal,
+        jobs: &mut VecDeque<Job>,
+    ) {
+        let is_fenced = batch.placed.has_failed(&refusal, SHARD);
+        batch.rest.refuse(&batch.placed, &refusal);
+        let mut again = Vec::with_capacity(batch.jobs.len());
+        for (mut job, decision) in batch.jobs {
+            if let (Job::Start(start), Decision::Starts(_)) = (&mut job, &decision)
+                && start.starter.refused(&refusal)
+            {
+                continue;
+            }
+            if is_fenced {
+                job.fail(&WorkflowError::Stopped);
+            } else {
+                again.push(job);
+            }
+        }
+        again.into_iter().rev().for_each(|job| jobs.push_front(job));
+    }
+
+    fn split(self: &Arc<Admissions>, _: &mut Known, batch: Batch, jobs: &mut VecDeque<Job>) {
+        batch.jobs.into_iter().rev().for_each(|(job, _)| jobs.push_front(job));
+    }
+
+    /// Fewer are admitted by one commit: their records may be large.
+    fn shrink(self: &Arc<Admissions>, known: &mut Known) -> bool {
+        let can_be = known.0 > 1;
+        known.0 = (known.0 / 8).max(1);
+        can_be
+    }
+
+    fn failed(self: &Arc<Admissions>, _: &mut Known, batch: Batch, error: StoreError, _: &mut VecDeque<Job>) {
+        self.node.doubt();
+        let error = WorkflowError::Store(error);
+        batch.jobs.into_iter().for_each(|(job, _)| job.fail(&error));
+    }
+}

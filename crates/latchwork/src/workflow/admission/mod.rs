@@ -1,0 +1,341 @@
+//! Admission: which starts of a workflow run, wait, are gathered or rejected, by what its definition says.
+//!
+//! A permit is taken in the commit that starts an execution, or takes it out of a line, and is given back in the commit
+//! that ends it. So a limit can be neither exceeded nor leaked. Nothing is remembered in memory: each decision is made
+//! on a view, and the commit checks what it rests on.
+
+mod book;
+mod gather;
+mod lane;
+pub(crate) mod policy;
+mod starter;
+pub(crate) mod stored;
+mod tidy;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, oneshot};
+
+use crate::lane::{Landing, Lanes, Part, Turn};
+use crate::node::Node;
+use crate::store::{ErrorKind, Order, View};
+use crate::workflow::definition::Definition;
+use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::record::{Admission, Execution, Status, fetch};
+use crate::workflow::{ExecutionId, Result, WorkflowError};
+
+pub(crate) use book::{Book, Decision};
+pub(crate) use gather::list;
+use lane::{Job, StartJob, Starter};
+pub(crate) use policy::{Asked, Policy};
+pub(crate) use starter::Stored;
+pub(crate) use tidy::keep;
+use stored::{Gate, Gates, Partition};
+
+/// How long to wait after the store did not serve.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// A start that was accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Started {
+    pub(crate) id: ExecutionId,
+    /// Which input of a batch it is.
+    pub(crate) item: Option<u32>,
+}
+
+impl From<ExecutionId> for Started {
+    fn from(id: ExecutionId) -> Started {
+        Started { id, item: None }
+    }
+}
+
+/// How much of a limit is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct LimitUse {
+    /// How many executions hold a permit.
+    pub used: u64,
+    /// How many wait for one.
+    pub waiting: u64,
+}
+
+/// Where an execution stands that waits for a permit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlaceInLine {
+    /// The limit's key, or the workflow's name.
+    pub key: String,
+    /// How many are before it, 10,000 at the most.
+    pub ahead: u64,
+    /// How many executions hold a permit.
+    pub used: u64,
+    /// How many may, by what was so when one was admitted last.
+    pub limit: u32,
+}
+
+/// How far a line is counted.
+const COUNTED: usize = 10_000;
+
+impl PlaceInLine {
+    pub(crate) async fn of(
+        gates: &Gates,
+        view: &View,
+        id: &ExecutionId,
+        execution: &Execution,
+    ) -> Result<Option<PlaceInLine>> {
+        let queued = execution.admission.as_ref().and_then(|it| it.queued(&execution.workflow));
+        let Some((partition, ticket)) = queued else { return Ok(None) };
+        let before = gates.line(&partition).before(&gates.place(&partition, ticket, id));
+        let ahead = match before.is_empty() {
+            true => 0,
+            false => view.scan(&before, Order::Ascending, COUNTED).await?.len() as u64,
+        };
+        let (gate, LimitUse { used, .. }) = limit_use(gates, view, &partition).await?;
+        let key = partition.key().unwrap_or(partition.workflow()).to_string();
+        Ok(Some(PlaceInLine { key, ahead, used, limit: gate.limit }))
+    }
+}
+
+/// How much of a limit is used, as a view shows it.
+async fn limit_use(gates: &Gates, view: &View, partition: &Partition) -> Result<(Gate, LimitUse)> {
+    let place = || format!("limit {partition:?}");
+    let Some((gate, _)) = fetch::<Gate>(view, &gates.gate(partition), place).await? else {
+        return Ok(Default::default());
+    };
+    let count = async |key| view.get(&key).await.map(|found| found.map_or(0, |item| item.rev.0));
+    let (ended, left) = (count(gates.ended(partition)).await?, count(gates.left(partition)).await?);
+    let (used, waiting) = (gate.admitted.saturating_sub(ended), (gate.queued - gate.taken).saturating_sub(left));
+    Ok((gate, LimitUse { used, waiting }))
+}
+
+/// Admits starts.
+pub(crate) struct Admissions {
+    engine: OnceLock<Weak<Inner>>,
+    node: Arc<Node>,
+    lanes: Lanes<Admissions>,
+    /// Limits of which something was given back, and buckets that were used: they may be of no use any more.
+    used: Mutex<BTreeSet<Partition>>,
+    untidy: Notify,
+}
+
+impl Admissions {
+    pub(crate) fn new(node: &Arc<Node>) -> Arc<Admissions> {
+        Arc::new(Admissions {
+            engine: OnceLock::new(),
+            node: node.clone(),
+            lanes: Lanes::default(),
+            used: Mutex::default(),
+            untidy: Notify::new(),
+        })
+    }
+
+    /// Serves an engine.
+    pub(crate) fn serve(&self, engine: Weak<Inner>) {
+        let _ = self.engine.set(engine);
+    }
+
+    fn engine(&self) -> Option<Arc<Inner>> {
+        self.engine.get()?.upgrade()
+    }
+
+    /// Has a start decided, and stored if it is accepted. None if the starter found a reason of its own against it.
+    pub(crate) async fn start(
+        self: &Arc<Admissions>,
+        definition: &Definition,
+        asked: Asked,
+        id: &ExecutionId,
+        first: Execution,
+        starter: Starter,
+    ) -> Result<Option<Started>> {
+        let lane = definition.policy.lane_of(&definition.name, &asked);
+        let (answer, answered) = oneshot::channel();
+        let job = StartJob { asked, id: id.clone(), first, decided: None, starter, answer };
+        Lanes::submit(self, &lane, Job::Start(Box::new(job))).map_err(|_| WorkflowError::Stopped)?;
+        answered.await.ok().transpose()
+    }
+
+    /// Keeps the lane of a start from making commits, for one that is decided elsewhere.
+    pub(crate) async fn turn(self: &Arc<Admissions>, definition: &Definition, asked: &Asked) -> Option<Turn> {
+        Lanes::turn(self, &definition.policy.lane_of(&definition.name, asked)).await
+    }
+
+    /// Has the next in a line admitted, if there is room.
+    fn look_at(self: &Arc<Admissions>, line: &Partition) {
+        let definition = self.engine().and_then(|engine| engine.definition(line.workflow()).cloned());
+        if let Some(definition) = definition {
+            let _ = Lanes::submit(self, &definition.policy.lane(line), Job::Next(line.clone()));
+        }
+    }
+
+    /// Permits were given back, or places in lines.
+    fn given_back(self: &Arc<Admissions>, partitions: &[Partition]) {
+        let Some(engine) = self.engine() else { return };
+        for partition in partitions {
+            let definition = engine.definition(partition.workflow());
+            if definition.is_some_and(|definition| definition.policy.queues()) {
+                self.look_at(partition);
+            }
+            self.note(partition.clone());
+        }
+    }
+
+    /// Looks at all lines in the shards of this node: an earlier process may have ended between the end of an execution
+    /// and the admission of the next, and a limit may have been raised.
+    pub(crate) async fn look_at_all(self: &Arc<Admissions>) -> Result<()> {
+        let Some(engine) = self.engine() else { return Ok(()) };
+        let gates = &engine.spaces.gates;
+        for shard in self.node.owned() {
+            let mut rest = gates.lines(shard);
+            while let Some((key, _)) = engine.store.view().await?.scan(&rest, Order::Ascending, 1).await?.pop() {
+                rest = rest.after(&key);
+                if let Some(line) = Gates::read_partition(&key) {
+                    self.look_at(&line);
+                    rest = rest.after(&gates.end_of_line(&line));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Looks at all lines once, however long the store does not serve.
+pub(crate) async fn look_once(engine: Weak<Inner>) {
+    while let Some(inner) = engine.upgrade().filter(|inner| !inner.is_stopped()) {
+        match inner.admissions.look_at_all().await {
+            Err(error) if error.kind() == ErrorKind::Unavailable => {}
+            Err(error) => return tracing::error!(%error, "not all lines of starts could be looked at"),
+            Ok(()) => return,
+        }
+        let pause = inner.store.env().sleep(AGAIN);
+        drop(inner);
+        pause.await;
+    }
+}
+
+impl Inner {
+    /// What the end of an execution gives back of limits: its permits, and its place in a line.
+    pub(crate) fn giving_back(self: &Arc<Inner>, id: &ExecutionId, before: &Execution) -> Option<Part> {
+        let admission: &Admission = before.admission.as_deref()?;
+        let (gates, admissions) = (&self.spaces.gates, self.admissions.clone());
+        let mut partitions: Vec<Partition> = admission.held(&before.workflow).collect();
+        let ended = |part: Part, partition: &Partition| part.put(&gates.ended(partition), Vec::new());
+        let mut part = partitions.iter().fold(Part::default(), ended);
+        if let Some((partition, ticket)) = admission.queued(&before.workflow) {
+            part = part.delete(&gates.place(&partition, ticket, id)).put(&gates.left(&partition), Vec::new());
+            partitions.push(partition);
+        }
+        let is_any = !partitions.is_empty();
+        is_any.then(|| part.then(move |_| admissions.given_back(&partitions)))
+    }
+
+    /// Whether a start would run at once, as things are. One that would be rejected is, without any commit.
+    pub(crate) async fn would_run(self: &Arc<Inner>, definition: &Definition, asked: &Asked) -> Result<bool> {
+        if asked.gathers.is_some() {
+            return Ok(false);
+        }
+        let mut first = Execution { workflow: definition.name.clone(), ..Execution::default() };
+        let mut book = Book::new(self).await?;
+        match book.decide(&definition.policy, asked, &ExecutionId::from(""), &mut first).await? {
+            Decision::Rejected(error) => Err(error),
+            _ => Ok(first.status == Status::Running),
+        }
+    }
+
+    /// Decides a start whose commit is made elsewhere: what that has to hold, and what keeps other starts from being
+    /// decided by the same limits until it is answered.
+    pub(crate) async fn admitting(
+        self: &Arc<Inner>,
+        definition: &Definition,
+        asked: &Asked,
+        id: &ExecutionId,
+        first: &mut Execution,
+    ) -> Result<(Part, Option<Turn>)> {
+        let turn = self.admissions.turn(definition, asked).await;
+        let mut book = Book::new(self).await?;
+        match book.decide(&definition.policy, asked, id, first).await? {
+            Decision::Rejected(error) => Err(error),
+            _ => {
+                let (admissions, lines) = (self.admissions.clone(), book.queued.clone());
+                // What was put into a line may have missed a permit that was given back meanwhile.
+                let look = move |_: Landing<'_>| lines.iter().for_each(|line| admissions.look_at(line));
+                Ok((book.into_part().then(look), turn))
+            }
+        }
+    }
+
+    /// Ends an execution that waits in a line: none of its code is run.
+    pub(crate) async fn leave_line(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        before: Execution,
+        rev: crate::store::Rev,
+        status: Status,
+        tells_parent: bool,
+    ) -> Result<Part> {
+        use crate::workflow::child::How;
+        let mut ended = before.clone();
+        if !tells_parent {
+            ended.parent = None;
+        }
+        let closing = self.closing(id, &ended, Some(&status), How { from_store: true, is_large: false }).await?;
+        let mut after = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
+        let part = self.at_record(id, Some(rev));
+        let (part, due) = crate::workflow::run::turn(self, part, id, Some(&before), &mut after, None);
+        let part = closing.parts.into_iter().fold(part, Part::and);
+        let (engine, id, workflow) = (self.clone(), id.clone(), before.workflow);
+        Ok(part.then(move |_| {
+            due.into_iter().for_each(|due| engine.removals.set(&id, due));
+            engine.metrics.ended(&workflow, &status);
+            engine.ended(&id, Some(status));
+        }))
+    }
+
+    /// Ends an execution whose time in a line is over.
+    pub(crate) fn time_out_in_line(self: &Arc<Inner>, id: &ExecutionId, before: Execution, rev: crate::store::Rev) {
+        let (engine, id) = (self.clone(), id.clone());
+        self.node.runtime.spawn(async move {
+            let part = engine.leave_line(&id, before, rev, Status::TimedOut, true).await;
+            let left = match part {
+                Ok(part) => engine.send(part).await.map(|sent| sent.is_some()),
+                Err(error) => Err(error),
+            };
+            match left {
+                Ok(true) => {}
+                // It was admitted meanwhile, or was changed: then it is looked at again.
+                Ok(false) => engine.wake_up(&id),
+                Err(error) => {
+                    tracing::warn!(%id, %error, "an execution could not leave its line yet");
+                    engine.timers.look_again();
+                }
+            }
+        });
+    }
+}
+
+impl Engine {
+    /// How much of a workflow's limit is used: of this key, or of the workflow as a whole.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, workflow};
+    /// let nightly = workflow("nightly").concurrency(1).run(async |ctx: Ctx, (): ()| {
+    ///     ctx.sleep(std::time::Duration::from_secs(3600)).await
+    /// });
+    /// # let engine = Engine::on(&Store::memory().await?).register(&nightly).start().await?;
+    /// engine.start(&nightly, ()).await?;
+    /// assert_eq!(engine.limit_use("nightly", None).await?.used, 1);
+    /// let error = engine.start(&nightly, ()).await.unwrap_err();
+    /// assert_eq!(error.to_string(), "workflow \"nightly\" runs 1 of 1 times for \"nightly\"; no more is admitted");
+    /// # Ok(()) }
+    /// ```
+    pub async fn limit_use(&self, workflow: &str, key: Option<&str>) -> Result<LimitUse> {
+        let (view, gates) = (self.inner.store.view().await?, &self.inner.spaces.gates);
+        Ok(limit_use(gates, &view, &Partition::new(workflow, key)).await?.1)
+    }
+}

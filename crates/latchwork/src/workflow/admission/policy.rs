@@ -1,0 +1,400 @@
+//! What a definition says of its starts: how many may run, how often, which are gathered; and what that means for one
+//! start. Nothing here is stored or looked up.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use crate::panic::message_of;
+use crate::workflow::admission::stored::Partition;
+use crate::workflow::{Result, WorkflowError};
+
+/// The longest key of a limit, in bytes.
+const KEY_BYTES: usize = 512;
+
+/// The largest batch.
+const LARGEST_BATCH: u32 = 10_000;
+
+/// Computes something of a start from its input, which is JSON text.
+type OfInput<T> = Arc<dyn Fn(&str) -> Result<T, String> + Send + Sync>;
+
+/// A function of the input, without its types. What it panics with is an error.
+fn of_input<I: DeserializeOwned, T>(function: impl Fn(&I) -> T + Send + Sync + 'static) -> OfInput<T> {
+    Arc::new(move |input| {
+        let input = serde_json::from_str(input).map_err(|error| format!("the input does not fit: {error}"))?;
+        let computed = std::panic::catch_unwind(AssertUnwindSafe(|| function(&input)));
+        computed.map_err(|panic| format!("the function panicked: {}", message_of(&*panic)))
+    })
+}
+
+/// What becomes of a start when a limit is reached.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub enum WhenFull {
+    /// It is rejected with [`WorkflowError::LimitReached`].
+    #[default]
+    Reject,
+    /// It waits in a line.
+    Queue(Queue),
+}
+
+impl From<Queue> for WhenFull {
+    fn from(queue: Queue) -> WhenFull {
+        WhenFull::Queue(queue)
+    }
+}
+
+/// The line of starts that wait for a permit: first come, first served, unless something else is said.
+///
+/// ```
+/// use std::time::Duration;
+/// use latchwork::workflow::{Ctx, Queue, workflow};
+///
+/// let import = workflow("import")
+///     .concurrency_by(2, |customer: &String| customer.clone())
+///     .when_full(Queue::new().depth(1000).timeout(Duration::from_secs(600)))
+///     .run(async |_: Ctx, customer: String| Ok(customer));
+/// ```
+#[derive(Clone, Default)]
+#[must_use = "a line is given to `when_full`"]
+pub struct Queue {
+    depth: Option<u32>,
+    timeout: Option<Duration>,
+    priority: Option<(Duration, OfInput<i32>)>,
+    fair: Option<OfInput<String>>,
+}
+
+impl Queue {
+    /// First come, first served, however many there are and however long it takes.
+    pub fn new() -> Queue {
+        Queue::default()
+    }
+
+    /// How many may wait in one line. A start beyond that is rejected with [`WorkflowError::QueueFull`].
+    pub fn depth(mut self, depth: u32) -> Queue {
+        self.depth = Some(depth);
+        self
+    }
+
+    /// How long a start waits at the most. Then its execution ends as timed out, and none of its code has run.
+    pub fn timeout(mut self, timeout: Duration) -> Queue {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Starts of a higher priority go first. One step of priority counts as much as having waited longer by `ageing`:
+    /// so a start of low priority is overtaken for a while, and not for ever.
+    pub fn priority<I: DeserializeOwned + 'static>(
+        mut self,
+        ageing: Duration,
+        priority: impl Fn(&I) -> i32 + Send + Sync + 'static,
+    ) -> Queue {
+        self.priority = Some((ageing, of_input(priority)));
+        self
+    }
+
+    /// Starts of different keys are served in turn, one of each in a round: a key with many starts does not delay
+    /// another key with few. With a priority as well, a step of it counts as one round.
+    pub fn fair<I: DeserializeOwned + 'static, K: Into<String>>(
+        mut self,
+        key: impl Fn(&I) -> K + Send + Sync + 'static,
+    ) -> Queue {
+        self.fair = Some(of_input(move |input: &I| key(input).into()));
+        self
+    }
+}
+
+/// How often a workflow may be started: a bucket of `max` tokens that is filled evenly, all of it in `per`. Each start
+/// takes a token. A full bucket allows `max` starts at once, and one more each `per / max` from then on.
+#[derive(Clone)]
+#[must_use = "a rate limit is given to a definition"]
+pub struct RateLimit {
+    max: u32,
+    per: Duration,
+    key: Option<OfInput<String>>,
+    delays: bool,
+}
+
+impl RateLimit {
+    /// So many starts in such a time. A start beyond that is rejected with [`WorkflowError::RateLimited`].
+    pub fn new(max: u32, per: Duration) -> RateLimit {
+        RateLimit { max, per, key: None, delays: false }
+    }
+
+    /// A bucket for each key.
+    pub fn by<I: DeserializeOwned + 'static, K: Into<String>>(
+        mut self,
+        key: impl Fn(&I) -> K + Send + Sync + 'static,
+    ) -> RateLimit {
+        self.key = Some(of_input(move |input: &I| key(input).into()));
+        self
+    }
+
+    /// A start that finds no token is not rejected: its execution begins when there is one, in the order of starts.
+    pub fn delay(mut self) -> RateLimit {
+        self.delays = true;
+        self
+    }
+}
+
+/// Starts that follow each other closely become one execution, which is given the last input.
+#[derive(Clone)]
+#[must_use = "a debounce is given to a definition"]
+pub struct Debounce {
+    window: Duration,
+    max_wait: Option<Duration>,
+    key: Option<OfInput<String>>,
+}
+
+impl Debounce {
+    /// The execution begins when no other start has come for so long.
+    pub fn new(window: Duration) -> Debounce {
+        Debounce { window, max_wait: None, key: None }
+    }
+
+    /// It begins so long after the first of the starts at the latest.
+    pub fn max_wait(mut self, max_wait: Duration) -> Debounce {
+        self.max_wait = Some(max_wait);
+        self
+    }
+
+    /// Only starts of the same key become one.
+    pub fn by<I: DeserializeOwned + 'static, K: Into<String>>(
+        mut self,
+        key: impl Fn(&I) -> K + Send + Sync + 'static,
+    ) -> Debounce {
+        self.key = Some(of_input(move |input: &I| key(input).into()));
+        self
+    }
+}
+
+/// Starts that are gathered into one execution, which is given all of their inputs.
+#[derive(Clone)]
+#[must_use = "a batch is given to a definition"]
+pub struct Batch {
+    max_size: u32,
+    max_wait: Duration,
+    key: Option<OfInput<String>>,
+}
+
+impl Batch {
+    /// The execution begins with so many inputs, or so long after the first of them.
+    pub fn new(max_size: u32, max_wait: Duration) -> Batch {
+        Batch { max_size, max_wait, key: None }
+    }
+
+    /// Only starts of the same key are gathered together.
+    pub fn by<I: DeserializeOwned + 'static, K: Into<String>>(
+        mut self,
+        key: impl Fn(&I) -> K + Send + Sync + 'static,
+    ) -> Batch {
+        self.key = Some(of_input(move |input: &I| key(input).into()));
+        self
+    }
+}
+
+/// What a definition says of its starts.
+#[derive(Clone, Default)]
+pub(crate) struct Policy {
+    /// How many may run of the workflow as a whole, and of each key.
+    pub(crate) total: Option<u32>,
+    pub(crate) each: Option<(u32, OfInput<String>)>,
+    pub(crate) when_full: WhenFull,
+    pub(crate) rate: Option<RateLimit>,
+    pub(crate) debounce: Option<Debounce>,
+    pub(crate) batch: Option<Batch>,
+}
+
+/// What one start asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// The keys of the limits that it has to pass, in this order.
+    pub(crate) gates: Vec<Option<String>>,
+    pub(crate) priority: i32,
+    /// The key by which a line serves in turn.
+    pub(crate) flow: Option<String>,
+    /// The key of its bucket, if there is a rate limit.
+    pub(crate) bucket: Option<Option<String>>,
+    /// The key under which it is gathered, if it is.
+    pub(crate) gathers: Option<Option<String>>,
+}
+
+/// How starts are gathered.
+pub(crate) enum Gather {
+    /// The next input replaces the one before.
+    Last { window: Duration, max_wait: Option<Duration> },
+    /// All inputs are kept.
+    All { max_size: u32, max_wait: Duration },
+}
+
+impl Policy {
+    /// Sets a limit for each key.
+    pub(crate) fn each<I: DeserializeOwned + 'static, K: Into<String>>(
+        &mut self,
+        max: u32,
+        key: impl Fn(&I) -> K + Send + Sync + 'static,
+    ) {
+        self.each = Some((max, of_input(move |input: &I| key(input).into())));
+    }
+
+    /// Whether every start is as good as any other.
+    pub(crate) fn is_empty(&self) -> bool {
+        let Policy { total, each, rate, debounce, batch, .. } = self;
+        total.is_none() && each.is_none() && rate.is_none() && debounce.is_none() && batch.is_none()
+    }
+
+    /// Rejects what cannot be meant.
+    pub(crate) fn check(&self, workflow: &str) -> Result<()> {
+        match self.wrong() {
+            None => Ok(()),
+            Some(reason) => Err(WorkflowError::Policy { workflow: workflow.into(), reason: reason.into() }),
+        }
+    }
+
+    fn wrong(&self) -> Option<&'static str> {
+        let most = self.total.into_iter().chain(self.each.as_ref().map(|(max, _)| *max));
+        if most.min() == Some(0) {
+            return Some("a concurrency of 0 would admit no execution at all; the least is 1");
+        }
+        if let WhenFull::Queue(queue) = &self.when_full {
+            if self.total.is_none() && self.each.is_none() {
+                return Some("a line needs a limit that it is for: say `concurrency` as well");
+            }
+            if queue.depth == Some(0) {
+                return Some("a line of depth 0 can hold no start; leave `when_full` out to reject starts");
+            }
+            if queue.timeout.is_some_and(|timeout| timeout.is_zero()) {
+                return Some("a line with a time limit of zero can hold no start");
+            }
+            if queue.priority.as_ref().is_some_and(|(ageing, _)| ageing.is_zero()) && queue.fair.is_none() {
+                return Some("with an ageing of zero a priority would count for nothing");
+            }
+        }
+        if let Some(RateLimit { max, per, .. }) = &self.rate {
+            if *max == 0 {
+                return Some("a rate limit of 0 would admit no execution at all; the least is 1");
+            }
+            if per.as_micros() < u128::from(*max) {
+                return Some("the period of a rate limit has to be at least a microsecond for each start");
+            }
+        }
+        if let Some(Debounce { window, max_wait, .. }) = &self.debounce {
+            if window.is_zero() {
+                return Some("a debounce with a window of zero would gather nothing");
+            }
+            if max_wait.is_some_and(|most| most < *window) {
+                return Some("the window of a debounce is longer than its `max_wait`");
+            }
+            if self.batch.is_some() {
+                return Some("a workflow has a debounce or batches, not both");
+            }
+        }
+        match &self.batch {
+            Some(Batch { max_size: 0, .. }) => Some("a batch of 0 inputs can never be full; the least is 1"),
+            Some(Batch { max_size, .. }) if *max_size > LARGEST_BATCH => {
+                Some("a batch has at most 10,000 inputs")
+            }
+            Some(Batch { max_wait, .. }) if max_wait.is_zero() => {
+                Some("a batch that waits for no time at all would gather nothing")
+            }
+            _ => None,
+        }
+    }
+
+    /// The lane in which everything of a partition is decided. If starts look at several things, their keys may be of
+    /// different kinds, and all starts of the workflow are decided in one lane.
+    pub(crate) fn lane(&self, partition: &Partition) -> Partition {
+        let looks = [self.total.is_some(), self.each.is_some(), self.rate.is_some(), self.gather().is_some()];
+        match looks.into_iter().filter(|looks| *looks).count() {
+            ..=1 => partition.clone(),
+            _ => Partition::new(partition.workflow(), None),
+        }
+    }
+
+    /// The lane in which a start is decided.
+    pub(crate) fn lane_of(&self, workflow: &str, asked: &Asked) -> Partition {
+        let key = asked.gates.iter().chain(&asked.bucket).chain(&asked.gathers).next();
+        self.lane(&Partition::new(workflow, key.and_then(|key| key.as_deref())))
+    }
+
+    /// The most that a limit admits. None if the workflow has no such limit any more.
+    pub(crate) fn most(&self, partition: &Partition) -> Option<u32> {
+        match partition.key() {
+            Some(_) => self.each.as_ref().map(|(max, _)| *max),
+            None => self.total,
+        }
+    }
+
+    /// Whether starts that find a limit reached wait.
+    pub(crate) fn queues(&self) -> bool {
+        matches!(self.when_full, WhenFull::Queue(_))
+    }
+
+    pub(crate) fn depth(&self) -> Option<u32> {
+        if let WhenFull::Queue(queue) = &self.when_full { queue.depth } else { None }
+    }
+
+    /// How long a start waits in a line at the most.
+    pub(crate) fn queue_timeout(&self) -> Option<Duration> {
+        if let WhenFull::Queue(queue) = &self.when_full { queue.timeout } else { None }
+    }
+
+    /// How much a step of priority counts, if it counts as time.
+    pub(crate) fn ageing(&self) -> Option<Duration> {
+        if let WhenFull::Queue(queue) = &self.when_full { queue.priority.as_ref().map(|(ageing, _)| *ageing) } else { None }
+    }
+
+    /// How many starts a bucket holds, and in which time it is filled; and whether starts wait for it.
+    pub(crate) fn bucket(&self) -> Option<(u32, Duration, bool)> {
+        self.rate.as_ref().map(|rate| (rate.max, rate.per, rate.delays))
+    }
+
+    pub(crate) fn gather(&self) -> Option<Gather> {
+        let last = self.debounce.as_ref().map(|it| Gather::Last { window: it.window, max_wait: it.max_wait });
+        last.or_else(|| self.batch.as_ref().map(|it| Gather::All { max_size: it.max_size, max_wait: it.max_wait }))
+    }
+
+    /// What a start with this input asks for. The functions of the definition are called here, and nowhere else.
+    pub(crate) fn asked(&self, workflow: &str, input: &str) -> Result<Asked> {
+        let bad = |what: &'static str, reason: String| WorkflowError::Key { workflow: workflow.into(), what, reason };
+        let key = |what, function: &OfInput<String>| {
+            let key = function(input).map_err(|reason| bad(what, reason))?;
+            match key.len() {
+                0 => Err(bad(what, "it is empty".into())),
+                length if length > KEY_BYTES => Err(bad(what, format!("it has {length} bytes; the limit is {KEY_BYTES}"))),
+                _ => Ok(key),
+            }
+        };
+        let optional = |what, function: &Option<OfInput<String>>| function.as_ref().map(|it| key(what, it)).transpose();
+        let mut asked = Asked::default();
+        if let Some((_, function)) = &self.each {
+            asked.gates.push(Some(key("the key of its concurrency", function)?));
+        }
+        if self.total.is_some() {
+            asked.gates.push(None);
+        }
+        if let WhenFull::Queue(queue) = &self.when_full {
+            asked.flow = optional("the key of its fair line", &queue.fair)?;
+            if let Some((_, priority)) = &queue.priority {
+                asked.priority = priority(input).map_err(|reason| bad("its priority", reason))?;
+            }
+        }
+        if let Some(rate) = &self.rate {
+            asked.bucket = Some(optional("the key of its rate limit", &rate.key)?);
+        }
+        let gathered = self.debounce.as_ref().map(|it| &it.key).or(self.batch.as_ref().map(|it| &it.key));
+        if let Some(function) = gathered {
+            asked.gathers = Some(optional("the key under which it is gathered", function)?);
+        }
+        Ok(asked)
+    }
+}
+
+impl Asked {
+    /// The same for an execution that is one of its own, though its workflow gathers starts.
+    pub(crate) fn alone(self) -> Asked {
+        Asked { gathers: None, ..self }
+    }
+}

@@ -1,0 +1,163 @@
+//! What stores the execution of a start: a run that makes its first commit, or a part that was made ready.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::lane::{Part, Placed, Rider};
+use crate::node::SHARD;
+use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
+use crate::workflow::ExecutionId;
+use crate::workflow::admission::Asked;
+use crate::workflow::engine::Inner;
+use crate::workflow::record::{Execution, Status};
+use crate::workflow::run::{Boarded, KEYED, Next, RECORD, Run, Sent, Stop, Verdict, turn};
+
+/// The first record of an execution that does not run at once, as a part of a commit.
+fn first_record(engine: &Arc<Inner>, id: &ExecutionId, first: &Execution) -> Part {
+    let mut first = first.clone();
+    let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut first, None);
+    match (first.status == Status::Waiting, first.timer_us) {
+        (true, Some(timer)) => {
+            let (timers, id) = (engine.timers.clone(), id.clone());
+            part.then(move |_| timers.set(&id, Timestamp(timer)))
+        }
+        (true, None) => part,
+        (false, _) => engine.waking(part, id),
+    }
+}
+
+/// Stores an execution that is not in memory, with what else belongs to its start.
+pub(crate) struct Stored {
+    engine: Arc<Inner>,
+    id: ExecutionId,
+    with: Box<dyn Fn(Part) -> Part + Send>,
+    placed: Option<(Placed, Part)>,
+}
+
+impl Stored {
+    pub(crate) fn new(engine: &Arc<Inner>, id: &ExecutionId, with: impl Fn(Part) -> Part + Send + 'static) -> Stored {
+        Stored { engine: engine.clone(), id: id.clone(), with: Box::new(with), placed: None }
+    }
+
+    /// All that stores it, with this as its first record.
+    pub(crate) fn part(&self, first: &Execution) -> Part {
+        (self.with)(first_record(&self.engine, &self.id, first))
+    }
+}
+
+impl Rider<Execution, ()> for Stored {
+    fn board(&mut self, commit: Commit, first: &Execution) -> Commit {
+        let (commit, placed, rest) = self.part(first).place_whole(commit);
+        self.placed = Some((placed, rest));
+        commit
+    }
+
+    fn landed(&mut self, receipt: &Receipt) {
+        if let Some((placed, rest)) = self.placed.take() {
+            rest.land(placed.landing(receipt));
+        }
+    }
+
+    fn refused(&mut self, refusal: &Refusal) -> bool {
+        let Some((placed, rest)) = self.placed.take() else { return false };
+        let is_own = placed.failed(refusal).next().is_some();
+        rest.refuse(&placed, refusal);
+        is_own
+    }
+
+    fn failed(&mut self, _: &StoreError) {}
+
+    fn rests(&mut self, (): ()) {}
+}
+
+/// The first commit of an execution that is in memory already: what its code has come to goes with it. If the
+/// execution has to wait, that is dropped, and it leaves memory.
+struct FirstCommit {
+    run: Arc<Run>,
+    next: Next,
+    boarded: Option<Boarded>,
+    waits: Option<(Placed, Part, Option<Timestamp>)>,
+    receipt: Arc<Mutex<Option<Receipt>>>,
+}
+
+impl FirstCommit {
+    /// The last commit was more than the store takes at once.
+    fn rise(&mut self) {
+        self.waits = None;
+        self.boarded.take().into_iter().for_each(|boarded| self.run.put_back(boarded));
+    }
+}
+
+impl Rider<Execution, ()> for FirstCommit {
+    fn board(&mut self, commit: Commit, first: &Execution) -> Commit {
+        self.rise();
+        if first.status == Status::Running {
+            self.run.with(|state| state.execution.admission = first.admission.clone());
+            let (commit, boarded) = self.run.board(commit, self.next.clone());
+            self.boarded = Some(boarded);
+            return commit;
+        }
+        let part = first_record(&self.run.engine, &self.run.id, first);
+        let (commit, placed, rest) = part.place_whole(commit);
+        self.waits = Some((placed, rest, first.timer_us.map(Timestamp)));
+        commit
+    }
+
+    fn landed(&mut self, receipt: &Receipt) {
+        if let Some(boarded) = self.boarded.take() {
+            self.run.landed(boarded, receipt);
+            *self.receipt.lock() = Some(receipt.clone());
+        } else if let Some((placed, rest, timer)) = self.waits.take() {
+            rest.land(placed.landing(receipt));
+            self.run.set_stop(Stop::Suspended(timer));
+        }
+    }
+
+    fn refused(&mut self, refusal: &Refusal) -> bool {
+        let stop = match (self.boarded.take(), self.waits.take()) {
+            (Some(boarded), _) => match self.run.refused(boarded, refusal) {
+                Verdict::Stop(stop) => Some(stop),
+                Verdict::Again => None,
+            },
+            (None, Some((placed, rest, _))) => {
+                let failed = |tag| placed.has_failed(refusal, tag);
+                let stop = match () {
+                    () if failed(SHARD) => Some(Stop::Fenced),
+                    () if failed(RECORD) || failed(KEYED) => Some(Stop::Taken),
+                    () => None,
+                };
+                rest.refuse(&placed, refusal);
+                stop
+            }
+            (None, None) => None,
+        };
+        let is_own = stop.is_some();
+        stop.into_iter().for_each(|stop| self.run.set_stop(stop));
+        is_own
+    }
+
+    fn failed(&mut self, error: &StoreError) {
+        self.rise();
+        self.run.set_stop(self.run.failed(error.clone()));
+    }
+
+    fn rests(&mut self, (): ()) {}
+}
+
+impl Run {
+    /// Makes the first commit of an execution whose workflow has limits: it is admitted with it, or not at all.
+    pub(crate) async fn send_admitted(self: &Arc<Run>, asked: Asked, next: Next) -> Sent {
+        let first = self.with(|state| state.execution.clone());
+        let receipt = Arc::new(Mutex::new(None));
+        let (run, definition) = (self.clone(), self.definition.clone());
+        let starter = Box::new(FirstCommit { run, next, boarded: None, waits: None, receipt: receipt.clone() });
+        let started = self.engine.admissions.start(&definition, asked, &self.id, first, starter).await;
+        let landed = receipt.lock().take();
+        match (landed, started) {
+            (Some(receipt), _) => Sent::Landed(receipt),
+            (None, Err(error)) => Sent::Stopped(self.stop().unwrap_or(Stop::Rejected(error))),
+            (None, Ok(_)) => Sent::Stopped(self.stop().unwrap_or(Stop::Fenced)),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! What is stored of limits: gates, lines, buckets, and starts that are gathered; and their keys. All keys start with the
+//! shard of their partition: its owner goes through the lines.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::node::{read_text, shard_key, shard_of, write_text};
+use crate::record::stored;
+use crate::store::{Key, Range, Space};
+use crate::workflow::ExecutionId;
+use crate::workflow::record::{Admission, Ticket};
+
+/// The name of the space.
+pub(crate) const ADMISSION: &str = "workflow.admission";
+
+/// What a limit is for: a workflow, or a key of one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Partition(Arc<[u8]>);
+
+impl Partition {
+    pub(crate) fn new(workflow: &str, key: Option<&str>) -> Partition {
+        let mut bytes = Vec::with_capacity(workflow.len() + key.map_or(0, str::len) + 5);
+        write_text(&mut bytes, workflow);
+        bytes.push(key.is_some().into());
+        key.iter().for_each(|key| write_text(&mut bytes, key));
+        Partition(bytes.into())
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(crate) fn workflow(&self) -> &str {
+        read_text(&self.0).map_or("", |(workflow, _)| workflow)
+    }
+
+    /// The key; none for the limit of the workflow as a whole.
+    pub(crate) fn key(&self) -> Option<&str> {
+        let (_, rest) = read_text(&self.0)?;
+        Some(read_text(rest.strip_prefix(&[1])?)?.0)
+    }
+
+    /// What stands in front of other bytes.
+    fn read(bytes: &[u8]) -> Option<(Partition, &[u8])> {
+        let (_, rest) = read_text(bytes)?;
+        let rest = match rest.split_first()? {
+            (0, rest) => rest,
+            (_, rest) => read_text(rest)?.1,
+        };
+        Some((Partition(bytes[..bytes.len() - rest.len()].into()), rest))
+    }
+}
+
+/// The record of a limit. How many hold a permit is what it has admitted less what was given back, and that is
+/// counted by the rev of a key beside it: so an end needs no look at the gate.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Gate {
+    /// How many it let through at once when it did last.
+    pub(crate) limit: u32,
+    /// How many were admitted.
+    pub(crate) admitted: u64,
+    /// How many were put into the line; and how many were taken from it to be admitted. How many have left it
+    /// otherwise is counted by the rev of a key beside.
+    pub(crate) queued: u64,
+    pub(crate) taken: u64,
+    /// The highest rank that was taken from the line.
+    pub(crate) round: u64,
+}
+
+/// The last rank that was given in a line to one of the keys that are served in turn.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Flow {
+    pub(crate) last: u64,
+}
+
+/// A bucket of a rate limit, by the time at which it is full again; microseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Bucket {
+    pub(crate) full_us: u64,
+}
+
+/// The execution that gathers starts at present.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Gathering {
+    pub(crate) id: ExecutionId,
+}
+
+stored!(Gate, Flow, Bucket, Gathering);
+
+/// The kinds of keys, behind the shard.
+const GATE: u8 = b'g';
+const ENDED: u8 = b'e';
+const LEFT: u8 = b'l';
+const LINE: u8 = b'q';
+const FLOW: u8 = b'f';
+const BUCKET: u8 = b'r';
+const GATHERING: u8 = b'p';
+
+/// What a key is of.
+#[cfg(feature = "testing")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Gate,
+    Ended,
+    Left,
+    Line,
+    Other,
+}
+
+/// The keys of what is stored of limits.
+#[derive(Clone)]
+pub(crate) struct Gates {
+    pub(crate) space: Space,
+}
+
+impl Gates {
+    fn bytes(kind: u8, partition: &Partition) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(partition.0.len() + 32);
+        bytes.extend_from_slice(&shard_key(shard_of(&partition.0)));
+        bytes.push(kind);
+        bytes.extend_from_slice(&partition.0);
+        bytes
+    }
+
+    pub(crate) fn gate(&self, partition: &Partition) -> Key {
+        self.space.key(Gates::bytes(GATE, partition))
+    }
+
+    /// Written by each end of an execution that holds a permit: its rev counts them.
+    pub(crate) fn ended(&self, partition: &Partition) -> Key {
+        self.space.key(Gates::bytes(ENDED, partition))
+    }
+
+    /// Written by each end of an execution that waits in the line: its rev counts them.
+    pub(crate) fn left(&self, partition: &Partition) -> Key {
+        self.space.key(Gates::bytes(LEFT, partition))
+    }
+
+    pub(crate) fn flow(&self, partition: &Partition, flow: &str) -> Key {
+        let mut bytes = Gates::bytes(FLOW, partition);
+        bytes.extend_from_slice(flow.as_bytes());
+        self.space.key(bytes)
+    }
+
+    /// All keys that are served in turn.
+    pub(crate) fn flows(&self, partition: &Partition) -> Range {
+        self.space.prefix(Gates::bytes(FLOW, partition))
+    }
+
+    pub(crate) fn bucket(&self, partition: &Partition) -> Key {
+        self.space.key(Gates::bytes(BUCKET, partition))
+    }
+
+    pub(crate) fn gathering(&self, partition: &Partition) -> Key {
+        self.space.key(Gates::bytes(GATHERING, partition))
+    }
+
+    /// A place in a line.
+    pub(crate) fn place(&self, partition: &Partition, ticket: Ticket, id: &ExecutionId) -> Key {
+        let mut bytes = Gates::bytes(LINE, partition);
+        bytes.extend_from_slice(&ticket.rank.to_be_bytes());
+        bytes.extend_from_slice(&ticket.number.to_be_bytes());
+        bytes.extend_from_slice(id.as_bytes());
+        self.space.key(bytes)
+    }
+
+    /// All places in a line, the first to be served first.
+    pub(crate) fn line(&self, partition: &Partition) -> Range {
+        self.space.prefix(Gates::bytes(LINE, partition))
+    }
+
+    /// Behind all places in a line: no id has such a byte.
+    pub(crate) fn end_of_line(&self, partition: &Partition) -> Key {
+        self.space.key([&Gates::bytes(LINE, partition)[..], &[0xff; 17]].concat())
+    }
+
+    /// All lines of a shard, and all its gates.
+    pub(crate) fn lines(&self, shard: u16) -> Range {
+        self.space.prefix([&shard_key(shard)[..], &[LINE]].concat())
+    }
+
+    pub(crate) fn gates(&self, shard: u16) -> Range {
+        self.space.prefix([&shard_key(shard)[..], &[GATE]].concat())
+    }
+
+    /// The partition that the key of a gate, or of a place in a line, is of.
+    pub(crate) fn read_partition(key: &Key) -> Option<Partition> {
+        Partition::read(key.bytes().get(3..)?).map(|(partition, _)| partition)
+    }
+
+    /// What a key is of.
+    #[cfg(feature = "testing")]
+    pub(crate) fn read_kind(key: &Key) -> Option<(Kind, Partition)> {
+        let kind = match *key.bytes().get(2)? {
+            GATE => Kind::Gate,
+            ENDED => Kind::Ended,
+            LEFT => Kind::Left,
+            LINE => Kind::Line,
+            _ => Kind::Other,
+        };
+        Some((kind, Gates::read_partition(key)?))
+    }
+
+    /// Who stands at a place in a line.
+    pub(crate) fn read_place(key: &Key) -> Option<(Ticket, ExecutionId)> {
+        let (_, rest) = Partition::read(key.bytes().get(3..)?)?;
+        let (rank, rest) = rest.split_first_chunk::<8>()?;
+        let (number, id) = rest.split_first_chunk::<8>()?;
+        let ticket = Ticket { rank: u64::from_be_bytes(*rank), number: u64::from_be_bytes(*number) };
+        Some((ticket, std::str::from_utf8(id).ok()?.into()))
+    }
+}
+
+impl Admission {
+    /// The limits that it holds a permit of.
+    pub(crate) fn held<'a>(&'a self, workflow: &'a str) -> impl Iterator<Item = Partition> + 'a {
+        let passed = self.gates.iter().take(self.passed.into());
+        passed.map(move |key| Partition::new(workflow, key.as_deref()))
+    }
+
+    /// The limit in whose line it stands, and its place there.
+    pub(crate) fn queued(&self, workflow: &str) -> Option<(Partition, Ticket)> {
+        let (ticket, gate) = (self.ticket?, self.gates.get(usize::from(self.passed))?);
+        Some((Partition::new(workflow, gate.as_deref()), ticket))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_are_read_as_they_are_written_and_none_starts_another() {
+        let all = [("a", None), ("a", Some("")), ("a", Some("b")), ("a", Some("bc")), ("ab", None), ("ab", Some("c"))];
+        let all = all.map(|(workflow, key)| (workflow, key, Partition::new(workflow, key)));
+        for (workflow, key, partition) in &all {
+            assert_eq!((partition.workflow(), partition.key()), (*workflow, *key));
+            let behind = [partition.as_bytes(), b"rest"].concat();
+            assert_eq!(Partition::read(&behind), Some((partition.clone(), &b"rest"[..])));
+            let others = all.iter().filter(|(.., other)| other != partition);
+            assert!(others.clone().count() == 5 && others.into_iter().all(|it| !it.2.0.starts_with(&partition.0)));
+        }
+    }
+}

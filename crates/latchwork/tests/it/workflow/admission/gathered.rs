@@ -1,0 +1,199 @@
+//! Starts that are gathered: debounce and batches.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use latchwork::store::Store;
+use latchwork::testing::TestEngine;
+use latchwork::workflow::{
+    Batch, Ctx, Debounce, Engine, Failure, Queue, Workflow, WorkflowBuilder, WorkflowError, workflow,
+};
+
+fn index(debounce: Debounce) -> Workflow<(String, u32), (u32, u64)> {
+    let gathered = workflow("index").debounce(debounce.by(|input: &(String, u32)| input.0.clone()));
+    gathered.run(async |ctx: Ctx, (_, n): (String, u32)| Ok((n, ctx.now().await.0)))
+}
+
+/// The latest input wins, and every caller has the handle of the run that happens.
+#[tokio::test]
+async fn a_newer_start_replaces_the_one_that_waits() {
+    let index = index(Debounce::new(Duration::from_secs(10)));
+    let test = TestEngine::new(&index, 1).await.unwrap();
+    let mut handles = Vec::new();
+    for n in 1..=5 {
+        handles.push(test.engine().start(&index, ("a".into(), n)).await.unwrap());
+        test.run(test.env().sleep(Duration::from_secs(4))).await;
+    }
+    let other = test.engine().start(&index, ("b".into(), 9)).await.unwrap();
+    let last = test.env().now().0 - 4_000_000;
+    for handle in &handles {
+        assert_eq!(handle.id(), handles[0].id());
+        let (n, began) = test.run(handle.result()).await.unwrap();
+        assert_eq!(n, 5);
+        assert!((10_000_000..10_500_000).contains(&(began - last)), "{}", began - last);
+    }
+    assert_ne!(other.id(), handles[0].id());
+    assert_eq!(test.run(other.result()).await.unwrap().0, 9);
+    let next = test.engine().start(&index, ("a".into(), 6)).await.unwrap();
+    assert_ne!(next.id(), handles[0].id());
+    assert_eq!(test.run(next.result()).await.unwrap().0, 6);
+}
+
+#[tokio::test]
+async fn it_waits_for_so_long_at_the_most() {
+    let index = index(Debounce::new(Duration::from_secs(10)).max_wait(Duration::from_secs(25)));
+    let test = TestEngine::new(&index, 1).await.unwrap();
+    let mut ids = Vec::new();
+    for n in 0..10 {
+        ids.push(test.engine().start(&index, ("a".into(), n)).await.unwrap().id().clone());
+        test.run(test.env().sleep(Duration::from_secs(6))).await;
+    }
+    // Starts came at 0, 6, 12, 18, 24 seconds, and it began at 25.
+    assert_eq!(ids.iter().filter(|id| **id == ids[0]).count(), 5, "{ids:?}");
+    let (n, _) = test.run(test.engine().handle(&index, &ids[0]).result()).await.unwrap();
+    assert_eq!(n, 4);
+}
+
+/// Many callers on one key, on real time and threads: all have the handle of a run, and the input of each run is that
+/// of its last start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_callers_debounce_one_key() {
+    let index = index(Debounce::new(Duration::from_millis(5)).max_wait(Duration::from_millis(20)));
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&index).start().await.unwrap();
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..16 {
+        let (engine, index) = (engine.clone(), index.clone());
+        callers.spawn(async move {
+            let mut given = Vec::new();
+            for n in 0..50 {
+                let n = caller * 50 + n;
+                let handle = engine.start(&index, ("k".into(), n)).await.unwrap();
+                given.push((handle.id().clone(), n));
+            }
+            given
+        });
+    }
+    let given: Vec<_> = callers.join_all().await.into_iter().flatten().collect();
+    let runs: BTreeSet<_> = given.iter().map(|(id, _)| id.clone()).collect();
+    for id in runs {
+        let (n, _) = engine.handle(&index, &id).result().await.unwrap();
+        assert!(given.contains(&(id, n)), "the input of a run is one of its starts");
+    }
+}
+
+fn double(builder: WorkflowBuilder, batch: Batch) -> Workflow<u64, u64> {
+    builder.batch(batch).run(async |ctx: Ctx, numbers: Vec<u64>| {
+        if numbers.contains(&13) {
+            return Err(Failure::new("unlucky"));
+        }
+        let length = numbers.len() as u64;
+        ctx.run("double", async || Ok::<_, Failure>(numbers.iter().map(|n| n * 1000 + length).collect())).await
+    })
+}
+
+/// By size and by time; each caller gets its own result.
+#[tokio::test]
+async fn a_batch_begins_when_it_is_full_or_its_time_has_come() {
+    let double = double(workflow("double"), Batch::new(3, Duration::from_secs(60)));
+    let test = TestEngine::new(&double, 1).await.unwrap();
+    let mut handles = Vec::new();
+    for n in 1..=5 {
+        handles.push(test.engine().start(&double, n).await.unwrap());
+    }
+    let began = test.env().now();
+    let items: Vec<_> = handles.iter().map(|handle| handle.item().unwrap()).collect();
+    assert_eq!(items, [0, 1, 2, 0, 1]);
+    let mut results = Vec::new();
+    for handle in &handles[..3] {
+        results.push(test.run(handle.result()).await.unwrap());
+    }
+    assert_eq!(results, [1003, 2003, 3003]);
+    assert!(test.env().now().0 - began.0 < 10_000_000, "a full batch waits for nothing");
+    let results = [test.run(handles[3].result()).await.unwrap(), test.run(handles[4].result()).await.unwrap()];
+    assert_eq!(results, [4002, 5002]);
+    assert!(test.env().now().0 - began.0 >= 60_000_000);
+    // By the id alone, all of it is seen.
+    let all = test.engine().handle_by_id(handles[3].id()).result().await.unwrap();
+    assert_eq!(all, serde_json::json!([4002, 5002]));
+    assert_eq!(test.engine().handle(&double, handles[3].id()).of_item(1).result().await.unwrap(), 5002);
+}
+
+#[tokio::test]
+async fn all_callers_of_a_batch_are_told_that_it_failed() {
+    let double = double(workflow("double"), Batch::new(2, Duration::from_secs(1)));
+    let test = TestEngine::new(&double, 1).await.unwrap();
+    let handles = [test.engine().start(&double, 1).await.unwrap(), test.engine().start(&double, 13).await.unwrap()];
+    for handle in handles {
+        let failed = test.run(handle.result()).await;
+        assert!(matches!(failed, Err(WorkflowError::Failed { .. })), "{failed:?}");
+    }
+    let uneven = workflow("uneven").batch(Batch::new(1, Duration::from_secs(1)));
+    let uneven = uneven.run(async |_: Ctx, _: Vec<u64>| Ok(vec![1, 2, 3]));
+    let test = TestEngine::new(&uneven, 1).await.unwrap();
+    let handle = test.engine().start(&uneven, 1).await.unwrap();
+    let failed = test.run(handle.result()).await.unwrap_err().to_string();
+    assert!(failed.contains("a batch of 1 inputs gave 3 outputs"), "{failed}");
+}
+
+/// A child is a batch of one; so is a fork of what it was.
+#[tokio::test]
+async fn a_child_is_a_batch_of_its_own() {
+    let double = double(workflow("double"), Batch::new(10, Duration::from_secs(1)));
+    let child = double.clone();
+    let parent = workflow("parent").run(move |ctx: Ctx, n: u64| {
+        let double = child.clone();
+        async move { ctx.child(&double, n).id("child").await }
+    });
+    let test = TestEngine::build(1).register(&double).register(&parent).start().await.unwrap();
+    assert_eq!(test.complete(&parent, 7).await.unwrap(), 7001);
+    let fork = test.engine().fork("child").start().await.unwrap();
+    let forked = test.run(test.engine().handle(&double, &fork).of_item(0).result()).await.unwrap();
+    assert_eq!(forked, 7001);
+}
+
+/// No input is lost, and none is used twice: every caller gets its own result.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_callers_fill_batches() {
+    let double = double(workflow("double"), Batch::new(16, Duration::from_millis(20)));
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&double).start().await.unwrap();
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..32 {
+        let (engine, double) = (engine.clone(), double.clone());
+        callers.spawn(async move {
+            let mut places = Vec::new();
+            for n in 0..20 {
+                let n = 1000 + caller * 100 + n;
+                let handle = engine.start(&double, n).await.unwrap();
+                assert_eq!(handle.result().await.unwrap() / 1000, n);
+                places.push((handle.id().clone(), handle.item().unwrap()));
+            }
+            places
+        });
+    }
+    let places: Vec<_> = callers.join_all().await.into_iter().flatten().collect();
+    assert_eq!(places.iter().collect::<BTreeSet<_>>().len(), 32 * 20, "each has a place of its own");
+}
+
+/// What is gathered may wait in line, too.
+#[tokio::test]
+async fn batches_are_limited_as_other_executions_are() {
+    let limited = workflow("double").concurrency(1).when_full(Queue::new());
+    let slow = limited.batch(Batch::new(2, Duration::from_secs(5))).run(async |ctx: Ctx, numbers: Vec<u64>| {
+        let began = ctx.now().await.0 / 1_000_000;
+        ctx.sleep(Duration::from_secs(100)).await?;
+        Ok(numbers.iter().map(|n| (*n, began)).collect())
+    });
+    let test = TestEngine::new(&slow, 1).await.unwrap();
+    let mut handles = Vec::new();
+    for n in 1..=5u64 {
+        handles.push(test.engine().start(&slow, n).await.unwrap());
+    }
+    let mut results = Vec::new();
+    for handle in handles {
+        results.push(test.run(handle.result()).await.unwrap());
+    }
+    let numbers: Vec<u64> = results.iter().map(|(n, _)| *n).collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5]);
+    let (first, second, third) = (results[0].1, results[2].1, results[4].1);
+    assert!(second >= first + 100 && third >= second + 100, "{results:?}");
+}

@@ -1,0 +1,212 @@
+//! Limits that reject: a permit is taken with the start, and given back with the end, whatever the end.
+
+use std::time::Duration;
+
+use latchwork::store::{Order, Store};
+use latchwork::testing::TestEngine;
+use latchwork::workflow::{Ctx, Engine, Failure, WorkflowError, workflow};
+
+use super::{engine_of, held, import, settle, used};
+
+/// What the seed's program does.
+#[tokio::test]
+async fn a_start_beyond_the_limit_is_rejected_and_told_which() {
+    let import = held(import().concurrency_by(2, |customer: &String| customer.clone()));
+    let test = engine_of(&import).await;
+    let engine = test.engine();
+    let start = |customer: &str| engine.start(&import, customer.to_string());
+    let (a, _b, _other) =
+        (start("c1").id("a").await.unwrap(), start("c1").await.unwrap(), start("c2").await.unwrap());
+    match start("c1").await {
+        Err(WorkflowError::LimitReached { workflow, key, limit }) => {
+            assert_eq!((&*workflow, &*key, limit), ("import", "c1", 2));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!((used(engine, Some("c1")).await, used(engine, Some("c2")).await), ((2, 0), (1, 0)));
+    engine.signal("a", "end", &()).await.unwrap();
+    test.run(a.result()).await.unwrap();
+    start("c1").await.unwrap();
+    assert!(start("c1").await.is_err());
+}
+
+#[tokio::test]
+async fn without_a_key_the_limit_is_the_workflows() {
+    let import = held(import().concurrency(1));
+    let test = engine_of(&import).await;
+    test.engine().start(&import, "x".into()).await.unwrap();
+    match test.engine().start(&import, "y".into()).await {
+        Err(error @ WorkflowError::LimitReached { .. }) => {
+            assert!(error.to_string().contains("\"import\" runs 1 of 1 times for \"import\""), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // A start that is repeated, or joins, is none.
+    let again = test.engine().start(&import, "z".into()).id("z").or_join().await;
+    assert!(again.is_err());
+}
+
+#[tokio::test]
+async fn a_start_under_a_known_idempotency_key_needs_no_permit() {
+    let import = held(import().concurrency(1));
+    let test = engine_of(&import).await;
+    let first = test.engine().start(&import, "x".into()).idempotency_key("k").await.unwrap();
+    let second = test.engine().start(&import, "x".into()).idempotency_key("k").await.unwrap();
+    assert_eq!(first.id(), second.id());
+    assert_eq!(used(test.engine(), None).await, (1, 0));
+}
+
+/// Both limits count, and a start that one of them rejects takes no permit of the other.
+#[tokio::test]
+async fn a_limit_for_each_key_and_one_in_total() {
+    let import = held(import().concurrency(3).concurrency_by(2, |customer: &String| customer.clone()));
+    let test = engine_of(&import).await;
+    let engine = test.engine();
+    for customer in ["a", "a", "b"] {
+        engine.start(&import, customer.into()).await.unwrap();
+    }
+    let rejected = |result| match result {
+        Err(WorkflowError::LimitReached { key, limit, .. }) => (key, limit),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(rejected(engine.start(&import, "a".into()).await), ("a".into(), 2));
+    assert_eq!(rejected(engine.start(&import, "b".into()).await), ("import".into(), 3));
+    assert_eq!((used(engine, None).await, used(engine, Some("b")).await), ((3, 0), (1, 0)));
+}
+
+/// Every end gives the permit back in its own commit; nothing else does.
+#[tokio::test]
+async fn a_permit_is_held_until_the_end_whatever_the_end() {
+    let ends = workflow("import").concurrency(1).timeout(Duration::from_secs(100)).run(
+        async |ctx: Ctx, how: String| match &*how {
+            "completes" => Ok(0),
+            "fails" => Err(Failure::new("no")),
+            "panics" => panic!("it panics"),
+            "continues" => ctx.continue_as_new(&"waits".to_string()).await,
+            _ => {
+                ctx.receive::<u32>("end").await?;
+                Ok(1)
+            }
+        },
+    );
+    let test = TestEngine::new(&ends, 1).await.unwrap();
+    let engine = test.engine();
+    for how in ["completes", "fails"] {
+        let handle = engine.start(&ends, how.into()).await.unwrap();
+        let _ = test.run(handle.result()).await;
+        assert_eq!(used(engine, None).await, (0, 0), "{how}");
+    }
+    // Parked, and terminated.
+    let handle = engine.start(&ends, "panics".into()).id("p").await.unwrap();
+    settle().await;
+    assert_eq!(engine.parked().await.unwrap().len(), 1);
+    assert_eq!(used(engine, None).await, (1, 0));
+    assert!(engine.start(&ends, "completes".into()).await.is_err());
+    engine.terminate("p", "enough").await.unwrap();
+    assert!(handle.result().await.is_err());
+    assert_eq!(used(engine, None).await, (0, 0));
+    // Continued as new, and cancelled.
+    let handle = engine.start(&ends, "continues".into()).id("c").await.unwrap();
+    settle().await;
+    assert_eq!(used(engine, None).await, (1, 0));
+    handle.cancel("stop").await.unwrap();
+    assert!(matches!(test.run(handle.result()).await, Err(WorkflowError::Cancelled { .. })));
+    assert_eq!(used(engine, None).await, (0, 0));
+    // Timed out.
+    let handle = engine.start(&ends, "waits".into()).await.unwrap();
+    assert!(matches!(test.run(handle.result()).await, Err(WorkflowError::TimedOut { .. })));
+    assert_eq!(used(engine, None).await, (0, 0));
+}
+
+/// A crash, and the next process: the permit is where it was, and the key is not computed again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_permit_outlives_the_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = held(import().concurrency_by(1, |_: &String| "k"));
+    let engine = Engine::open(directory.path()).register(&first).start().await.unwrap();
+    engine.start(&first, "x".into()).id("x").await.unwrap();
+    engine.shutdown().await.unwrap();
+    drop(engine);
+    let second = held(import().concurrency_by(1, |input: &String| if input == "x" { panic!("again") } else { "k" }));
+    let engine = Engine::open(directory.path()).register(&second).start().await.unwrap();
+    assert!(matches!(engine.start(&second, "y".into()).await, Err(WorkflowError::LimitReached { .. })));
+    engine.signal("x", "end", &()).await.unwrap();
+    engine.handle(&second, "x").result().await.unwrap();
+    engine.start(&second, "y".into()).await.unwrap();
+    engine.shutdown().await.unwrap();
+}
+
+/// A lowered maximum takes no permit away, and admits none until those that run fit.
+#[tokio::test]
+async fn a_lowered_limit_waits_until_those_that_run_fit() {
+    let store = Store::memory().await.unwrap();
+    let many = held(import().concurrency(3));
+    let engine = Engine::on(&store).register(&many).start().await.unwrap();
+    for id in ["a", "b", "c"] {
+        engine.start(&many, id.into()).id(id).await.unwrap();
+    }
+    drop(engine);
+    let few = held(import().concurrency(1));
+    let engine = Engine::on(&store).register(&few).start().await.unwrap();
+    for (id, left) in [("a", 2), ("b", 1), ("c", 0)] {
+        assert!(engine.start(&few, "d".into()).await.is_err());
+        engine.signal(id, "end", &()).await.unwrap();
+        engine.handle(&few, id).result().await.unwrap();
+        assert_eq!(used(&engine, None).await.0, left);
+    }
+    engine.start(&few, "d".into()).await.unwrap();
+    assert!(engine.start(&few, "e".into()).await.is_err());
+}
+
+/// The commit that starts a child decides, and so does that of a fork.
+#[tokio::test]
+async fn children_and_forks_need_permits_too() {
+    let import = held(import().concurrency(1));
+    let child = import.clone();
+    let parent = workflow("parent").run(move |ctx: Ctx, (): ()| {
+        let import = child.clone();
+        async move {
+            let first = ctx.child(&import, "first".to_string()).id("first").start().await?;
+            let second = ctx.child(&import, "second".to_string()).start().await;
+            let code = second.err().map(|failure| (failure.code().to_string(), failure.message().to_string()));
+            ctx.signal(first.id(), "end", &()).await?;
+            first.result().await?;
+            let third = ctx.child(&import, "third".to_string()).id("third").start().await?;
+            ctx.signal(third.id(), "end", &()).await?;
+            Ok((code, third.result().await?))
+        }
+    });
+    let test = TestEngine::build(1).register(&import).register(&parent).start().await.unwrap();
+    let handle = test.engine().start(&parent, ()).await.unwrap();
+    let (code, third) = test.run(handle.result()).await.unwrap();
+    let (code, message) = code.unwrap();
+    assert_eq!((&*code, &*third), ("latchwork.limit_reached", "third"));
+    assert!(message.contains("no more is admitted"), "{message}");
+    assert_eq!(used(test.engine(), None).await, (0, 0));
+    let fork = test.engine().fork("first").id("f1").start().await.unwrap();
+    let rejected = test.engine().fork("first").start().await;
+    assert!(matches!(rejected, Err(WorkflowError::LimitReached { .. })), "{rejected:?}");
+    assert_eq!(used(test.engine(), None).await, (1, 0));
+    test.engine().terminate(&fork, "enough").await.unwrap();
+    assert_eq!(used(test.engine(), None).await, (0, 0));
+}
+
+/// A key that is not in use leaves nothing behind, in the store either.
+#[tokio::test]
+async fn keys_that_are_not_in_use_are_cleared_away() {
+    let import = workflow("import").concurrency_by(1, |n: &u32| n.to_string()).run(async |_: Ctx, n: u32| Ok(n));
+    let test = TestEngine::new(&import, 1).await.unwrap();
+    let store = test.engine().store().clone();
+    let stored = async || {
+        let space = store.spaces().await.unwrap().into_iter().find(|it| it.name() == "workflow.admission").unwrap();
+        store.view().await.unwrap().scan(&space.all(), Order::Ascending, 10_000).await.unwrap().len()
+    };
+    for n in 0..200 {
+        let handle = test.engine().start(&import, n).await.unwrap();
+        test.run(handle.result()).await.unwrap();
+    }
+    assert!(stored().await >= 200, "they stay for a while");
+    test.run(test.env().sleep(Duration::from_secs(60))).await;
+    assert_eq!(stored().await, 0);
+    assert_eq!(test.complete(&import, 7).await.unwrap(), 7);
+}

@@ -1,0 +1,220 @@
+//! Starts that wait in a line.
+
+use std::time::Duration;
+
+use latchwork::testing::TestEngine;
+use latchwork::workflow::{
+    Ctx, ExecutionState, Filter, Is, Queue, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
+};
+
+use super::{engine_of, held, import, settle, used};
+
+/// A workflow that takes a second, and gives the time at which it began.
+fn timed(builder: WorkflowBuilder) -> Workflow<(i32, String), u64> {
+    builder.run(async |ctx: Ctx, _: (i32, String)| {
+        let began = ctx.now().await.0;
+        ctx.sleep(Duration::from_secs(1)).await?;
+        Ok(began)
+    })
+}
+
+/// The names of starts, in the order in which they began.
+async fn order(test: &TestEngine, timed: &Workflow<(i32, String), u64>, starts: &[(i32, &str)]) -> Vec<String> {
+    let mut handles = Vec::new();
+    for (place, (priority, name)) in starts.iter().enumerate() {
+        let handle = test.engine().start(timed, (*priority, name.to_string())).id(format!("{place}{name}")).await;
+        handles.push((handle.unwrap(), format!("{place}{name}")));
+    }
+    let mut began = Vec::new();
+    for (handle, name) in handles {
+        began.push((test.run(handle.result()).await.unwrap(), name));
+    }
+    began.sort();
+    began.into_iter().map(|(_, name)| name).collect()
+}
+
+#[tokio::test]
+async fn starts_wait_and_go_first_come_first_served() {
+    let timed = timed(workflow("timed").concurrency(1).when_full(Queue::new()));
+    let test = TestEngine::new(&timed, 1).await.unwrap();
+    let names = [(0, "a"), (9, "b"), (3, "c"), (0, "d")];
+    assert_eq!(order(&test, &timed, &names).await, ["0a", "1b", "2c", "3d"]);
+    let left = test.engine().limit_use("timed", None).await.unwrap();
+    assert_eq!((left.used, left.waiting), (0, 0));
+}
+
+#[tokio::test]
+async fn a_queued_start_is_an_execution_that_waits() {
+    let import = held(import().concurrency(1).when_full(Queue::new()));
+    let test = engine_of(&import).await;
+    let engine = test.engine();
+    let first = engine.start(&import, "a".into()).id("a").await.unwrap();
+    for id in ["b", "c", "d"] {
+        engine.start(&import, id.into()).id(id).tag("t").await.unwrap();
+    }
+    settle().await;
+    assert_eq!(used(engine, None).await, (1, 3));
+    let listed = engine.list(Filter::new().is(Is::Waiting).tag("t")).await.unwrap();
+    assert_eq!(listed.executions.len(), 3);
+    let waiting = engine.list(Filter::new().waits_for(WaitsFor::Admission("import".into()))).await.unwrap();
+    assert_eq!(waiting.executions.len(), 3);
+    let why = engine.why("d").await.unwrap();
+    assert_eq!(why.state, ExecutionState::Waiting);
+    assert_eq!(why.waits[0].what, WaitsFor::Admission("import".into()));
+    assert_eq!(why.queue.as_ref().map(|queue| (queue.ahead, queue.used, queue.limit)), Some((2, 1, 1)));
+    // It can be joined, sent something, and cancelled.
+    let joined = engine.start(&import, "c".into()).id("c").or_join().await.unwrap();
+    engine.signal("c", "end", &()).await.unwrap();
+    engine.cancel("b", "not needed").await.unwrap();
+    assert!(matches!(engine.handle(&import, "b").result().await, Err(WorkflowError::Cancelled { .. })));
+    assert_eq!(used(engine, None).await, (1, 2));
+    engine.signal("a", "end", &()).await.unwrap();
+    test.run(first.result()).await.unwrap();
+    assert_eq!(test.run(joined.result()).await.unwrap(), "c");
+    settle().await;
+    assert_eq!(used(engine, None).await, (1, 0));
+    engine.terminate("d", "enough").await.unwrap();
+    assert_eq!(used(engine, None).await, (0, 0));
+}
+
+/// None of its code runs; others go on.
+#[tokio::test]
+async fn a_queued_start_has_a_time_limit_of_its_own() {
+    let import = held(import().concurrency(1).when_full(Queue::new().timeout(Duration::from_secs(60))));
+    let test = engine_of(&import).await;
+    let engine = test.engine();
+    engine.start(&import, "a".into()).id("a").await.unwrap();
+    let late = engine.start(&import, "b".into()).id("b").await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(30))).await;
+    let next = engine.start(&import, "c".into()).id("c").await.unwrap();
+    assert!(matches!(test.run(late.result()).await, Err(WorkflowError::TimedOut { .. })));
+    assert_eq!(used(engine, None).await, (1, 1));
+    engine.signal("a", "end", &()).await.unwrap();
+    engine.signal("c", "end", &()).await.unwrap();
+    assert_eq!(test.run(next.result()).await.unwrap(), "c");
+    assert_eq!(used(engine, None).await, (0, 0));
+}
+
+/// The time limit of a workflow counts from its admission on.
+#[tokio::test]
+async fn waiting_in_line_is_no_part_of_the_time_limit_of_the_execution() {
+    let limited = workflow("timed").timeout(Duration::from_millis(1500)).concurrency(1).when_full(Queue::new());
+    let timed = timed(limited);
+    let test = TestEngine::new(&timed, 1).await.unwrap();
+    assert_eq!(order(&test, &timed, &[(0, "a"), (0, "b"), (0, "c")]).await, ["0a", "1b", "2c"]);
+}
+
+#[tokio::test]
+async fn a_line_may_have_a_depth() {
+    let import = held(import().concurrency(1).when_full(Queue::new().depth(2)));
+    let test = engine_of(&import).await;
+    for id in ["a", "b", "c"] {
+        test.engine().start(&import, id.into()).id(id).await.unwrap();
+    }
+    match test.engine().start(&import, "d".into()).await {
+        Err(WorkflowError::QueueFull { workflow, key, depth }) => assert_eq!((&*workflow, &*key, depth), ("import", "import", 2)),
+        other => panic!("{other:?}"),
+    }
+    test.engine().cancel("b", "no").await.unwrap();
+    test.engine().start(&import, "d".into()).await.unwrap();
+}
+
+/// A high priority overtakes; but a low one that has waited long enough comes first.
+#[tokio::test]
+async fn priorities_age() {
+    let queue = Queue::new().priority(Duration::from_secs(10), |input: &(i32, String)| input.0);
+    let timed = timed(workflow("timed").concurrency(1).when_full(queue));
+    let test = TestEngine::new(&timed, 1).await.unwrap();
+    let starts = [(0, "a"), (0, "b"), (1, "c"), (5, "d"), (-1, "e")];
+    assert_eq!(order(&test, &timed, &starts).await, ["0a", "3d", "2c", "1b", "4e"]);
+    // The first of them waits for more than the ten seconds that a step counts.
+    let engine = test.engine();
+    let mut handles = Vec::new();
+    for n in 0..40 {
+        let id = format!("x{n}");
+        handles.push(engine.start(&timed, (i32::from(n > 0), id.clone())).id(id).await.unwrap());
+        test.run(test.env().sleep(Duration::from_millis(500))).await;
+    }
+    let mut began = Vec::new();
+    for handle in handles {
+        began.push(test.run(handle.result()).await.unwrap());
+    }
+    // x1 runs when x0 could have: whatever has priority 1 and came more than ten seconds later comes after it.
+    let overtaking = began.iter().skip(1).filter(|time| **time < began[0]).count();
+    assert!(overtaking <= 20, "{overtaking}");
+}
+
+/// One key with many starts does not delay another with few.
+#[tokio::test]
+async fn keys_are_served_in_turn() {
+    let queue = Queue::new().fair(|input: &(i32, String)| input.1.clone());
+    let timed = timed(workflow("timed").concurrency(1).when_full(queue));
+    let test = TestEngine::new(&timed, 1).await.unwrap();
+    let starts = [(0, "a"), (0, "a"), (0, "a"), (0, "a"), (0, "b"), (0, "b"), (0, "c")];
+    assert_eq!(order(&test, &timed, &starts).await, ["0a", "1a", "4b", "6c", "2a", "5b", "3a"]);
+}
+
+/// A line for each key, and one for the workflow: no key waits for another while there is room.
+#[tokio::test]
+async fn lines_of_keys_and_of_the_workflow() {
+    let both = workflow("timed").concurrency(2).concurrency_by(1, |input: &(i32, String)| input.1.clone());
+    let timed = timed(both.when_full(Queue::new()));
+    let test = TestEngine::new(&timed, 1).await.unwrap();
+    let starts = [(0, "a"), (0, "a"), (0, "b"), (0, "c"), (0, "b")];
+    let order = order(&test, &timed, &starts).await;
+    // a and b run, then the second a and c, which came before the second b.
+    assert_eq!((&order[..2], &order[4..]), (&["0a".into(), "2b".to_string()][..], &["4b".to_string()][..]), "{order:?}");
+    for key in [None, Some("a"), Some("b"), Some("c")] {
+        let left = test.engine().limit_use("timed", key).await.unwrap();
+        assert_eq!((left.used, left.waiting), (0, 0), "{key:?}");
+    }
+}
+
+/// A child waits in line as any other; its parent's end takes it out of the line.
+#[tokio::test]
+async fn children_wait_in_line() {
+    let import = held(import().concurrency(1).when_full(Queue::new()));
+    let child = import.clone();
+    let parent = workflow("parent").run(move |ctx: Ctx, waits: bool| {
+        let import = child.clone();
+        async move {
+            let child = ctx.child(&import, "child".to_string()).id(format!("child-{waits}")).start().await?;
+            if !waits {
+                return Ok("left".to_string());
+            }
+            child.result().await
+        }
+    });
+    let test = TestEngine::build(1).register(&import).register(&parent).start().await.unwrap();
+    let engine = test.engine();
+    let first = engine.start(&import, "a".into()).id("a").await.unwrap();
+    let waits = engine.start(&parent, true).await.unwrap();
+    let leaves = engine.start(&parent, false).await.unwrap();
+    assert_eq!(test.run(leaves.result()).await.unwrap(), "left");
+    let cancelled = test.run(engine.handle(&import, "child-false").result()).await;
+    assert!(matches!(cancelled, Err(WorkflowError::Cancelled { .. })), "{cancelled:?}");
+    assert_eq!(used(engine, None).await, (1, 1));
+    engine.signal("child-true", "end", &()).await.unwrap();
+    engine.signal("a", "end", &()).await.unwrap();
+    test.run(first.result()).await.unwrap();
+    assert_eq!(test.run(waits.result()).await.unwrap(), "child");
+    assert_eq!(used(engine, None).await, (0, 0));
+}
+
+/// A child that is cancelled in line tells its parent.
+#[tokio::test]
+async fn a_parent_is_told_of_a_child_that_left_the_line() {
+    let import = held(import().concurrency(1).when_full(Queue::new().timeout(Duration::from_secs(5))));
+    let child = import.clone();
+    let parent = workflow("parent").run(move |ctx: Ctx, (): ()| {
+        let import = child.clone();
+        async move {
+            let child = ctx.child(&import, "child".to_string()).await;
+            Ok(child.unwrap_err().message().to_string())
+        }
+    });
+    let test = TestEngine::build(1).register(&import).register(&parent).start().await.unwrap();
+    test.engine().start(&import, "a".into()).id("a").await.unwrap();
+    let told = test.complete(&parent, ()).await.unwrap();
+    assert!(told.contains("timed out"), "{told}");
+}
