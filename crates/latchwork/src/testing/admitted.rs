@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::record::Record;
 use crate::store::{Key, Write};
 use crate::workflow::ExecutionId;
-use crate::workflow::admission::stored::{ADMISSION, Gate, Gates, Kind, Partition};
+use crate::workflow::admission::stored::{Gate, Gates, Kind, Partition};
+use crate::workflow::engine::EXECUTIONS;
 use crate::workflow::record::{Execution, Ticket};
 
 /// What is stored of limits, and what was wrong on the way there.
@@ -40,7 +41,7 @@ impl Admitted {
     pub(crate) fn landed(&mut self, writes: &[(String, Write)]) {
         let mut changes: BTreeMap<Partition, Changes> = BTreeMap::new();
         for (space, write) in writes {
-            match (space == ADMISSION, write) {
+            match (space != EXECUTIONS, write) {
                 (true, write) => self.limit(write, &mut changes),
                 (false, Write::Put(key, value)) => {
                     if let (Some(id), Ok(execution)) = (id_of(key), Execution::decode(value)) {
@@ -85,7 +86,8 @@ impl Admitted {
 
     fn execution(&mut self, id: ExecutionId, execution: &Execution, changes: &mut BTreeMap<Partition, Changes>) {
         let admission = execution.admission.as_ref().filter(|_| !execution.status.is_terminal());
-        let now: BTreeSet<Partition> = admission.map(|it| it.held(&execution.workflow).collect()).unwrap_or_default();
+        let now: BTreeSet<Partition> =
+            admission.map(|it| it.held(&execution.workflow).map(|(held, _)| held).collect()).unwrap_or_default();
         let before = self.held.remove(&id).unwrap_or_default();
         for partition in before.difference(&now) {
             self.limits.entry(partition.clone()).or_default().holders.remove(&id);
@@ -106,13 +108,19 @@ impl Admitted {
         let (held, waiting) = (limit.holders.len() as u64, limit.line.len() as u64);
         let gate = &limit.gate;
         if gate.admitted.checked_sub(limit.ended) != Some(held) {
-            complain(format!("{held} executions hold a permit, {} were admitted and {} given back", gate.admitted, limit.ended));
+            complain(format!(
+                "{held} executions hold a permit, {} were admitted and {} given back",
+                gate.admitted, limit.ended
+            ));
         }
         if gate.queued.checked_sub(gate.taken + limit.left) != Some(waiting) {
-            complain(format!("{waiting} wait; {} came, {} were taken, {} have left", gate.queued, gate.taken, limit.left));
+            complain(format!(
+                "{waiting} wait; {} came, {} were taken, {} have left",
+                gate.queued, gate.taken, limit.left
+            ));
         }
         if !changes.begun.is_empty() && held > u64::from(gate.limit) {
-            complain(format!("{held} hold a permit, and the limit is {}", gate.limit));
+            complain(format!("{:?} hold a permit, and the limit is {}", limit.holders, gate.limit));
         }
         // Those that were admitted came before all that still wait, but for those that came with this commit.
         let first = limit.line.difference(&changes.added).next();

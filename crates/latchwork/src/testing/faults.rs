@@ -16,7 +16,7 @@ use crate::node::alarm::read_alarm_key;
 use crate::record::Record;
 use crate::store::backend::{Answer, Backend, MemoryBackend};
 use crate::store::{Commit, Env, Outcome, Result, SpaceId, StoreError, Timestamp, VirtualClock, Write};
-use crate::workflow::admission::stored::ADMISSION;
+use crate::workflow::admission::stored::{ADMISSION, GATES};
 use crate::workflow::engine::{EXECUTIONS, REMOVALS};
 use crate::workflow::record::Removal;
 
@@ -165,7 +165,7 @@ impl World {
                 if name.starts_with("lock.") {
                     locks.push((name.clone(), write.clone()));
                 }
-                if name == ADMISSION || name == EXECUTIONS {
+                if [ADMISSION, GATES, EXECUTIONS].contains(&&*name) {
                     limits.push((name.clone(), write.clone()));
                 }
                 *writes.entry(name).or_default() += 1;

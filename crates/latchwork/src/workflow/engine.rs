@@ -19,7 +19,7 @@ use crate::node::Node;
 use crate::node::alarm::{self, Alarms};
 use crate::state::States;
 use crate::store::{Item, Key, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
-use crate::workflow::admission::stored::{ADMISSION, Gates};
+use crate::workflow::admission::stored::{ADMISSION, GATES, Gates};
 use crate::workflow::admission::{self, Admissions};
 use crate::workflow::deadlock::{self, Suspect};
 use crate::workflow::definition::{Definition, Workflow};
@@ -165,7 +165,7 @@ pub(crate) const REMOVALS: &str = "workflow.removals";
 const KEYS: &str = "workflow.keys";
 
 /// The names of all spaces, in the order in which they are declared.
-const NAMES: [&str; 9] = [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS, ADMISSION];
+const NAMES: [&str; 10] = [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS, ADMISSION, GATES];
 
 /// Where everything is kept.
 #[derive(Clone)]
@@ -188,9 +188,10 @@ pub(crate) struct Spaces {
 
 impl Spaces {
     pub(crate) async fn declare(store: &Store) -> Result<Spaces> {
-        // Nobody goes by the rev of a record that was removed, so nothing has to stay of it.
+        // No decision goes by the rev of a record that was removed, so nothing has to stay of it; but for gates.
         for name in NAMES {
-            store.space(SpaceSpec::new(name).keys_used_once()).await?;
+            let spec = SpaceSpec::new(name);
+            store.space(if name == GATES { spec } else { spec.keys_used_once() }).await?;
         }
         Ok(Spaces::find(store).await?.expect("all of them were declared"))
     }
@@ -208,7 +209,7 @@ impl Spaces {
                 timers: space(TIMERS)?,
                 removals: space(REMOVALS)?,
                 keys: space(KEYS)?,
-                gates: Gates { space: space(ADMISSION)? },
+                gates: Gates { gates: space(GATES)?, beside: space(ADMISSION)? },
             })
         };
         Ok(find())

@@ -116,7 +116,9 @@ pub enum WorkflowError {
     #[error("{depth} starts of workflow {workflow:?} wait for {key:?}; no more may wait")]
     QueueFull { workflow: String, key: String, depth: u32 },
     /// A start that came too soon after others.
-    #[error("workflow {workflow:?} is started {max} times in {per:?} for {key:?} at the most; try again in {retry_after:?}")]
+    #[error(
+        "workflow {workflow:?} is started {max} times in {per:?} for {key:?} at the most; try again in {retry_after:?}"
+    )]
     RateLimited { workflow: String, key: String, max: u32, per: Duration, retry_after: Duration },
     /// A definition whose limits cannot be meant.
     #[error("workflow {workflow:?} cannot be registered: {reason}")]

@@ -292,7 +292,10 @@ impl UntypedStart {
             None => None,
         };
         if definition.policy.gather().is_some() {
-            let (workflow, reason) = (name.clone(), "its starts are gathered, so none has an idempotency key, a signal or a time of its own");
+            let (workflow, reason) = (
+                name.clone(),
+                "its starts are gathered, so none has an idempotency key, a signal or a time of its own",
+            );
             let is_alone = self.key.is_some() || signal.is_some() || !matches!(self.begins, Begins::Now);
             if is_alone {
                 return Err(WorkflowError::Start { workflow, reason });
@@ -334,7 +337,10 @@ impl Starting {
         let inner = &self.inner;
         // Most often there is no other start, and nothing to wait for. A start that is gathered need not have its id.
         let is_gathered = self.definition.policy.gather().is_some();
-        if is_given && !is_gathered && let Some(started) = self.existing().await? {
+        if is_given
+            && !is_gathered
+            && let Some(started) = self.existing().await?
+        {
             return Ok(started);
         }
         // An input that no execution would be given, as in a repeated start or a join, need not fit.

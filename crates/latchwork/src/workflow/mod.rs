@@ -74,8 +74,8 @@ mod update;
 
 pub use crate::node::ExecutionId;
 
-pub use admission::{LimitUse, PlaceInLine};
 pub use admission::policy::{Batch, Debounce, Queue, RateLimit, WhenFull};
+pub use admission::{LimitUse, PlaceInLine};
 pub use branches::{Boxed, First2, First3, First4, First5, First6, JoinBranches, SelectBranches, TryJoinBranches};
 pub use bulk::{Bulk, BulkReport};
 pub use child::{Child, ChildCancelled, ChildTimedOut, StartChild};

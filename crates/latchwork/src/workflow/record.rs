@@ -61,15 +61,23 @@ pub(crate) struct Execution {
 /// How an execution was admitted under the limits of its workflow.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Admission {
-    /// The limits that it needs a permit of, in the order in which it takes them: each by its key, or none for the one
-    /// of the workflow as a whole. Keys are computed once, at the start.
-    pub(crate) gates: Vec<Option<String>>,
+    /// The limits that it needs a permit of, in the order in which it takes them.
+    pub(crate) gates: Vec<Needed>,
     /// How many of the permits it holds. They are given back with its end.
     pub(crate) passed: u8,
     /// Its place in the line for the next of them, if it waits there.
     pub(crate) ticket: Option<Ticket>,
     /// What it gathers until it begins.
     pub(crate) gathers: Option<Gathers>,
+}
+
+/// A limit that an execution needs a permit of.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Needed {
+    /// None for that of the workflow as a whole. It is computed once, at the start.
+    pub(crate) key: Option<String>,
+    /// The life of the gate that it has a permit of, or waits at: it is the same as long as there is any.
+    pub(crate) life: u64,
 }
 
 /// A place in a line. The lowest is served first.

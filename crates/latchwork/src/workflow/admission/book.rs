@@ -12,7 +12,7 @@ use crate::workflow::admission::policy::{Asked, Policy};
 use crate::workflow::admission::stored::{Bucket, Flow, Gate, Gates, Partition};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::Inputs;
-use crate::workflow::record::{Admission, Execution, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution};
+use crate::workflow::record::{Admission, Execution, Needed, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution};
 use crate::workflow::run::{Run, turn};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -129,9 +129,14 @@ impl<'a> Book<'a> {
             let (keys, view) = (self.keys(), &self.view);
             let found = fetch::<Gate>(view, &keys.gate(partition), || format!("limit {partition:?}")).await?;
             let (gate, rev) = found.map(|(gate, item)| (gate, item.rev)).unzip();
-            let gate: Gate = gate.unwrap_or_default();
-            let ended = if gate.admitted == 0 { 0 } else { count(view, &keys.ended(partition)).await? };
-            let left = if gate.queued == gate.taken { 0 } else { count(view, &keys.left(partition)).await? };
+            // A gate that is made later is made by a later view.
+            let new = || Gate { life: view.generation().0, ..Gate::default() };
+            let gate: Gate = gate.unwrap_or_else(new);
+            let ended = if gate.admitted == 0 { 0 } else { count(view, &keys.ended(partition, gate.life)).await? };
+            let left = match gate.queued == gate.taken {
+                true => 0,
+                false => count(view, &keys.left(partition, gate.life)).await?,
+            };
             let open = Open { rev, gate, ended, left, flows: BTreeMap::new(), is_changed: false };
             self.gates.insert(partition.clone(), open);
         }
@@ -179,10 +184,11 @@ impl<'a> Book<'a> {
             Err(rejected) => return Ok(Decision::Rejected(rejected)),
             Ok(begins) => begins.into_iter().for_each(|begins| first.begin_at(self.now, begins)),
         }
-        for key in passed {
-            self.pass(policy, &Partition::new(&workflow, key.as_deref())).await?;
+        let mut gates: Vec<Needed> = asked.gates.iter().map(|key| Needed { key: key.clone(), life: 0 }).collect();
+        for needed in &mut gates[..passed.len()] {
+            needed.life = self.pass(policy, &Partition::new(&workflow, needed.key.as_deref())).await?;
         }
-        let mut admission = Admission { gates: asked.gates.clone(), passed: full as u8, ticket: None, gathers: None };
+        let mut admission = Admission { gates, passed: full as u8, ticket: None, gathers: None };
         self.gather(policy, asked, id, first, &mut admission);
         if !waits.is_empty() {
             self.queue(policy, &workflow, id, first, &mut admission, (asked.priority, asked.flow.as_deref())).await?;
@@ -205,13 +211,13 @@ impl<'a> Book<'a> {
         Ok(depth.map(|depth| WorkflowError::QueueFull { workflow, key, depth }))
     }
 
-    /// Takes a permit of a limit.
-    async fn pass(&mut self, policy: &Policy, partition: &Partition) -> Result<()> {
+    /// Takes a permit of a limit. Gives the life of its gate.
+    async fn pass(&mut self, policy: &Policy, partition: &Partition) -> Result<u64> {
         let open = self.open(partition).await?;
         open.gate.limit = policy.most(partition).unwrap_or(u32::MAX);
         open.gate.admitted += 1;
         open.is_changed = true;
-        Ok(())
+        Ok(open.gate.life)
     }
 
     /// Takes a token from the bucket of a rate limit. Gives when the execution may begin, if that is not now.
@@ -254,27 +260,28 @@ impl<'a> Book<'a> {
         admission: &mut Admission,
         (priority, flow): (i32, Option<&str>),
     ) -> Result<()> {
-        let key = admission.gates.get(usize::from(admission.passed)).cloned().flatten();
+        let key = admission.gates.get(usize::from(admission.passed)).and_then(|needed| needed.key.clone());
         let partition = Partition::new(workflow, key.as_deref());
         let rank = self.rank(policy, &partition, priority, flow).await?;
         let open = self.open(&partition).await?;
         open.gate.queued += 1;
         open.is_changed = true;
-        let ticket = Ticket { rank, number: open.gate.queued };
-        self.wait_in_line(policy, &partition, id, execution, admission, ticket);
+        let (ticket, life) = (Ticket { rank, number: open.gate.queued }, open.gate.life);
+        self.wait_in_line(policy, (&partition, life), id, execution, admission, ticket);
         Ok(())
     }
 
     fn wait_in_line(
         &mut self,
         policy: &Policy,
-        partition: &Partition,
+        (partition, life): (&Partition, u64),
         id: &ExecutionId,
         execution: &mut Execution,
         admission: &mut Admission,
         ticket: Ticket,
     ) {
         admission.ticket = Some(ticket);
+        admission.gates[usize::from(admission.passed)].life = life;
         self.writes.insert(self.keys().place(partition, ticket, id), Some(crate::store::Bytes::new()));
         let until = policy.queue_timeout().map(|timeout| Timestamp(execution.started_us).plus(timeout));
         let what = WaitsFor::Admission(partition.key().unwrap_or(partition.workflow()).into());
@@ -344,7 +351,8 @@ impl<'a> Book<'a> {
     async fn admit(&mut self, policy: &Policy, at: &Partition, ticket: Ticket, id: &ExecutionId) -> Result<()> {
         let found = fetch_execution(&self.view, &self.engine.spaces.executions, id).await?;
         let its = |execution: &Execution| execution.admission.as_ref()?.queued(&execution.workflow);
-        let Some((before, item)) = found.filter(|(found, _)| its(found) == Some((at.clone(), ticket))) else {
+        let is_its = |it: &Execution| its(it).is_some_and(|(line, _, place)| line == *at && place == ticket);
+        let Some((before, item)) = found.filter(|(found, _)| is_its(found)) else {
             tracing::error!(%id, "a place in a line is of no execution that waits there, and is taken away");
             return Ok(());
         };
@@ -352,12 +360,14 @@ impl<'a> Book<'a> {
         let mut after = before.clone();
         let mut admission = after.admission.take().unwrap_or_default();
         (admission.ticket, admission.passed) = (None, admission.passed + 1);
-        let rest = admission.gates.get(usize::from(admission.passed)..).unwrap_or_default().to_vec();
+        let rest = admission.gates.iter().skip(admission.passed.into()).map(|needed| needed.key.clone());
+        let rest: Vec<Option<String>> = rest.collect();
         let further = self.first_full(policy, &after.workflow, &rest).await?;
         for key in &rest[..further] {
-            self.pass(policy, &Partition::new(&before.workflow, key.as_deref())).await?;
+            let life = self.pass(policy, &Partition::new(&before.workflow, key.as_deref())).await?;
+            admission.gates[usize::from(admission.passed)].life = life;
+            admission.passed += 1;
         }
-        admission.passed += further as u8;
         match rest.get(further) {
             Some(key) => {
                 // Where it stood in the line before counts in the next, too.
@@ -365,8 +375,8 @@ impl<'a> Book<'a> {
                 let open = self.open(&next).await?;
                 open.gate.queued += 1;
                 open.is_changed = true;
-                let ticket = Ticket { rank: ticket.rank, number: open.gate.queued };
-                self.wait_in_line(policy, &next, id, &mut after, &mut admission, ticket);
+                let (ticket, life) = (Ticket { rank: ticket.rank, number: open.gate.queued }, open.gate.life);
+                self.wait_in_line(policy, (&next, life), id, &mut after, &mut admission, ticket);
             }
             None => {
                 after.let_begin(self.now, self.engine.timeout_of(&before.workflow));

@@ -33,8 +33,8 @@ pub(crate) use gather::list;
 use lane::{Job, StartJob, Starter};
 pub(crate) use policy::{Asked, Policy};
 pub(crate) use starter::Stored;
-pub(crate) use tidy::keep;
 use stored::{Gate, Gates, Partition};
+pub(crate) use tidy::keep;
 
 /// How long to wait after the store did not serve.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -88,7 +88,7 @@ impl PlaceInLine {
         execution: &Execution,
     ) -> Result<Option<PlaceInLine>> {
         let queued = execution.admission.as_ref().and_then(|it| it.queued(&execution.workflow));
-        let Some((partition, ticket)) = queued else { return Ok(None) };
+        let Some((partition, _, ticket)) = queued else { return Ok(None) };
         let before = gates.line(&partition).before(&gates.place(&partition, ticket, id));
         let ahead = match before.is_empty() {
             true => 0,
@@ -107,7 +107,8 @@ async fn limit_use(gates: &Gates, view: &View, partition: &Partition) -> Result<
         return Ok(Default::default());
     };
     let count = async |key| view.get(&key).await.map(|found| found.map_or(0, |item| item.rev.0));
-    let (ended, left) = (count(gates.ended(partition)).await?, count(gates.left(partition)).await?);
+    let (ended, left) =
+        (count(gates.ended(partition, gate.life)).await?, count(gates.left(partition, gate.life)).await?);
     let (used, waiting) = (gate.admitted.saturating_sub(ended), (gate.queued - gate.taken).saturating_sub(left));
     Ok((gate, LimitUse { used, waiting }))
 }
@@ -221,11 +222,13 @@ impl Inner {
     pub(crate) fn giving_back(self: &Arc<Inner>, id: &ExecutionId, before: &Execution) -> Option<Part> {
         let admission: &Admission = before.admission.as_deref()?;
         let (gates, admissions) = (&self.spaces.gates, self.admissions.clone());
-        let mut partitions: Vec<Partition> = admission.held(&before.workflow).collect();
-        let ended = |part: Part, partition: &Partition| part.put(&gates.ended(partition), Vec::new());
-        let mut part = partitions.iter().fold(Part::default(), ended);
-        if let Some((partition, ticket)) = admission.queued(&before.workflow) {
-            part = part.delete(&gates.place(&partition, ticket, id)).put(&gates.left(&partition), Vec::new());
+        let (mut part, mut partitions) = (Part::default(), Vec::new());
+        for (partition, life) in admission.held(&before.workflow) {
+            part = part.put(&gates.ended(&partition, life), Vec::new());
+            partitions.push(partition);
+        }
+        if let Some((partition, life, ticket)) = admission.queued(&before.workflow) {
+            part = part.delete(&gates.place(&partition, ticket, id)).put(&gates.left(&partition, life), Vec::new());
             partitions.push(partition);
         }
         let is_any = !partitions.is_empty();

@@ -293,9 +293,7 @@ impl Policy {
         }
         match &self.batch {
             Some(Batch { max_size: 0, .. }) => Some("a batch of 0 inputs can never be full; the least is 1"),
-            Some(Batch { max_size, .. }) if *max_size > LARGEST_BATCH => {
-                Some("a batch has at most 10,000 inputs")
-            }
+            Some(Batch { max_size, .. }) if *max_size > LARGEST_BATCH => Some("a batch has at most 10,000 inputs"),
             Some(Batch { max_wait, .. }) if max_wait.is_zero() => {
                 Some("a batch that waits for no time at all would gather nothing")
             }
@@ -343,7 +341,11 @@ impl Policy {
 
     /// How much a step of priority counts, if it counts as time.
     pub(crate) fn ageing(&self) -> Option<Duration> {
-        if let WhenFull::Queue(queue) = &self.when_full { queue.priority.as_ref().map(|(ageing, _)| *ageing) } else { None }
+        if let WhenFull::Queue(queue) = &self.when_full {
+            queue.priority.as_ref().map(|(ageing, _)| *ageing)
+        } else {
+            None
+        }
     }
 
     /// How many starts a bucket holds, and in which time it is filled; and whether starts wait for it.
@@ -363,7 +365,9 @@ impl Policy {
             let key = function(input).map_err(|reason| bad(what, reason))?;
             match key.len() {
                 0 => Err(bad(what, "it is empty".into())),
-                length if length > KEY_BYTES => Err(bad(what, format!("it has {length} bytes; the limit is {KEY_BYTES}"))),
+                length if length > KEY_BYTES => {
+                    Err(bad(what, format!("it has {length} bytes; the limit is {KEY_BYTES}")))
+                }
                 _ => Ok(key),
             }
         };

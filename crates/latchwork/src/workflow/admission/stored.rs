@@ -11,7 +11,8 @@ use crate::store::{Key, Range, Space};
 use crate::workflow::ExecutionId;
 use crate::workflow::record::{Admission, Ticket};
 
-/// The name of the space.
+/// The names of the spaces: of what decisions go by, and of what stands beside it.
+pub(crate) const GATES: &str = "workflow.gates";
 pub(crate) const ADMISSION: &str = "workflow.admission";
 
 /// What a limit is for: a workflow, or a key of one.
@@ -56,6 +57,8 @@ impl Partition {
 /// counted by the rev of a key beside it: so an end needs no look at the gate.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Gate {
+    /// Tells this gate from earlier ones of the same partition, that were cleared away when they were not in use.
+    pub(crate) life: u64,
     /// How many it let through at once when it did last.
     pub(crate) limit: u32,
     /// How many were admitted.
@@ -111,7 +114,11 @@ pub(crate) enum Kind {
 /// The keys of what is stored of limits.
 #[derive(Clone)]
 pub(crate) struct Gates {
-    pub(crate) space: Space,
+    /// Records whose revs are checked. They are deleted and made again, and a decision that rests on one from before must
+    /// not pass: so their revs are never used again.
+    pub(crate) gates: Space,
+    /// Counters of one life of a gate, and lines.
+    pub(crate) beside: Space,
 }
 
 impl Gates {
@@ -124,36 +131,40 @@ impl Gates {
     }
 
     pub(crate) fn gate(&self, partition: &Partition) -> Key {
-        self.space.key(Gates::bytes(GATE, partition))
+        self.gates.key(Gates::bytes(GATE, partition))
+    }
+
+    fn counter(&self, kind: u8, partition: &Partition, life: u64) -> Key {
+        self.beside.key([&Gates::bytes(kind, partition)[..], &life.to_be_bytes()].concat())
     }
 
     /// Written by each end of an execution that holds a permit: its rev counts them.
-    pub(crate) fn ended(&self, partition: &Partition) -> Key {
-        self.space.key(Gates::bytes(ENDED, partition))
+    pub(crate) fn ended(&self, partition: &Partition, life: u64) -> Key {
+        self.counter(ENDED, partition, life)
     }
 
     /// Written by each end of an execution that waits in the line: its rev counts them.
-    pub(crate) fn left(&self, partition: &Partition) -> Key {
-        self.space.key(Gates::bytes(LEFT, partition))
+    pub(crate) fn left(&self, partition: &Partition, life: u64) -> Key {
+        self.counter(LEFT, partition, life)
     }
 
     pub(crate) fn flow(&self, partition: &Partition, flow: &str) -> Key {
         let mut bytes = Gates::bytes(FLOW, partition);
         bytes.extend_from_slice(flow.as_bytes());
-        self.space.key(bytes)
+        self.beside.key(bytes)
     }
 
     /// All keys that are served in turn.
     pub(crate) fn flows(&self, partition: &Partition) -> Range {
-        self.space.prefix(Gates::bytes(FLOW, partition))
+        self.beside.prefix(Gates::bytes(FLOW, partition))
     }
 
     pub(crate) fn bucket(&self, partition: &Partition) -> Key {
-        self.space.key(Gates::bytes(BUCKET, partition))
+        self.gates.key(Gates::bytes(BUCKET, partition))
     }
 
     pub(crate) fn gathering(&self, partition: &Partition) -> Key {
-        self.space.key(Gates::bytes(GATHERING, partition))
+        self.gates.key(Gates::bytes(GATHERING, partition))
     }
 
     /// A place in a line.
@@ -162,26 +173,26 @@ impl Gates {
         bytes.extend_from_slice(&ticket.rank.to_be_bytes());
         bytes.extend_from_slice(&ticket.number.to_be_bytes());
         bytes.extend_from_slice(id.as_bytes());
-        self.space.key(bytes)
+        self.beside.key(bytes)
     }
 
     /// All places in a line, the first to be served first.
     pub(crate) fn line(&self, partition: &Partition) -> Range {
-        self.space.prefix(Gates::bytes(LINE, partition))
+        self.beside.prefix(Gates::bytes(LINE, partition))
     }
 
     /// Behind all places in a line: no id has such a byte.
     pub(crate) fn end_of_line(&self, partition: &Partition) -> Key {
-        self.space.key([&Gates::bytes(LINE, partition)[..], &[0xff; 17]].concat())
+        self.beside.key([&Gates::bytes(LINE, partition)[..], &[0xff; 17]].concat())
     }
 
     /// All lines of a shard, and all its gates.
     pub(crate) fn lines(&self, shard: u16) -> Range {
-        self.space.prefix([&shard_key(shard)[..], &[LINE]].concat())
+        self.beside.prefix([&shard_key(shard)[..], &[LINE]].concat())
     }
 
     pub(crate) fn gates(&self, shard: u16) -> Range {
-        self.space.prefix([&shard_key(shard)[..], &[GATE]].concat())
+        self.gates.prefix([&shard_key(shard)[..], &[GATE]].concat())
     }
 
     /// The partition that the key of a gate, or of a place in a line, is of.
@@ -213,16 +224,16 @@ impl Gates {
 }
 
 impl Admission {
-    /// The limits that it holds a permit of.
-    pub(crate) fn held<'a>(&'a self, workflow: &'a str) -> impl Iterator<Item = Partition> + 'a {
+    /// The limits that it holds a permit of, and the lives of their gates.
+    pub(crate) fn held<'a>(&'a self, workflow: &'a str) -> impl Iterator<Item = (Partition, u64)> + 'a {
         let passed = self.gates.iter().take(self.passed.into());
-        passed.map(move |key| Partition::new(workflow, key.as_deref()))
+        passed.map(move |it| (Partition::new(workflow, it.key.as_deref()), it.life))
     }
 
-    /// The limit in whose line it stands, and its place there.
-    pub(crate) fn queued(&self, workflow: &str) -> Option<(Partition, Ticket)> {
+    /// The limit in whose line it stands, the life of its gate, and its place there.
+    pub(crate) fn queued(&self, workflow: &str) -> Option<(Partition, u64, Ticket)> {
         let (ticket, gate) = (self.ticket?, self.gates.get(usize::from(self.passed))?);
-        Some((Partition::new(workflow, gate.as_deref()), ticket))
+        Some((Partition::new(workflow, gate.key.as_deref()), gate.life, ticket))
     }
 }
 

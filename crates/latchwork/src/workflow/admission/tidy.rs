@@ -8,10 +8,10 @@ use crate::lane::Part;
 use crate::record::Record;
 use crate::store::{Commit, Key, Order, Outcome, View};
 use crate::workflow::Result;
+use crate::workflow::admission::Admissions;
 use crate::workflow::admission::book::GATE;
 use crate::workflow::admission::policy::Asked;
 use crate::workflow::admission::stored::{Bucket, Gate, Gates, Partition};
-use crate::workflow::admission::Admissions;
 use crate::workflow::engine::Inner;
 use crate::workflow::record::fetch;
 
@@ -82,7 +82,7 @@ async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<
     let place = || format!("limit {partition:?}");
     let mut part = Part::default();
     if let Some((gate, item)) = fetch::<Gate>(view, &gates.gate(partition), place).await? {
-        let beside = [gates.ended(partition), gates.left(partition)];
+        let beside = [gates.ended(partition, gate.life), gates.left(partition, gate.life)];
         let [ended, left] = [view.get(&beside[0]).await?, view.get(&beside[1]).await?];
         let count = |item: &Option<crate::store::Item>| item.as_ref().map_or(0, |item| item.rev.0);
         if gate.admitted == count(&ended) && gate.queued == gate.taken + count(&left) {

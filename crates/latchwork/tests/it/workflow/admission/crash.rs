@@ -12,13 +12,12 @@ fn often() -> Retry {
 /// The last start is admitted when all before it have ended, in whichever life: no permit is lost or left.
 #[tokio::test]
 async fn permits_and_places_in_line_outlive_a_crash_at_any_commit() {
-    let limited: Workflow<u32, u32> = workflow("limited").concurrency(1).when_full(Queue::new()).run(
-        async |ctx: Ctx, n: u32| {
+    let limited: Workflow<u32, u32> =
+        workflow("limited").concurrency(1).when_full(Queue::new()).run(async |ctx: Ctx, n: u32| {
             ctx.run("one", async || Ok::<_, Failure>(())).retry(often()).await?;
             ctx.sleep(Duration::from_secs(5)).await?;
             ctx.run("two", async || Ok::<_, Failure>(n)).retry(often()).await
-        },
-    );
+        });
     let others = limited.clone();
     let crashes = Crashes::of(&limited, 1).outside(move |engine| {
         let limited = others.clone();

@@ -112,7 +112,9 @@ async fn a_line_may_have_a_depth() {
         test.engine().start(&import, id.into()).id(id).await.unwrap();
     }
     match test.engine().start(&import, "d".into()).await {
-        Err(WorkflowError::QueueFull { workflow, key, depth }) => assert_eq!((&*workflow, &*key, depth), ("import", "import", 2)),
+        Err(WorkflowError::QueueFull { workflow, key, depth }) => {
+            assert_eq!((&*workflow, &*key, depth), ("import", "import", 2))
+        }
         other => panic!("{other:?}"),
     }
     test.engine().cancel("b", "no").await.unwrap();
@@ -163,7 +165,11 @@ async fn lines_of_keys_and_of_the_workflow() {
     let starts = [(0, "a"), (0, "a"), (0, "b"), (0, "c"), (0, "b")];
     let order = order(&test, &timed, &starts).await;
     // a and b run, then the second a and c, which came before the second b.
-    assert_eq!((&order[..2], &order[4..]), (&["0a".into(), "2b".to_string()][..], &["4b".to_string()][..]), "{order:?}");
+    assert_eq!(
+        (&order[..2], &order[4..]),
+        (&["0a".into(), "2b".to_string()][..], &["4b".to_string()][..]),
+        "{order:?}"
+    );
     for key in [None, Some("a"), Some("b"), Some("c")] {
         let left = test.engine().limit_use("timed", key).await.unwrap();
         assert_eq!((left.used, left.waiting), (0, 0), "{key:?}");

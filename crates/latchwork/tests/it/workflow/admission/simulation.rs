@@ -100,9 +100,9 @@ impl Play {
         });
         let debounce = Debounce::new(Duration::from_secs(1)).max_wait(Duration::from_secs(3));
         let debounce = debounce.by(|n: &u64| (n % 2).to_string());
-        let debounced = workflow("debounced").debounce(debounce).run(async |ctx: Ctx, n: u64| {
-            ctx.run("end", async || Ok::<_, Failure>(n)).retry(often()).await
-        });
+        let debounced = workflow("debounced")
+            .debounce(debounce)
+            .run(async |ctx: Ctx, n: u64| ctx.run("end", async || Ok::<_, Failure>(n)).retry(often()).await);
         let batched = workflow("batched").concurrency(2).when_full(Queue::new());
         let batched = batched.batch(Batch::new(3, Duration::from_secs(2)));
         let batched = batched.run(async |ctx: Ctx, numbers: Vec<u64>| {

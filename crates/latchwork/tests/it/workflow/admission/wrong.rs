@@ -27,7 +27,10 @@ async fn limits_that_cannot_be_meant_are_told_at_the_registration() {
         (plain(of().when_full(Queue::new())), "a line needs a limit"),
         (plain(of().concurrency(1).when_full(Queue::new().depth(0))), "a line of depth 0"),
         (plain(of().concurrency(1).when_full(Queue::new().timeout(Duration::ZERO))), "a time limit of zero"),
-        (plain(of().concurrency(1).when_full(Queue::new().priority(Duration::ZERO, |_: &String| 1))), "an ageing of zero"),
+        (
+            plain(of().concurrency(1).when_full(Queue::new().priority(Duration::ZERO, |_: &String| 1))),
+            "an ageing of zero",
+        ),
         (plain(of().rate_limit(RateLimit::new(0, SECOND))), "a rate limit of 0"),
         (plain(of().rate_limit(RateLimit::new(1, Duration::ZERO))), "the period of a rate limit"),
         (plain(of().debounce(Debounce::new(Duration::ZERO))), "a window of zero"),
