@@ -391,14 +391,23 @@ impl Run {
                 parent: state.execution.parent.clone(),
                 schedule: state.execution.schedule.clone(),
                 admission: state.execution.admission.clone(),
+                superseded: state.execution.superseded,
+                run: state.execution.run,
+                key: state.execution.key.clone(),
                 ..Execution::default()
             });
             let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), how).await {
                 Ok(closing) => closing,
                 Err(error) => return Err(self.stops(error)),
             };
+            let mut next = next.clone();
+            match (&status, self.engine.succession(&self.id, &before, &mut closing.parts, None).await) {
+                (_, Err(error)) => return Err(self.stops(error)),
+                (Some(status), Ok(Some(first))) => next = Next::Succeeds(status.clone(), Box::new(first)),
+                _ => {}
+            }
             self.forget_effects_on(&closing.parts);
-            let (mut commit, boarded) = self.board(Commit::new(), next.clone());
+            let (mut commit, boarded) = self.board(Commit::new(), next);
             // A message that is taken away with a lock may be among those that are received.
             let is_written = |write: &Write| commit.writes().iter().any(|other| other.key() == write.key());
             let is_new = |write: &Write| !matches!(write, Write::Delete(_)) || !is_written(write);
@@ -526,7 +535,9 @@ impl Inner {
         freed.notices.into_iter().for_each(|notices| mail.notices(notices));
         let mut parts = mail.parts(self, how.from_store, &BTreeSet::new()).await?;
         parts.extend(freed.parts);
-        parts.extend(status.and_then(|_| self.giving_back(id, before)));
+        // The permits of one whose place is taken go over to the other.
+        let gives_back = status.is_some() && before.superseded.is_none();
+        parts.extend(gives_back.then(|| self.giving_back(id, before)).flatten());
         Ok(Closing { parts, _turns: freed.turns })
     }
 }

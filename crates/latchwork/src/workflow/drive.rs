@@ -370,7 +370,7 @@ async fn commit(run: Arc<Run>, next: Next) {
     let stop = match &next {
         Next::Waits(until, _) => Some(Stop::Suspended(*until)),
         Next::Continues(_) => Some(Stop::Continued),
-        Next::Runs | Next::Rests(_) => None,
+        Next::Runs | Next::Rests(_) | Next::Succeeds(..) => None,
     };
     let waits_for_others = matches!(&next, Next::Waits(_, waits) if waits.iter().any(Wait::is_for_others));
     let continues = matches!(next, Next::Continues(_));

@@ -18,7 +18,7 @@ use crate::workflow::admission::{Asked, Book, Decision, Started, Stored};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Engine, Inner, News, check_name};
 use crate::workflow::kept::{Delivered, Letter, Message};
-use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, fetch, keyed_key};
+use crate::workflow::record::{Attribute, Execution, Keyed, Labels, Status, Supersede, fetch, keyed_key};
 use crate::workflow::run::{Run, hash_text, largest};
 use crate::workflow::signal::{Signal, written};
 use crate::workflow::step::read_failure;
@@ -44,6 +44,7 @@ struct UntypedStart {
     begins: Begins,
     signal: Option<(String, Result<String>, Option<String>)>,
     labels: Labels,
+    supersede: Option<Supersede>,
 }
 
 /// When an execution begins.
@@ -110,6 +111,7 @@ impl Engine {
             begins: Begins::Now,
             signal: None,
             labels: Labels::default(),
+            supersede: None,
         };
         Start { start, output: PhantomData }
     }
@@ -178,6 +180,21 @@ impl<O> Start<O> {
         if let Some((_, _, signal_id)) = &mut self.start.signal {
             *signal_id = Some(id);
         }
+        self
+    }
+
+    /// Takes the place of the execution of that id, if there is one that has not ended: in one step, which no crash can
+    /// leave half done, that one is made to end, and this follows it. One that has ended is removed. The other's callers
+    /// are told that it was cancelled or terminated.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result, Supersede, Workflow};
+    /// # async fn example(engine: Engine, report: Workflow<u32, u32>) -> Result<()> {
+    /// engine.start(&report, 7).id("report").supersede(Supersede::Cancel).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn supersede(mut self, how: Supersede) -> Start<O> {
+        self.start.supersede = Some(how);
         self
     }
 
@@ -301,6 +318,10 @@ impl UntypedStart {
                 return Err(WorkflowError::Start { workflow, reason });
             }
         }
+        if self.supersede.is_some() && (self.key.is_some() || signal.is_some() || self.join) {
+            let reason = "one that takes the place of another has no idempotency key or signal, and joins none";
+            return Err(WorkflowError::Start { workflow: name, reason });
+        }
         let now = inner.store.env().now();
         let begins = match self.begins {
             Begins::Now => now,
@@ -312,7 +333,8 @@ impl UntypedStart {
         let is_given = self.id.is_some();
         let id = self.id.unwrap_or_else(|| inner.store.env().uuid().to_string().into());
         check_name("the id of an execution", &id)?;
-        let starting = Starting { inner, id, execution, definition, signal, join: self.join, restart: self.restart };
+        let (join, restart, supersede) = (self.join, self.restart || self.supersede.is_some(), self.supersede);
+        let starting = Starting { inner, id, execution, definition, signal, join, restart, supersede };
         starting.execution.key.iter().try_for_each(|key| check_name("an idempotency key", key))?;
         match starting.keyed().await? {
             Some(started) => Ok(started),
@@ -330,13 +352,14 @@ struct Starting {
     signal: Option<(String, String, Option<String>)>,
     join: bool,
     restart: bool,
+    supersede: Option<Supersede>,
 }
 
 impl Starting {
     async fn start(self, is_given: bool) -> Result<Started> {
         let inner = &self.inner;
         // Most often there is no other start, and nothing to wait for. A start that is gathered need not have its id.
-        let is_gathered = self.definition.policy.gather().is_some();
+        let is_gathered = self.definition.policy.gather().is_some() || self.supersede.is_some();
         if is_given
             && !is_gathered
             && let Some(started) = self.existing().await?
@@ -346,6 +369,12 @@ impl Starting {
         // An input that no execution would be given, as in a repeated start or a join, need not fit.
         self.definition.check(&self.execution.input)?;
         let asked = self.definition.asked(&self.execution.input)?;
+        if is_given
+            && let Some(how) = self.supersede
+            && inner.take_place(&self.id, &self.execution, asked.as_ref(), how).await?
+        {
+            return Ok(self.id.into());
+        }
         loop {
             let mut begun = std::pin::pin!(inner.begun.notified());
             begun.as_mut().enable();

@@ -149,6 +149,7 @@ enum What {
     Published,
     Child,
     Inputs = 16,
+    Successor,
 }
 
 /// The keys of an execution's things.
@@ -211,6 +212,11 @@ impl<'a> Kept<'a> {
 
     pub(crate) fn children(&self) -> Range {
         self.space.prefix(self.bytes(What::Child, &[]))
+    }
+
+    /// The first record of the execution that takes its place.
+    pub(crate) fn successor(&self) -> Key {
+        self.key(What::Successor, &[])
     }
 
     /// Inputs of a batch, from this one on.

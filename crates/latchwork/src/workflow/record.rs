@@ -56,6 +56,19 @@ pub(crate) struct Execution {
     pub(crate) schedule: Option<String>,
     /// How it was admitted, if its workflow has limits.
     pub(crate) admission: Option<Box<Admission>>,
+    /// Whether another start takes its place when it ends, and how it is made to.
+    pub(crate) superseded: Option<Supersede>,
+}
+
+/// What becomes of an execution whose place another start of its id takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Supersede {
+    /// It is cancelled, and may clean up. Then the other takes its place.
+    Cancel,
+    /// It is ended at once, without any more of its code being run.
+    Terminate,
 }
 
 /// How an execution was admitted under the limits of its workflow.
@@ -456,7 +469,7 @@ pub(crate) struct Keyed {
 #[derive(Serialize, Deserialize)]
 struct Told(Entry, Option<Intent>);
 
-stored!(Execution => [b"\0\0"], Removal, Keyed, Told);
+stored!(Execution => [b"\0\0\0"], Removal, Keyed, Told);
 
 /// The record under a key, as a view shows it. One that cannot be read is an error that tells its place.
 pub(crate) async fn fetch<R: Record>(

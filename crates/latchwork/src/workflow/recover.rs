@@ -15,7 +15,7 @@ use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, Sto
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::listed::{read_by_status, read_end};
-use crate::workflow::record::{Execution, Status, read_count};
+use crate::workflow::record::{Execution, Status, Supersede, read_count};
 use crate::workflow::run::{Next, Probation, RECORD, Run, Stop};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -401,6 +401,10 @@ impl Inner {
         };
         let Some((mut execution, rev)) = found else { return Ok(None) };
         if execution.status.is_terminal() || matches!(execution.status, Status::Parked(_)) {
+            return Ok(None);
+        }
+        if execution.superseded == Some(Supersede::Terminate) {
+            self.end_superseded(id);
             return Ok(None);
         }
         let now = self.store.env().now().0;

@@ -131,6 +131,8 @@ pub(crate) struct State {
     started: Option<oneshot::Sender<Result<()>>>,
     /// What its start asks for, if its first commit is to be admitted.
     pub(crate) asked: Option<Asked>,
+    /// What it has come to, if another has taken its place.
+    succeeded: Option<Status>,
 }
 
 /// What an execution publishes.
@@ -203,6 +205,8 @@ pub(crate) enum Next {
     Rests(Status),
     /// Anew, with this input.
     Continues(String),
+    /// It has ended as this, and another takes its place, whose record this is.
+    Succeeds(Status, Box<Execution>),
 }
 
 impl Run {
@@ -290,7 +294,8 @@ impl Run {
     /// What it has come to, if that is stored.
     pub(crate) fn ended_as(&self) -> Option<Status> {
         let state = self.state.lock();
-        (state.rev.is_some() && state.execution.status.is_terminal()).then(|| state.execution.status.clone())
+        let ended = (state.rev.is_some() && state.execution.status.is_terminal()).then_some(&state.execution.status);
+        state.succeeded.as_ref().or(ended).cloned()
     }
 
     /// Tells this run of the execution from every other, also from one that has had the same id.

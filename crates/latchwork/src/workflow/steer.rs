@@ -13,8 +13,9 @@ use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::handle::Handle;
 use crate::workflow::history::ExecutionState;
 use crate::workflow::kept::Letter;
-use crate::workflow::record::{Execution, Status, Wait, WaitsFor, failure_text};
+use crate::workflow::record::{Execution, Status, Supersede, Wait, WaitsFor, failure_text};
 use crate::workflow::run::{Listed, RECORD, Stop, turn};
+use crate::workflow::supersede::Marked;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// What an execution waits for.
@@ -140,16 +141,37 @@ impl Inner {
     /// nobody else changes the locks in it.
     pub(crate) async fn terminate(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
         let (engine, id, reason) = (self.clone(), id.clone(), reason.to_string());
-        let terminated = self.node.runtime.run(async move { engine.terminate_now(&id, &reason).await });
+        let terminated = self.node.runtime.run(async move { engine.terminate_now(&id, &reason, None).await });
         terminated.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
-    async fn terminate_now(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
+    /// Ends an execution. If another takes its place, that is its first record, unless it is stored already.
+    pub(crate) async fn terminate_now(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        reason: &str,
+        successor: Option<Execution>,
+    ) -> Result<()> {
         let failure = Failure::new(format!("it was terminated: {reason}")).with_code("latchwork.terminated");
         let status = Status::Failed(failure_text(&failure));
-        let (mut is_tried, mut is_large) = (false, false);
+        let (mut is_tried, mut is_large, mut is_marked) = (false, false, false);
         loop {
-            if let Some(run) = self.resident(id) {
+            let is_queued = async || Ok::<_, WorkflowError>(self.known(id).await?.0.is_queued());
+            if let Some(successor) = successor.as_ref().filter(|_| !is_marked)
+                && (self.is_resident(id) || is_queued().await?)
+            {
+                match self.supersede(id, successor, Supersede::Terminate).await? {
+                    Marked::Given => return Ok(()),
+                    Marked::Refused => continue,
+                    Marked::Ends => is_marked = true,
+                }
+            }
+            let resident = self.resident(id);
+            // It may have ended by itself, and what is in memory by now be the other.
+            if is_marked && self.known(id).await?.0.superseded.is_none() {
+                return Ok(());
+            }
+            if let Some(run) = resident {
                 is_tried = true;
                 // What is on its way lands, and then it ends.
                 run.set_stop(Stop::Terminated(status.clone()));
@@ -165,7 +187,11 @@ impl Inner {
             }
             // It may be taken up meanwhile, and come to more that goes with its end: that does not change its record.
             let view = self.store.view().await?;
-            let (before, rev) = self.known(id).await?;
+            let (mut before, rev) = self.known(id).await?;
+            if is_tried && self.is_followed(&before, successor.as_ref()) {
+                return Ok(());
+            }
+            before.superseded = before.superseded.or(successor.as_ref().map(|_| Supersede::Terminate));
             if before.status.is_terminal() {
                 // The answer to the commit may have been lost.
                 let is_done = is_tried && before.status == status;
@@ -173,7 +199,9 @@ impl Inner {
             }
             let how = How { from_store: true, is_large };
             let mut closing = self.closing(id, &before, Some(&status), how).await?;
-            let mut after = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
+            let ended = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
+            let first = self.succession(id, &before, &mut closing.parts, successor.as_ref()).await?;
+            let mut after = first.unwrap_or(ended);
             let requests = self.locks.spaces.owned_by(&Owner::Execution(id.clone()));
             let unchanged = |range| Check::Unchanged(range, view.generation());
             let part = self.at_record(id, Some(rev)).check(RECORD, unchanged(requests));
@@ -190,6 +218,9 @@ impl Inner {
             if performed {
                 due.into_iter().for_each(|due| self.removals.set(id, due));
                 self.set_aside.lock().remove(id);
+                if !after.status.is_terminal() {
+                    self.wake_up(id);
+                }
                 self.metrics.ended(&before.workflow, &status);
                 self.ended(id, Some(status));
                 return Ok(());

@@ -72,6 +72,8 @@ pub(crate) struct Boarded {
     progress: bool,
     /// When something of it is to be removed.
     removal: Option<Timestamp>,
+    /// What it has come to, if another takes its place.
+    succeeded: Option<Status>,
 }
 
 /// What a refusal means.
@@ -130,6 +132,11 @@ impl Run {
                 continues = true;
                 boarded.pending.retain(|pending| pending.effect.is_some());
             }
+            Next::Succeeds(status, first) => {
+                after = *first;
+                (continues, boarded.succeeded) = (true, Some(status));
+                boarded.pending.retain(|pending| pending.effect.is_some());
+            }
         }
         if !continues {
             part = self.journaled(part, &state, Some(&mut after), &boarded);
@@ -146,7 +153,9 @@ impl Run {
         let is_gone = state.stop.is_some() || state.has_left || state.execution.status.is_terminal();
         let part = match state.rev {
             // It was to stop; whatever was on its way to be done is not.
-            _ if is_gone && !matches!(next, Next::Rests(_)) => part.at_rev(RECORD, &self.key, Rev(u64::MAX)),
+            _ if is_gone && !matches!(next, Next::Rests(_) | Next::Succeeds(..)) => {
+                part.at_rev(RECORD, &self.key, Rev(u64::MAX))
+            }
             Some(rev) => part.at_rev(RECORD, &self.key, rev),
             None => part.absent(RECORD, &self.key),
         };
@@ -264,6 +273,7 @@ impl Run {
         if boarded.progress {
             (state.taken_up, state.probation) = (0, None);
         }
+        state.succeeded = boarded.succeeded.or(state.succeeded.take());
         if let Some((execution, write)) = boarded.after {
             state.execution = execution;
             state.rev = boarded.own.landing(receipt).rev(write);

@@ -6,6 +6,7 @@ mod limits;
 mod lines;
 mod rates;
 mod simulation;
+mod supersede;
 mod wrong;
 
 use latchwork::testing::TestEngine;

@@ -1,0 +1,181 @@
+//! Starts that take the place of another execution of the same id.
+
+use std::time::Duration;
+
+use latchwork::testing::{Crashes, TestEngine};
+use latchwork::workflow::{Ctx, Failure, Queue, Retry, Supersede, Workflow, WorkflowBuilder, WorkflowError, workflow};
+
+use super::{settle, used};
+
+/// Waits for a signal; if it is cancelled, it takes ten seconds to clean up. Counts in a slot of its own.
+fn report(builder: WorkflowBuilder) -> Workflow<u32, (u32, u64, String)> {
+    builder.run(async |ctx: Ctx, n: u32| {
+        let count = ctx.state().execution::<u64>("count").increment(1).await?.value;
+        match ctx.receive::<String>("end").await {
+            Ok(told) => Ok((n, count, told)),
+            Err(failure) => {
+                let cleaning = ctx.shielded();
+                cleaning.sleep(Duration::from_secs(10)).await?;
+                Err(failure)
+            }
+        }
+    })
+}
+
+#[tokio::test]
+async fn a_start_cancels_the_one_that_runs_and_follows_it() {
+    let report = report(workflow("import").concurrency(1));
+    let test = TestEngine::new(&report, 1).await.unwrap();
+    let engine = test.engine();
+    let first = engine.start(&report, 1).id("r").await.unwrap();
+    engine.signal("r", "other", &"for the first").await.unwrap();
+    settle().await;
+    let second = engine.start(&report, 2).id("r").supersede(Supersede::Cancel).await.unwrap();
+    assert_eq!(used(engine, None).await, (1, 0), "the permit goes over");
+    // The first cleans up; its callers are told.
+    let began = test.env().now();
+    let ended = test.run(first.result()).await;
+    assert!(
+        matches!(&ended, Err(WorkflowError::Cancelled { reason, .. }) if reason.contains("taken its place")),
+        "{ended:?}"
+    );
+    assert!(test.env().now().0 - began.0 >= 10_000_000);
+    settle().await;
+    engine.signal("r", "end", &"second").await.unwrap();
+    assert_eq!(test.run(second.result()).await.unwrap(), (2, 1, "second".into()), "its slots are its own");
+    assert_eq!(used(engine, None).await, (0, 0));
+    // One that has ended is replaced, too; and where there is none, it just starts.
+    let third = engine.start(&report, 3).id("r").supersede(Supersede::Cancel).await.unwrap();
+    settle().await;
+    engine.signal("r", "end", &"third").await.unwrap();
+    assert_eq!(test.run(third.result()).await.unwrap().0, 3);
+    engine.start(&report, 4).id("new").supersede(Supersede::Terminate).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_start_terminates_the_one_that_runs_waits_or_is_parked() {
+    let report = report(workflow("import"));
+    let parks = workflow("parks").run(async |_: Ctx, n: u32| if n == 1 { panic!("it panics") } else { Ok(n) });
+    let test = TestEngine::build(1).register(&report).register(&parks).start().await.unwrap();
+    let engine = test.engine();
+    let first = engine.start(&report, 1).id("r").await.unwrap();
+    settle().await;
+    let began = test.env().now();
+    let second = engine.start(&report, 2).id("r").supersede(Supersede::Terminate).await.unwrap();
+    let ended = first.result().await.unwrap_err().to_string();
+    assert!(ended.contains("it was terminated: another start has taken its place"), "{ended}");
+    assert!(test.env().now().0 - began.0 < 10_000_000, "there was no cleaning up");
+    // Out of memory by now.
+    test.run(test.env().sleep(Duration::from_secs(100))).await;
+    let third = engine.start(&report, 3).id("r").supersede(Supersede::Terminate).await.unwrap();
+    assert!(second.result().await.is_err());
+    settle().await;
+    engine.signal("r", "end", &"x").await.unwrap();
+    assert_eq!(test.run(third.result()).await.unwrap(), (3, 1, "x".into()));
+    engine.start(&parks, 1).id("p").await.unwrap();
+    settle().await;
+    assert_eq!(engine.parked().await.unwrap().len(), 1);
+    let unparked = engine.start(&parks, 2).id("p").supersede(Supersede::Terminate).await.unwrap();
+    assert_eq!(test.run(unparked.result()).await.unwrap(), 2);
+}
+
+/// The last of them wins, and each but the last is told.
+#[tokio::test]
+async fn a_start_replaces_the_one_that_waits_to_take_the_place() {
+    let report = report(workflow("import"));
+    let test = TestEngine::new(&report, 1).await.unwrap();
+    let engine = test.engine();
+    engine.start(&report, 1).id("r").await.unwrap();
+    settle().await;
+    for n in 2..=4 {
+        engine.start(&report, n).id("r").supersede(Supersede::Cancel).await.unwrap();
+        settle().await;
+    }
+    test.run(test.env().sleep(Duration::from_secs(20))).await;
+    engine.signal("r", "end", &"x").await.unwrap();
+    let handle = engine.handle(&report, "r");
+    assert_eq!(test.run(handle.result()).await.unwrap().0, 4);
+}
+
+/// None of its code has run, so it is given the new input where it stands.
+#[tokio::test]
+async fn one_that_waits_in_line_keeps_its_place() {
+    let report = report(workflow("import").concurrency(1).when_full(Queue::new()));
+    let test = TestEngine::new(&report, 1).await.unwrap();
+    let engine = test.engine();
+    for (n, id) in [(1, "a"), (2, "b"), (3, "c")] {
+        engine.start(&report, n).id(id).await.unwrap();
+    }
+    for how in [Supersede::Cancel, Supersede::Terminate] {
+        engine.start(&report, 20).id("b").supersede(how).await.unwrap();
+        assert_eq!(used(engine, None).await, (1, 2), "{how:?}");
+    }
+    for id in ["a", "b"] {
+        engine.signal(id, "end", &"x").await.unwrap();
+    }
+    assert_eq!(test.run(engine.handle(&report, "b").result()).await.unwrap().0, 20);
+    assert_eq!(used(engine, None).await, (1, 0));
+}
+
+#[tokio::test]
+async fn what_cannot_take_the_place_is_told() {
+    let report = report(workflow("import").concurrency_by(1, |n: &u32| (n % 2).to_string()));
+    let other = workflow("other").run(async |ctx: Ctx, n: u32| ctx.receive::<u32>("x").await.map(|x| x + n));
+    let test = TestEngine::build(1).register(&report).register(&other).start().await.unwrap();
+    let engine = test.engine();
+    engine.start(&report, 1).id("r").await.unwrap();
+    let start = |n| engine.start(&report, n).id("r").supersede(Supersede::Cancel);
+    assert!(matches!(start(2).await, Err(WorkflowError::Start { .. })), "another key");
+    assert!(matches!(start(3).idempotency_key("k").await, Err(WorkflowError::Start { .. })));
+    assert!(matches!(start(3).or_join().await, Err(WorkflowError::Start { .. })));
+    let taken = engine.start(&other, 1).id("r").supersede(Supersede::Terminate).await;
+    assert!(matches!(taken, Err(WorkflowError::OtherWorkflow { .. })), "{taken:?}");
+    start(3).await.unwrap();
+}
+
+/// Before and after each commit: in the end the second has taken the place, once.
+#[tokio::test]
+async fn no_crash_leaves_both_or_none() {
+    for how in [Supersede::Cancel, Supersede::Terminate] {
+        let report: Workflow<u32, u32> = workflow("report").concurrency(1).run(async |ctx: Ctx, n: u32| {
+            let often = Retry::exponential().max_attempts(100);
+            ctx.run("begin", async || Ok::<_, Failure>(())).retry(often.clone()).await?;
+            if n == 1 {
+                ctx.receive::<()>("never").await?;
+            }
+            ctx.run("end", async || Ok::<_, Failure>(n)).retry(often).await
+        });
+        let second = report.clone();
+        let drives = workflow("drives").run(async |ctx: Ctx, (): ()| {
+            let n: u32 = ctx.receive("done").await?;
+            Ok(n)
+        });
+        let crashes = Crashes::of(&drives, ()).register(&report).outside(move |engine| {
+            let report = second.clone();
+            async move {
+                let first = engine.start(&report, 1).id("r").or_join().await;
+                if first.is_err() {
+                    return;
+                }
+                // A caller that was not answered asks again: the second takes its own place.
+                match engine.start(&report, 2).id("r").supersede(how).await {
+                    Ok(handle) => {
+                        if let Ok(n) = handle.result().await {
+                            let _ = engine.signal("execution", "done", &n).id("done").await;
+                        } else if let Ok(n) = engine.handle(&report, "r").result().await {
+                            let _ = engine.signal("execution", "done", &n).id("done").await;
+                        }
+                    }
+                    Err(_) => {}
+                }
+            }
+        });
+        let mut ended = 0;
+        let crashes = crashes.run(|outcome| {
+            assert_eq!(outcome.result.as_ref().ok(), Some(&2), "{how:?} {:?}", outcome.crash);
+            ended += 1;
+        });
+        assert_eq!(crashes.await, ended);
+        assert!(ended >= 10, "{ended}");
+    }
+}
