@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::lock::error::{LockError, LockKind, Result};
 use crate::lock::lane::Ask;
 use crate::lock::name::{Spaces, read_ticket};
-use crate::lock::stored::{Forced, Head, Lease, Request, Ticket};
+use crate::lock::stored::{Forced, Head, Request, Ticket};
 use crate::lock::{LockName, LockScope, Locks, Owner};
+use crate::node::session::Lease;
 use crate::record::Record;
 use crate::store::{Item, Key, Order, Store, Timestamp, View};
 
