@@ -37,11 +37,7 @@ pub struct Locks {
     _stop: Option<Arc<StopOnDrop>>,
 }
 
-impl std::fmt::Debug for Locks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Locks").finish_non_exhaustive()
-    }
-}
+shown!(Locks, _it => );
 
 /// A lock by its name. Nothing is stored until it is acquired.
 #[derive(Clone)]
@@ -387,11 +383,7 @@ pub struct LockGuard {
     is_released: bool,
 }
 
-impl std::fmt::Debug for LockGuard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LockGuard").field("lock", &self.lock).field("token", &self.token.number).finish_non_exhaustive()
-    }
-}
+shown!(LockGuard, it => lock: it.lock, token: it.token.number);
 
 impl LockGuard {
     /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.

@@ -126,11 +126,7 @@ pub struct StoredLocks {
     spaces: Option<Spaces>,
 }
 
-impl std::fmt::Debug for StoredLocks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StoredLocks").finish_non_exhaustive()
-    }
-}
+shown!(StoredLocks, _it => );
 
 impl StoredLocks {
     /// The locks in a store.

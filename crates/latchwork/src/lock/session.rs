@@ -99,11 +99,7 @@ impl Session {
     }
 }
 
-impl std::fmt::Debug for Session {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("id", &self.id()).finish_non_exhaustive()
-    }
-}
+shown!(Session, it => id: it.id());
 
 impl Holdings for Service {
     fn lost(&self, session: Uuid) {

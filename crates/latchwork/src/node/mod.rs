@@ -4,7 +4,6 @@
 //! The layers above reach other owners through here alone. A node knows no lock and no workflow.
 
 pub(crate) mod alarm;
-mod id;
 mod key;
 mod lease;
 pub(crate) mod session;
@@ -23,14 +22,19 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+use crate::id::text_id;
 use crate::lane::{Part, Runtime, Tag};
 use crate::record::BadRecord;
 use crate::store::{Env, ErrorKind, Store, StoreError};
 
-pub use id::ExecutionId;
 pub(crate) use key::{read_text, write_text};
 pub(crate) use shard::{COUNT, shard_key, shard_of};
 use shard::{NEVER, Shards};
+
+text_id!(
+    /// Names an execution: any text of 1 to 512 bytes.
+    ExecutionId
+);
 
 /// This node owns the shard.
 pub(crate) const SHARD: Tag = Tag("shard");
