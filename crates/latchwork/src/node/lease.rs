@@ -1,6 +1,6 @@
-//! Leases as others see them. Whether a lease is over is for others to say, by a clock that only goes forward: they have
-//! seen the same rev of its record for as long as the lease. So no jump of a clock ends one early, and after a restart
-//! every holder has a full lease again.
+//! Leases as others see them. Whether a lease is over is for others to say, by a clock that only goes forward: they
+//! have seen the same rev of its record for as long as the lease. So no jump of a clock ends one early, and after a
+//! restart every holder has a full lease again.
 //!
 //! This file reads no store and no clock: it is told what was seen, and when.
 

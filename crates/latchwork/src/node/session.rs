@@ -1,5 +1,5 @@
-//! Sessions: a record that is renewed as long as code in some process is alive. What a session holds it holds as long as
-//! its lease is renewed; what that is only the layers above know, and [`Holdings`] is all that is known of it here.
+//! Sessions: a record that is renewed as long as code in some process is alive. What a session holds it holds as long
+//! as its lease is renewed; what that is only the layers above know, and [`Holdings`] is all that is known of it here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
