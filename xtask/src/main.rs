@@ -141,11 +141,13 @@ fn test() -> Result<()> {
     } else {
         println!("── format: skipped, rustfmt is not installed (rustup component add rustfmt)");
     }
+    // This is what checks examples and benchmarks: to build them all as well would take minutes, and no test runs them.
     if works(&mut cargo(&["clippy", "--version"])) {
         let lints = ["clippy", "--quiet", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
         run("lints", cargo(&lints))?;
     } else {
         println!("── lints: skipped, clippy is not installed (rustup component add clippy)");
+        run("check", cargo(&["check", "--quiet", "--workspace", "--all-targets", "--all-features"]))?;
     }
     let peers = ["update", "--workspace", "--locked", "--manifest-path", "benches/peers/Cargo.toml"];
     if !cargo(&peers).stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
@@ -153,7 +155,8 @@ fn test() -> Result<()> {
             "benches/peers/Cargo.lock is stale; run: cargo update --workspace --manifest-path benches/peers/Cargo.toml"
         );
     }
-    run("tests", cargo(&["test", "--workspace", "--all-features"]))?;
+    run("tests", cargo(&["test", "--workspace", "--all-features", "--lib", "--bins", "--tests"]))?;
+    run("examples in documents", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
     tidy
 }
 

@@ -19,10 +19,14 @@
 //! # Ok(()) }
 //! ```
 
+#[macro_use]
+mod shown;
+
 mod backoff;
 pub mod claim;
 mod damage;
 pub mod entity;
+mod id;
 mod json;
 mod lane;
 pub mod lock;

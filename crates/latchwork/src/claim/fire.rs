@@ -331,7 +331,7 @@ impl Inner {
                 }
                 Ok(sent) => {
                     if matches!(sent, Sent::SessionLost) {
-                        self.service().forget_own(&session);
+                        self.service().sessions.forget_own(session.id());
                     }
                     break;
                 }

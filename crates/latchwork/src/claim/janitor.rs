@@ -21,7 +21,7 @@ use crate::damage::scan_around;
 use crate::entity::EntityId;
 use crate::lane::Part;
 use crate::lock::Owner;
-use crate::lock::stored::Lease;
+use crate::node::session::Lease;
 use crate::record::Record;
 use crate::store::{ErrorKind, Timestamp, View};
 use crate::workflow::WorkflowError;
@@ -74,7 +74,7 @@ pub(crate) async fn keep(claims: Weak<Inner>) {
     loop {
         let Some(inner) = claims.upgrade() else { return };
         let env = inner.ledger.store.env().clone();
-        let (mut ended, nudge) = (inner.service().ended.subscribe(), inner.nudge.clone());
+        let (mut ended, nudge) = (inner.service().sessions.ended.subscribe(), inner.nudge.clone());
         ended.mark_unchanged();
         let began = env.monotonic();
         let pause = match inner.sweep().await {
@@ -174,7 +174,7 @@ impl Inner {
             Owner::Session(id) => {
                 let item = view.get(&service.spaces.session(*id)).await?;
                 let Some(item) = item else { return Ok(Needs::Recovery("its process is gone".into())) };
-                if service.begun.lock().contains(id) {
+                if service.sessions.has_begun(*id) {
                     let is_held = service.held.lock().contains(&(claim.id, claim.token));
                     return Ok(match is_held {
                         true => Needs::Nothing,
@@ -182,7 +182,7 @@ impl Inner {
                     });
                 }
                 let lease = Lease::decode(&item.value).map_or(claim.terms.lease_us, |lease| lease.lease_us);
-                service.watch_other(*id, item.rev, Duration::from_micros(lease));
+                service.sessions.watch_other(*id, item.rev, Duration::from_micros(lease));
                 Ok(Needs::Nothing)
             }
             Owner::Execution(id) => match self.ledger.engine.has_ended(id).await {

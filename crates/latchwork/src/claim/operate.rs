@@ -18,8 +18,8 @@ use crate::claim::stored::{Claim, Effect, EffectKey, Logged, LoggedKind, Phase, 
 use crate::damage::scan_around;
 use crate::entity::{EntityId, Query, Standing, field};
 use crate::lane::Part;
-use crate::lock::stored::Lease;
 use crate::lock::{self, Owner};
+use crate::node::session::Lease;
 use crate::record::Record;
 use crate::store::{Commit, Order, Rev, Store, Timestamp, View};
 use crate::workflow::Engine;

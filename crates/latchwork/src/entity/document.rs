@@ -1,7 +1,5 @@
 //! An entity as callers see it, and the record it is stored as.
 
-use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
@@ -9,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::entity::{EntityError, Result};
+use crate::id::text_id;
 use crate::json;
 use crate::record::{self, BadRecord, Record as _};
 use crate::store::{Bytes, Generation, Item, Rev, Timestamp, Uuid};
@@ -16,10 +15,10 @@ use crate::store::{Bytes, Generation, Item, Rev, Timestamp, Uuid};
 /// The longest id, in bytes.
 pub const ID_BYTES: usize = 512;
 
-/// Names an entity: any text of 1 to 512 bytes.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct EntityId(Arc<str>);
+text_id!(
+    /// Names an entity: any text of 1 to 512 bytes.
+    EntityId
+);
 
 impl EntityId {
     /// The text.
@@ -43,47 +42,15 @@ impl EntityId {
     }
 }
 
-impl Deref for EntityId {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        &self.0
-    }
-}
-
 impl AsRef<[u8]> for EntityId {
     fn as_ref(&self) -> &[u8] {
         self.0.as_bytes()
     }
 }
 
-impl From<&str> for EntityId {
-    fn from(text: &str) -> EntityId {
-        EntityId(text.into())
-    }
-}
-
-impl From<String> for EntityId {
-    fn from(text: String) -> EntityId {
-        EntityId(text.into())
-    }
-}
-
 impl From<Uuid> for EntityId {
     fn from(uuid: Uuid) -> EntityId {
         uuid.to_string().into()
-    }
-}
-
-impl From<&EntityId> for EntityId {
-    fn from(id: &EntityId) -> EntityId {
-        id.clone()
-    }
-}
-
-impl From<&String> for EntityId {
-    fn from(id: &String) -> EntityId {
-        id.as_str().into()
     }
 }
 
@@ -96,18 +63,6 @@ impl PartialEq<str> for EntityId {
 impl PartialEq<&str> for EntityId {
     fn eq(&self, other: &&str) -> bool {
         &*self.0 == *other
-    }
-}
-
-impl fmt::Display for EntityId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for EntityId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
     }
 }
 

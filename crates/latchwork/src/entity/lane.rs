@@ -23,7 +23,6 @@ use crate::entity::prepare::Change;
 use crate::entity::transact::Understood;
 use crate::entity::{Entities, EntityError, EntityId, Result};
 use crate::json;
-use crate::record::Record as _;
 use crate::store::{self, Commit, Decided, Env, Key, Outcome, Rev};
 
 /// An entity while it is being changed.
@@ -319,8 +318,7 @@ impl Entities {
     async fn newest(&self, id: &EntityId) -> Result<(Rev, Record)> {
         let item = self.store().view().await?.get(&self.key(id)).await?;
         let item = item.ok_or_else(|| EntityError::NotFound { id: id.clone() })?;
-        let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
-        Ok((item.rev, record))
+        Ok((item.rev, Record::of(id, &item.value)?))
     }
 }
 

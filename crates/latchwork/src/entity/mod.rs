@@ -348,8 +348,4 @@ const ENTITIES: &str = "entities";
 const INDEX: &str = "entity.index";
 const TYPES: &str = "entity.types";
 
-impl std::fmt::Debug for Entities {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Entities").finish_non_exhaustive()
-    }
-}
+shown!(Entities, _it => );

@@ -9,19 +9,12 @@ use crate::entity::index::{self, Entry, IndexState, listed};
 use crate::entity::op::{CheckedAdd, Fence, Required};
 use crate::entity::transact::{Checked, CheckedOp};
 use crate::entity::{Effect, Entities, EntityError, EntityId, Result};
+use crate::lane::as_found;
 use crate::record::Record as _;
 use crate::store::{Check, Commit, Generation, Item, Key, Rev, View};
 
 /// A rev that no key ever has: a check for it fails and tells what there is.
 const NO_REV: Rev = Rev(0);
-
-/// The check that a key is as it was found: at a rev, or not there.
-pub(crate) fn as_found(key: Key, rev: Option<Rev>) -> Check {
-    match rev {
-        Some(rev) => Check::AtRev(key, rev),
-        None => Check::Absent(key),
-    }
-}
 
 /// What a check of the commit stands for.
 #[derive(Debug, Clone)]

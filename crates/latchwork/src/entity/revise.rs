@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::entity::document::Record;
-use crate::entity::prepare::{Changing, as_found};
+use crate::entity::prepare::Changing;
 use crate::entity::transact::Understood;
 use crate::entity::{Entities, Entity, EntityId, Meta, Moment, Result};
-use crate::record::Record as _;
+use crate::lane::as_found;
 use crate::store::{Check, Commit, Rev, View};
 
 /// An entity as it stands at a rev.
@@ -52,7 +52,7 @@ impl Entities {
     pub(crate) async fn standing(&self, view: &View, id: &EntityId) -> Result<Option<Standing>> {
         id.validate()?;
         let Some(item) = view.get(&self.key(id)).await? else { return Ok(None) };
-        let record = Record::decode(&item.value).map_err(|why| why.at(format!("entity {id:?}")))?;
+        let record = Record::of(id, &item.value)?;
         let changed = Moment { generation: item.generation, time: item.time };
         Ok(Some(Standing { id: id.clone(), rev: item.rev, changed, record: Arc::new(record) }))
     }

@@ -2,7 +2,6 @@
 //! read through it, so that a commit can be made to depend on just that.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,8 +9,8 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::entity::document::Moment;
 use crate::entity::op::Meta;
-use crate::entity::prepare::as_found;
 use crate::entity::{Entities, Entity, EntityError, EntityId, Result};
+use crate::lane::as_found;
 use crate::store::{Check, Generation, Item, Range, Rev, StoreError, Timestamp, Version, View};
 
 /// The point to which [`Entities::as_of`] goes back.
@@ -192,11 +191,7 @@ impl EntityView {
     }
 }
 
-impl fmt::Debug for EntityView {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EntityView").field("generation", &self.generation).finish_non_exhaustive()
-    }
-}
+shown!(EntityView, it => generation: it.generation);
 
 /// What was read through a view.
 #[derive(Debug, Clone, Default)]

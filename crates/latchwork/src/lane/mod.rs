@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::store::{Commit, ErrorKind, Outcome, Receipt, Refusal, Sleep, Store, StoreError};
 
-pub(crate) use part::{Landing, Part, Placed, Tag};
+pub(crate) use part::{Landing, Part, Placed, Tag, as_found};
 pub(crate) use rider::Rider;
 pub(crate) use runtime::Runtime;
 

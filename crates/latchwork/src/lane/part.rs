@@ -9,6 +9,14 @@ use crate::store::{Bytes, Check, Commit, FailedCheck, Generation, Key, Receipt, 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tag(pub(crate) &'static str);
 
+/// The check that a key is as it was found: at a rev, or not there.
+pub(crate) fn as_found(key: Key, rev: Option<Rev>) -> Check {
+    match rev {
+        Some(rev) => Check::AtRev(key, rev),
+        None => Check::Absent(key),
+    }
+}
+
 /// Checks and writes of one layer, and what is done when they have landed.
 #[derive(Default)]
 pub(crate) struct Part {

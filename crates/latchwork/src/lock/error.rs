@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::Owner;
+use crate::node::NodeError;
 use crate::record::unreadable;
 use crate::store::{ErrorKind, StoreError};
 
@@ -60,6 +61,16 @@ pub enum LockError {
 }
 
 unreadable!(LockError);
+
+impl From<NodeError> for LockError {
+    fn from(error: NodeError) -> LockError {
+        match error {
+            NodeError::Store(error) => error.into(),
+            NodeError::Record(record) => record.into(),
+            NodeError::Stopped => LockError::Stopped,
+        }
+    }
+}
 
 impl LockError {
     /// The class of the failure.

@@ -98,7 +98,7 @@ impl Service {
         let service = self.clone();
         self.node.runtime.spawn(async move {
             let what = "what an execution has left could not be released";
-            service.at_last(what, || service.release_left(&key)).await;
+            service.node.at_last(what, LockError::kind, || service.release_left(&key)).await;
         });
     }
 

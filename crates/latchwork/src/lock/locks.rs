@@ -10,10 +10,11 @@ use tokio::sync::watch;
 
 use crate::lock::error::{LockError, LockKind, Result};
 use crate::lock::lane::{Answer, Ask, Ear, Gone, Heard, Want};
-use crate::lock::service::{AGAIN, Service};
-use crate::lock::session::{self, Session};
+use crate::lock::service::Service;
+use crate::lock::session::Session;
 use crate::lock::{LockName, Token};
-use crate::node::Node;
+use crate::node::session::LEASE;
+use crate::node::{AGAIN, Node};
 use crate::store::Store;
 
 /// The locks of a store: for code outside of workflows, for sessions of one's own, and for operators.
@@ -36,11 +37,7 @@ pub struct Locks {
     _stop: Option<Arc<StopOnDrop>>,
 }
 
-impl std::fmt::Debug for Locks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Locks").finish_non_exhaustive()
-    }
-}
+shown!(Locks, _it => );
 
 /// A lock by its name. Nothing is stored until it is acquired.
 #[derive(Clone)]
@@ -81,9 +78,8 @@ impl Locks {
         tokio::runtime::Handle::try_current().map_err(|_| LockError::NoRuntime)?;
         let node = Node::idle(store);
         let service = Service::on(&node).await?;
-        service.end_previous().await?;
-        node.chore(session::sweep(Arc::downgrade(&service)));
-        node.chore(session::end_with_store(Arc::downgrade(&service)));
+        service.sessions.end_previous().await?;
+        service.begin_chores();
         Ok(Locks { _stop: Some(Arc::new(StopOnDrop(service.clone()))), service })
     }
 
@@ -93,7 +89,7 @@ impl Locks {
 
     /// Ends all sessions that were begun here, and releases what they hold. To be called at the end of a program.
     pub async fn shutdown(&self) -> Result<()> {
-        self.service.end_sessions().await
+        Ok(self.service.sessions.end_all().await?)
     }
 }
 
@@ -182,12 +178,12 @@ impl Lock {
         loop {
             let session = match &self.session {
                 Some(session) => session.clone(),
-                None => self.service.own_session(session::LEASE).await?,
+                None => self.service.own_session(LEASE).await?,
             };
             let ear: Ear = Arc::new(watch::Sender::new(Heard::Waits));
             let mut asked = Asked { lock: self, session, id: id.clone(), ear: ear.clone(), is_over: false };
             let want = Want {
-                owner: asked.session.shared.owner(),
+                owner: asked.session.owner(),
                 kind: self.kind,
                 permits,
                 id: id.clone(),
@@ -214,7 +210,7 @@ impl Lock {
                 Err(LockError::SessionLost { .. }) if self.session.is_none() => {
                     asked.is_over = true;
                     is_known = self.request.is_some();
-                    self.service.forget_own(&asked.session);
+                    self.service.sessions.forget_own(asked.session.id());
                 }
                 Err(LockError::Store(error)) if error.is_passing() => {
                     // It may have landed.
@@ -248,7 +244,7 @@ impl Drop for Asked<'_> {
     fn drop(&mut self) {
         if !self.is_over {
             self.ear.send_replace(Heard::Gone(Gone::LetGo));
-            let (name, owner) = (self.lock.name.clone(), self.session.shared.owner());
+            let (name, owner) = (self.lock.name.clone(), self.session.owner());
             self.lock.service.abandon(name, owner, std::mem::take(&mut self.id), self.ear.clone());
         }
     }
@@ -387,11 +383,7 @@ pub struct LockGuard {
     is_released: bool,
 }
 
-impl std::fmt::Debug for LockGuard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LockGuard").field("lock", &self.lock).field("token", &self.token.number).finish_non_exhaustive()
-    }
-}
+shown!(LockGuard, it => lock: it.lock, token: it.token.number);
 
 impl LockGuard {
     /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.

@@ -52,7 +52,7 @@ mod operate;
 pub(crate) mod owners;
 mod record;
 pub(crate) mod service;
-pub(crate) mod session;
+mod session;
 pub(crate) mod stored;
 pub(crate) mod table;
 

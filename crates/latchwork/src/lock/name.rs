@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::error::{LockError, Result};
-use crate::node::ExecutionId;
-use crate::node::{read_text, shard_key, shard_of, write_text};
+use crate::node::session::{self, SESSIONS};
+use crate::node::{ExecutionId, read_text, shard_key, shard_of, write_text};
 use crate::store::{Check, Key, Range, Right, Space, SpaceSpec, Store, StoreError, Uuid};
 
 /// The name of a lock, and for whom it stands for the same lock.
@@ -218,7 +218,6 @@ pub(crate) struct Spaces {
 pub(crate) const HEADS: &str = "lock.heads";
 pub(crate) const REQUESTS: &str = "lock.requests";
 pub(crate) const OWNED: &str = "lock.owned";
-pub(crate) const SESSIONS: &str = "lock.sessions";
 pub(crate) const FORCED: &str = "lock.forced";
 pub(crate) const UNFINISHED: &str = "lock.unfinished";
 
@@ -229,7 +228,7 @@ impl Spaces {
             heads: store.space(SpaceSpec::new(HEADS)).await?,
             requests: used_once(REQUESTS).await?,
             owned: used_once(OWNED).await?,
-            sessions: used_once(SESSIONS).await?,
+            sessions: session::declare(store).await?,
             forced: used_once(FORCED).await?,
             unfinished: used_once(UNFINISHED).await?,
         })

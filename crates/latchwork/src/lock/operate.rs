@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::lock::error::{LockError, LockKind, Result};
 use crate::lock::lane::Ask;
 use crate::lock::name::{Spaces, read_ticket};
-use crate::lock::stored::{Forced, Head, Lease, Request, Ticket};
+use crate::lock::stored::{Forced, Head, Request, Ticket};
 use crate::lock::{LockName, LockScope, Locks, Owner};
+use crate::node::session::Lease;
 use crate::record::Record;
 use crate::store::{Item, Key, Order, Store, Timestamp, View};
 
@@ -125,11 +126,7 @@ pub struct StoredLocks {
     spaces: Option<Spaces>,
 }
 
-impl std::fmt::Debug for StoredLocks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StoredLocks").finish_non_exhaustive()
-    }
-}
+shown!(StoredLocks, _it => );
 
 impl StoredLocks {
     /// The locks in a store.

@@ -1,22 +1,22 @@
-//! The service of locks: what a process knows of them in memory. Lanes, sessions, and which callers in this process
-//! wait for what.
+//! The service of locks: what a process knows of them in memory. Lanes, and which callers in this process wait for
+//! what.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
 
 use crate::lane::Lanes;
+use crate::lock::error::LockError;
 use crate::lock::lane::{Ask, Ear, Gone, Heard, Want};
 use crate::lock::name::Spaces;
 use crate::lock::owners::Executions;
-use crate::lock::session::{Session, Watched};
+use crate::lock::session::Session;
 use crate::lock::stored::Request;
 use crate::lock::table::Told;
 use crate::lock::{LockName, Owner};
 use crate::node::Node;
+use crate::node::session::Sessions;
 use crate::record::Record;
 use crate::store::{ErrorKind, StoreError, Uuid};
 
@@ -26,6 +26,7 @@ type Ears = BTreeMap<(LockName, u64), (Uuid, Vec<Ear>)>;
 pub(crate) struct Service {
     pub(crate) node: Arc<Node>,
     pub(crate) spaces: Spaces,
+    pub(crate) sessions: Arc<Sessions>,
     pub(crate) lanes: Lanes<Service>,
     /// The executions that own requests, if there is an engine.
     pub(super) executions: OnceLock<Weak<dyn Executions>>,
@@ -33,55 +34,28 @@ pub(crate) struct Service {
     ears: Mutex<Ears>,
     /// The requests whose guards were dropped, while they are being released.
     leaving: Mutex<BTreeSet<(LockName, u64)>>,
-    /// The sessions of this process, by their leases. Code without a session of its own shares them, and so do claims.
-    pub(crate) own: Mutex<BTreeMap<Duration, Session>>,
-    /// Held while one of them is begun.
-    pub(crate) beginning: tokio::sync::Mutex<()>,
-    /// The sessions that were begun here and have not ended.
-    pub(crate) begun: Mutex<BTreeSet<Uuid>>,
-    /// Sessions that end if they are not renewed, and nobody in this process does that by itself.
-    pub(crate) watched: Mutex<HashMap<Uuid, Watched>>,
-    pub(crate) watches: Notify,
     /// What sessions of this process hold beside locks: claims, by id and token, as long as an action runs for them.
     pub(crate) held: Mutex<BTreeSet<(Uuid, u64)>>,
-    /// Counts the sessions that were seen to end: what else a session holds is then to be freed.
-    pub(crate) ended: watch::Sender<u64>,
 }
 
 impl Service {
     pub(crate) async fn on(node: &Arc<Node>) -> Result<Arc<Service>, StoreError> {
-        Ok(Arc::new(Service {
-            spaces: Spaces::declare(&node.store).await?,
+        let spaces = Spaces::declare(&node.store).await?;
+        Ok(Arc::new_cyclic(|service: &Weak<Service>| Service {
+            sessions: Sessions::new(node, &spaces.sessions, service.clone()),
+            spaces,
             node: node.clone(),
             lanes: Lanes::default(),
             executions: OnceLock::new(),
             ears: Mutex::default(),
             leaving: Mutex::default(),
-            own: Mutex::default(),
-            beginning: tokio::sync::Mutex::default(),
-            begun: Mutex::default(),
-            watched: Mutex::default(),
-            watches: Notify::new(),
             held: Mutex::default(),
-            ended: watch::Sender::new(0),
         }))
     }
 
     /// Makes the executions known that own requests.
     pub(crate) fn serve(&self, executions: Weak<dyn Executions>) {
         let _ = self.executions.set(executions);
-    }
-
-    /// The session of this process with that lease, if there is one.
-    pub(crate) fn own(&self, lease: Duration) -> Option<Session> {
-        self.own.lock().get(&lease).filter(|own| !own.is_lost()).cloned()
-    }
-
-    /// Forgets a session of this process that was lost.
-    pub(crate) fn forget_own(&self, lost: &Session) {
-        // Dropped without the lock: the last handle ends the session.
-        let lost = self.own.lock().extract_if(.., |_, own| own.id() == lost.id()).next();
-        drop(lost);
     }
 
     /// Has somebody not hear of a request any more, if others do who have made the same.
@@ -105,13 +79,11 @@ impl Service {
         let mut ears = self.ears.lock();
         let lost = ears.extract_if(.., |_, (owner, _)| *owner == session);
         lost.for_each(|(_, (_, ears))| tell(&ears, &Heard::Gone(Gone::SessionLost)));
-        self.ended.send_modify(|ended| *ended += 1);
     }
 
     /// Nothing is served any more.
     pub(crate) fn stop(&self) {
-        let own = std::mem::take(&mut *self.own.lock());
-        drop(own);
+        self.sessions.stop();
         self.lose_all();
     }
 
@@ -204,7 +176,7 @@ impl Service {
         self.leaving.lock().insert((lock.clone(), ticket));
         self.node.runtime.spawn(async move {
             let ask = || service.ask(&lock, Ask::Release { ticket, id: None }, None);
-            service.at_last("a lock could not be released", ask).await;
+            service.node.at_last("a lock could not be released", LockError::kind, ask).await;
             service.leaving.lock().remove(&(lock, ticket));
             drop(session);
         });
@@ -214,26 +186,8 @@ impl Service {
     fn ask_at_last(self: &Arc<Service>, lock: LockName, ask: Ask) {
         let service = self.clone();
         self.node.runtime.spawn(async move {
-            service.at_last("nothing could be done to a lock", || service.ask(&lock, ask.clone(), None)).await;
+            let attempt = || service.ask(&lock, ask.clone(), None);
+            service.node.at_last("nothing could be done to a lock", LockError::kind, attempt).await;
         });
     }
-
-    /// Does something, however long the store does not serve. What else fails is told of, and left.
-    pub(crate) async fn at_last<T, F>(&self, what: &str, mut attempt: impl FnMut() -> F)
-    where
-        F: Future<Output = crate::lock::error::Result<T>>,
-    {
-        while let Err(error) = attempt().await {
-            if self.node.is_stopped() {
-                return;
-            }
-            if error.kind() != ErrorKind::Unavailable {
-                return tracing::warn!(%error, "{what}");
-            }
-            self.node.store.env().sleep(AGAIN).await;
-        }
-    }
 }
-
-/// How long to wait after the store did not serve.
-pub(crate) const AGAIN: Duration = Duration::from_millis(200);

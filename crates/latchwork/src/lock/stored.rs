@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use crate::lock::{LockKind, LockName, Owner};
 use crate::record::{Record, stored};
 use crate::store::Bytes;
-use crate::store::Uuid;
 
 /// A lock as a whole. It is written with every change of anything of the lock, so its rev tells whether what is known
 /// of the lock is up to date, and new tickets are made of it.
@@ -45,18 +44,6 @@ impl Request {
     }
 }
 
-/// A session.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Lease {
-    /// What it is, for people.
-    pub(crate) label: String,
-    pub(crate) lease_us: u64,
-    pub(crate) since_us: u64,
-    pub(crate) renewed_us: u64,
-    /// The opening of the store in which it began, if only one process can have the store open.
-    pub(crate) opening: Option<Uuid>,
-}
-
 /// Somebody who was made to let go of a lock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Forced {
@@ -71,7 +58,7 @@ pub(crate) struct Left {
     pub(crate) requests: Vec<(LockName, u64)>,
 }
 
-stored!(Head, Request, Lease, Forced, Left);
+stored!(Head, Request, Forced, Left);
 
 /// The ticket of a request, as its owner's entry tells it.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use crate::lane::{Part, Tag};
+use crate::lane::{Part, Tag, as_found};
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::lane::{Answer, Ask, Ear, Gone, Want};
 use crate::lock::name::read_ticket;
@@ -105,11 +105,6 @@ impl Table {
         };
         let whole = head.waiting == 0;
         Ok(Table { head, rev, next, page: VecDeque::new(), whole })
-    }
-
-    /// That the lock is as it is known.
-    pub(crate) fn check(&self, key: Key) -> Check {
-        self.rev.map_or_else(|| Check::Absent(key.clone()), |rev| Check::AtRev(key.clone(), rev))
     }
 
     /// What was planned has landed.
@@ -518,7 +513,7 @@ impl<'a> Planned<'a> {
     pub(crate) fn close(mut self) -> Closed {
         let spaces = &self.service.spaces;
         let key = spaces.head(self.lock);
-        let mut part = Part::default().check(HEAD, self.table.check(key.clone()));
+        let mut part = Part::default().check(HEAD, as_found(key.clone(), self.table.rev));
         part = self.checks.into_iter().fold(part, |part, check| part.check(SESSION, check));
         if self.is_changed {
             part = part.put(&key, self.table.head.encode());

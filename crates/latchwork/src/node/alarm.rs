@@ -4,14 +4,13 @@
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
-use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::shard::{COUNT, shard_key, shard_of};
-use super::{ExecutionId, Node};
+use super::{ExecutionId, Node, woken_or_after};
 use crate::damage::{Scanned, scan_around};
 use crate::store::{Env, Item, Key, Result, Space, Timestamp, View};
 
@@ -132,13 +131,7 @@ impl Alarms {
             let until = pause.map_or(Duration::MAX, |pause| env.monotonic().saturating_add(pause));
             told.sleeps = Some((next.unwrap_or(Timestamp(u64::MAX)), until));
         }
-        let mut woken = std::pin::pin!(self.woken.notified());
-        let mut sleep = pause.map(|pause| env.sleep(pause));
-        std::future::poll_fn(|context| {
-            let sleep = sleep.as_mut().is_some_and(|sleep| sleep.as_mut().poll(context).is_ready());
-            if sleep || woken.as_mut().poll(context).is_ready() { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
+        woken_or_after(&self.woken, env, pause).await;
         self.told.lock().sleeps = None;
     }
 }

@@ -1,31 +1,77 @@
 //! A node: what one process is to a store that others may share. It owns shards, and with them executions; it has a
-//! runtime that all its work is done on, and alarms; and it is told when a commit had no answer.
+//! runtime that all its work is done on, sessions, and alarms; and it is told when a commit had no answer.
 //!
 //! The layers above reach other owners through here alone. A node knows no lock and no workflow.
 
 pub(crate) mod alarm;
-mod id;
 mod key;
+mod lease;
+pub(crate) mod session;
 mod shard;
 
+use std::fmt::Display;
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::select;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+use crate::id::text_id;
 use crate::lane::{Part, Runtime, Tag};
-use crate::store::Store;
+use crate::record::BadRecord;
+use crate::store::{Env, ErrorKind, Store, StoreError};
 
-pub use id::ExecutionId;
 pub(crate) use key::{read_text, write_text};
-pub(crate) use shard::{COUNT, NodeError, shard_key, shard_of};
+pub(crate) use shard::{COUNT, shard_key, shard_of};
 use shard::{NEVER, Shards};
+
+text_id!(
+    /// Names an execution: any text of 1 to 512 bytes.
+    ExecutionId
+);
 
 /// This node owns the shard.
 pub(crate) const SHARD: Tag = Tag("shard");
+
+/// How long to wait after the store did not serve.
+pub(crate) const AGAIN: Duration = Duration::from_millis(200);
+
+/// Why a node could not do something.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NodeError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A record of a newer program.
+    #[error("{} is of a newer program", .0.place)]
+    Record(BadRecord),
+    /// The node has stopped, or has lost the shard.
+    #[error("the node has stopped, or another one has taken over")]
+    Stopped,
+}
+
+impl NodeError {
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            NodeError::Store(error) => error.kind(),
+            NodeError::Record(_) => ErrorKind::Invalid,
+            NodeError::Stopped => ErrorKind::Unavailable,
+        }
+    }
+}
+
+/// Waits until it is woken, or so long at the most.
+pub(crate) async fn woken_or_after(woken: &Notify, env: &Env, pause: Option<Duration>) {
+    match pause {
+        Some(pause) => drop(select(pin!(woken.notified()), env.sleep(pause)).await),
+        None => woken.notified().await,
+    }
+}
 
 pub(crate) struct Node {
     pub(crate) store: Store,
@@ -78,6 +124,23 @@ impl Node {
 
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::SeqCst)
+    }
+
+    /// Does something, however long the store does not serve. What else fails is told of, and left.
+    pub(crate) async fn at_last<T, E, F>(&self, what: &str, kind: fn(&E) -> ErrorKind, mut attempt: impl FnMut() -> F)
+    where
+        F: Future<Output = Result<T, E>>,
+        E: Display,
+    {
+        while let Err(error) = attempt().await {
+            if self.is_stopped() {
+                return;
+            }
+            if kind(&error) != ErrorKind::Unavailable {
+                return tracing::warn!(%error, "{what}");
+            }
+            self.store.env().sleep(AGAIN).await;
+        }
     }
 
     /// A commit had no answer: what it has set running, if it has landed, is to be looked for.

@@ -4,8 +4,9 @@
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::record::{BadRecord, Record, stored};
-use crate::store::{Check, Commit, Generation, Key, Order, Result, Rev, Space, SpaceSpec, Store, StoreError};
+use super::NodeError;
+use crate::record::{Record, stored};
+use crate::store::{Check, Commit, Generation, Key, Order, Result, Rev, Space, SpaceSpec, Store};
 
 /// How many shards there are.
 pub(crate) const COUNT: u16 = 64;
@@ -18,26 +19,6 @@ struct Shard {
 }
 
 stored!(Shard);
-
-/// Why shards could not be taken.
-#[derive(Debug)]
-pub(crate) enum NodeError {
-    Store(StoreError),
-    /// A record of a newer program.
-    Record(BadRecord),
-}
-
-impl From<StoreError> for NodeError {
-    fn from(error: StoreError) -> NodeError {
-        NodeError::Store(error)
-    }
-}
-
-impl From<BadRecord> for NodeError {
-    fn from(record: BadRecord) -> NodeError {
-        NodeError::Record(record)
-    }
-}
 
 /// number → owner
 const SHARDS: &str = "node.shards";
@@ -71,7 +52,7 @@ impl Shards {
         for (key, item) in store.view().await?.scan(&space.all(), Order::Ascending, usize::MAX).await? {
             // What a newer program owns is not taken from it: it may mean something else by owning it.
             if let Some(why) = Shard::decode(&item.value).err().filter(|why| why.is_version()) {
-                return Err(why.at(format!("shard {key}")).into());
+                return Err(NodeError::Record(why.at(format!("shard {key}"))));
             }
         }
         let owner = Shard { owner: store.env().uuid().to_string() }.encode();

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::record::Record as _;
 use crate::state::once::Answer;
-use crate::state::op::{Event, difference};
+use crate::state::op::{Event, Op, difference};
 use crate::state::queue::{Body, Changed, Held, Job, Ran, Refusal, Running, Settled, drive, start};
 use crate::state::record::Record;
 use crate::state::watch::Told;
@@ -27,6 +27,46 @@ impl Known {
         let Some(item) = view.get(key).await? else { return Ok(Known { rev: None, state: None }) };
         let record = Record::decode(&item.value).map_err(|why| why.at(name))?;
         Ok(Known { rev: Some(item.rev), state: record.into_state() })
+    }
+}
+
+/// The rules of a change, wherever the container lives.
+impl Job {
+    /// What an operation makes of a state, and whether that is to be written. The state is left as it was if it fails.
+    pub(crate) fn apply(
+        &self,
+        op: &Op,
+        name: &str,
+        was_written: bool,
+        state: &mut Option<Value>,
+    ) -> Result<(Value, bool)> {
+        let before = self.definition.may_refuse().then(|| state.clone());
+        let (value, changes) = op.apply(name, state)?;
+        // What is set or removed for the first time is written, though it may read as before.
+        let changed = changes || !was_written && op.writes_always();
+        if changed && let Err(error) = self.definition.check(name, state.as_ref()) {
+            *state = before.flatten();
+            return Err(error);
+        }
+        Ok((value, changed))
+    }
+
+    /// Whether what a mutator made of a state is to be written. It fails if that cannot be.
+    pub(crate) fn may_become(&self, name: &str, before: Option<&Value>, after: Option<&Value>) -> Result<bool> {
+        if before == after {
+            return Ok(false);
+        }
+        if let Some(after) = after {
+            crate::json::check(after).map_err(|cause| StateError::Value { key: name.into(), cause })?;
+        }
+        self.definition.check(name, after)?;
+        Ok(true)
+    }
+
+    /// What is told of a mutator's change.
+    pub(crate) fn event(&self, before: Option<&Value>, after: Option<&Value>) -> Event {
+        let delta = difference(before, after);
+        Event { operation: self.operation.into(), path: String::new(), delta, times: 1 }
     }
 }
 
@@ -96,35 +136,18 @@ impl Batch {
     pub(crate) fn run_op(&mut self, job: Job, answer_key: Option<Key>) {
         let Body::Op(op, _) = &job.body else { return };
         let seen = self.seen(&job);
-        let initial = (!self.written).then(|| job.definition.initial.clone());
-        let mut state = match initial {
-            Some(initial) => initial,
-            None => self.state.take(),
-        };
-        let before = job.definition.may_refuse().then(|| state.clone());
-        let mut came_to = op.apply(&self.name, &mut state).map(|(value, changed)| {
-            // What is set or removed for the first time is written, though it may read as before.
-            (value, changed || !self.written && op.writes_always())
-        });
-        if let Ok((_, true)) = came_to
-            && let Err(error) = job.definition.check(&self.name, state.as_ref())
-        {
-            came_to = Err(error);
-            state = before.flatten();
-        }
-        match came_to {
+        let mut state = if self.written { self.state.take() } else { job.definition.initial.clone() };
+        let came_to = match job.apply(op, &self.name, self.written, &mut state) {
             Ok((value, changed)) => {
                 if changed {
                     self.tell(op.event(job.operation));
                 }
-                self.keep(state, changed);
-                self.done(job, CameTo::Change { value, changed }, answer_key, seen);
+                CameTo::Change { value, changed }
             }
-            Err(error) => {
-                self.keep(state, false);
-                self.done(job, CameTo::Failure(error), answer_key, seen);
-            }
-        }
+            Err(error) => CameTo::Failure(error),
+        };
+        self.keep(state, came_to.boards());
+        self.done(job, came_to, answer_key, seen);
     }
 
     /// Takes over a state; one that reads in place of none that was written stays unwritten unless it changed.
@@ -180,17 +203,12 @@ impl Batch {
     fn take_over(&mut self, job: &Job, after: Option<Value>) -> CameTo {
         let before = self.reads(job);
         let value = after.clone().unwrap_or_default();
-        if before == after {
-            return CameTo::Change { value, changed: false };
+        match job.may_become(&self.name, before.as_ref(), after.as_ref()) {
+            Ok(false) => return CameTo::Change { value, changed: false },
+            Ok(true) => {}
+            Err(error) => return CameTo::Failure(error),
         }
-        let checked = after.as_ref().map_or(Ok(()), |after| {
-            crate::json::check(after).map_err(|cause| StateError::Value { key: self.name.to_string(), cause })
-        });
-        if let Err(error) = checked.and_then(|()| job.definition.check(&self.name, after.as_ref())) {
-            return CameTo::Failure(error);
-        }
-        let delta = difference(before.as_ref(), after.as_ref());
-        self.tell(Event { operation: job.operation.into(), path: String::new(), delta, times: 1 });
+        self.tell(job.event(before.as_ref(), after.as_ref()));
         self.keep(after, true);
         CameTo::Change { value, changed: true }
     }

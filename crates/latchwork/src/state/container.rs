@@ -432,11 +432,7 @@ impl Container {
     }
 }
 
-impl std::fmt::Debug for Container {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Container").field("name", &self.name()).finish_non_exhaustive()
-    }
-}
+shown!(Container, it => name: it.name());
 
 /// A caller's mutator, with where its answer goes.
 struct Own<F, Fut, E> {

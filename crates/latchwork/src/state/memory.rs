@@ -11,7 +11,8 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::lane::{Lanes, Plan, Runtime};
 use crate::state::batch::Known;
-use crate::state::op::{Event, Op, difference};
+use crate::state::definition::Definition;
+use crate::state::op::{Event, Op};
 use crate::state::queue::{Body, Changed, Identity, Job, Ran, Settled, drive, start};
 use crate::state::watch::Change;
 use crate::state::{Result, StateError};
@@ -183,24 +184,14 @@ impl Inner {
 }
 
 impl Inner {
-    fn reads(&self, job: &Job) -> Option<Value> {
-        self.state.clone().unwrap_or_else(|| job.definition.initial.clone())
+    fn reads(&self, definition: &Definition) -> Option<Value> {
+        self.state.clone().unwrap_or_else(|| definition.initial.clone())
     }
 
     fn apply(&mut self, name: &str, job: &Job, op: &Op, env: &Env) -> Result<Changed> {
         let was_written = self.state.is_some();
         let mut state = self.state.take().unwrap_or_else(|| job.definition.initial.clone());
-        let before = job.definition.may_refuse().then(|| state.clone());
-        let mut came_to = op.apply(name, &mut state).map(|(value, changed)| {
-            // What is set or removed for the first time is written, though it may read as before.
-            (value, changed || !was_written && op.writes_always())
-        });
-        if let Ok((_, true)) = came_to
-            && let Err(error) = job.definition.check(name, state.as_ref())
-        {
-            came_to = Err(error);
-            state = before.flatten();
-        }
+        let came_to = job.apply(op, name, was_written, &mut state);
         let changed = matches!(came_to, Ok((_, true)));
         self.state = (was_written || changed).then_some(state);
         let (value, changed) = came_to?;
@@ -211,18 +202,12 @@ impl Inner {
     }
 
     fn take_over(&mut self, name: &str, job: &Job, after: Option<Value>, env: &Env) -> Result<Changed> {
-        let before = self.reads(job);
-        let changed = before != after;
+        let before = self.reads(&job.definition);
+        let changed = job.may_become(name, before.as_ref(), after.as_ref())?;
         let value = after.clone().unwrap_or_default();
         if changed {
-            if let Some(after) = &after {
-                crate::json::check(after).map_err(|cause| StateError::Value { key: name.into(), cause })?;
-            }
-            job.definition.check(name, after.as_ref())?;
-            let delta = || difference(before.as_ref(), after.as_ref());
-            let event = || Event { operation: job.operation.into(), path: String::new(), delta: delta(), times: 1 };
             self.state = Some(after.clone());
-            self.tell(event, env);
+            self.tell(|| job.event(before.as_ref(), after.as_ref()), env);
         }
         Ok(Changed { value, rev: self.rev, changed, repeated: false })
     }
@@ -255,10 +240,7 @@ impl Memory {
             }
             Body::Mutator(mutator) => {
                 let held = job.held.and(self.identity());
-                let state = {
-                    let inner = self.inner.lock();
-                    inner.state.clone().unwrap_or_else(|| job.definition.initial.clone())
-                };
+                let state = self.inner.lock().reads(&job.definition);
                 let ran = match start(&mut **mutator, state, &held) {
                     Ok(mut running) => drive(&mut running, held, false).await,
                     Err(message) => Ran::Panicked(message),

@@ -262,8 +262,4 @@ impl Slots {
 const STATE: &str = "state";
 const ONCE: &str = "state.once";
 
-impl std::fmt::Debug for States {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("States").finish_non_exhaustive()
-    }
-}
+shown!(States, _it => );

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::lane::as_found;
 use crate::record::Record as _;
 use crate::state::container::{Place, Steward};
 use crate::state::{Batch, Held, Job, Known, Result, StateError, Told};
@@ -68,10 +69,7 @@ impl Staged {
         let mut told = Vec::new();
         commit = self.guards.lock().iter().cloned().fold(commit, Commit::check);
         for (key, batch) in self.slots.lock().await.iter() {
-            commit = match batch.known.rev {
-                Some(rev) => commit.at_rev(key, rev),
-                None => commit.absent(key),
-            };
+            commit = commit.check(as_found(key.clone(), batch.known.rev));
             if batch.changed {
                 commit = commit.put(key, batch.record().encode());
                 told.push(batch.told());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backoff::{doubled, jittered};
-use crate::lane::{Lanes, Part, Placed, Plan, Runtime, Tag};
+use crate::lane::{Lanes, Part, Placed, Plan, Runtime, Tag, as_found};
 use crate::record::Record;
 use crate::state::batch::{Batch, CameTo, Done, Known};
 use crate::state::once::{Answer, Answers};
@@ -133,10 +133,7 @@ impl Shelf {
 
     /// Makes a commit of a batch.
     async fn prepared(&self, key: &Key, batch: &mut Batch) -> Result<(Commit, Placed, Vec<Option<Placed>>)> {
-        let part = match batch.known.rev {
-            Some(rev) => Part::default().at_rev(CONTAINER, key, rev),
-            None => Part::default().absent(CONTAINER, key),
-        };
+        let part = Part::default().check(CONTAINER, as_found(key.clone(), batch.known.rev));
         let part = if batch.changed { part.put(key, batch.record().encode()) } else { part };
         let (mut commit, own, _) = part.place_whole(Commit::new());
         if batch.changed {

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use super::locks::{contradictions, grantable};
 use super::trace::What;
-use crate::lock::name::{FORCED, HEADS, REQUESTS, SESSIONS, Spaces, UNFINISHED, read_ticket};
-use crate::lock::stored::{Forced, Head, Lease, Request};
+use crate::lock::name::{FORCED, HEADS, REQUESTS, Spaces, UNFINISHED, read_ticket};
+use crate::lock::stored::{Forced, Head, Request};
 use crate::lock::{LockName, Owner};
+use crate::node::session::{Lease, SESSIONS};
 use crate::record::Record;
 use crate::store::{Check, Key, Uuid, Write};
 

@@ -10,10 +10,9 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::damage::{Scanned, scan_around};
 use crate::lock::lane::Ask;
-use crate::lock::service::AGAIN;
 use crate::lock::stored::{Head, Request};
 use crate::lock::{DeadlockLink, LockError, LockName, LockRefused, Owner, Result};
-use crate::node::read_text;
+use crate::node::{AGAIN, read_text};
 use crate::record::{Record, Unreadable};
 use crate::store::{ErrorKind, Item, Key, Order, View};
 use crate::workflow::engine::Inner;

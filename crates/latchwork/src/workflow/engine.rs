@@ -14,7 +14,7 @@ use crate::damage::{Scanned, scan_around};
 use crate::entity::Entities;
 use crate::lane::Lanes;
 use crate::lock::service::Service;
-use crate::lock::{self, Lock, LockName, Locks, ReadWriteLock, session};
+use crate::lock::{self, Lock, LockName, Locks, ReadWriteLock};
 use crate::node::Node;
 use crate::node::alarm::{self, Alarms};
 use crate::state::States;
@@ -313,7 +313,7 @@ impl EngineBuilder {
         inner.locks.serve(executions);
         inner.admissions.serve(Arc::downgrade(&inner));
         if !inner.rehearsal.is_replay() && !inner.idle {
-            inner.locks.end_previous().await?;
+            inner.locks.sessions.end_previous().await?;
             let running = inner.store.view().await?;
             let (node, weak) = (&inner.node, || Arc::downgrade(&inner));
             node.chore(recover::recover(weak(), running));
@@ -322,8 +322,7 @@ impl EngineBuilder {
             node.chore(alarm::keep::<remove::Remove>(weak(), Timestamp(0)));
             node.chore(StopWithRuntime(weak()).wait());
             node.chore(let_go(weak()));
-            node.chore(session::sweep(Arc::downgrade(&inner.locks)));
-            node.chore(session::end_with_store(Arc::downgrade(&inner.locks)));
+            inner.locks.begin_chores();
             node.chore(deadlock::watch(weak(), suspected));
             node.chore(admission::keep(weak(), inner.admissions.clone()));
             node.chore(admission::look_once(weak()));
@@ -375,7 +374,7 @@ impl Engine {
     /// the store if the engine has opened it. To be called at the end of a program: what a guard is dropped for then
     /// would not be done, and the next process that wants the lock would have to wait for the end of the lease.
     pub async fn shutdown(&self) -> lock::Result<()> {
-        let ended = self.inner.locks.end_sessions().await;
+        let ended = self.inner.locks.sessions.end_all().await.map_err(Into::into);
         self.stop();
         if self.inner.owns_store {
             match self.inner.store.close().await {

@@ -160,6 +160,7 @@ impl From<NodeError> for WorkflowError {
         match error {
             NodeError::Store(error) => error.into(),
             NodeError::Record(record) => record.into(),
+            NodeError::Stopped => WorkflowError::Stopped,
         }
     }
 }

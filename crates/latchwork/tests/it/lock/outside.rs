@@ -484,3 +484,26 @@ async fn a_damaged_lock_keeps_no_session_alive() {
     assert!(guard.unwrap().release().await.unwrap());
     assert_eq!(engine.mutex("a").acquire().await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
+
+/// What a session has left that is no more is released at the next start. A session of a newer program is there, though
+/// its record cannot be read, and keeps what it holds.
+#[tokio::test]
+async fn a_session_of_a_newer_program_keeps_its_locks_over_a_start() {
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).start().await.unwrap();
+    let sessions = store.spaces().await.unwrap().into_iter().find(|space| space.name() == "lock.sessions").unwrap();
+    let mut keys = Vec::new();
+    for lock in ["newer", "gone"] {
+        let session = engine.locks().session().begin().await.unwrap();
+        keys.push(sessions.key(session.id().as_bytes()));
+        std::mem::forget((engine.mutex(lock).by(&session).acquire().await.unwrap(), session));
+    }
+    engine.stop();
+    let change = Commit::new().put(&keys[0], vec![2, 0]).delete(&keys[1]);
+    store.commit(change).await.unwrap().applied().unwrap();
+    let engine = Engine::on(&store).start().await.unwrap();
+    // Sessions are looked at in the order of their ids: the first one was, when the lock of the second is free.
+    let guard = engine.mutex("gone").wait_at_most(Duration::from_secs(20)).acquire().await.unwrap();
+    assert!(guard.unwrap().release().await.unwrap());
+    assert!(engine.mutex("newer").try_acquire().await.unwrap().is_none());
+}

@@ -1,0 +1,132 @@
+//! Leases as others see them. Whether a lease is over is for others to say, by a clock that only goes forward: they
+//! have seen the same rev of its record for as long as the lease. So no jump of a clock ends one early, and after a
+//! restart every holder has a full lease again.
+//!
+//! This file reads no store and no clock: it is told what was seen, and when.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::store::{Rev, Uuid};
+
+/// The records that are watched, by the ids of their holders.
+#[derive(Default)]
+pub(crate) struct Watch {
+    seen: HashMap<Uuid, Seen>,
+}
+
+/// A record as it was seen last.
+struct Seen {
+    rev: Rev,
+    lease: Duration,
+    /// Since when it was seen at that rev.
+    since: Duration,
+}
+
+/// What a look at a record has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The lease was renewed, or there is time left, or the record is not watched.
+    Holds,
+    /// It was not renewed for as long as it is. The record is still at this rev.
+    Over(Rev),
+    /// There is no record.
+    Gone,
+}
+
+impl Watch {
+    /// Watches a record that was seen at a rev, from then on.
+    pub(crate) fn see(&mut self, id: Uuid, rev: Rev, lease: Duration, since: Duration) {
+        self.seen.insert(id, Seen { rev, lease, since });
+    }
+
+    /// A lease was renewed. Nothing is done for one that is not watched.
+    pub(crate) fn renew(&mut self, id: Uuid, rev: Rev, now: Duration) {
+        if let Some(seen) = self.seen.get_mut(&id) {
+            (seen.rev, seen.since) = (rev, now);
+        }
+    }
+
+    pub(crate) fn has(&self, id: Uuid) -> bool {
+        self.seen.contains_key(&id)
+    }
+
+    pub(crate) fn forget(&mut self, id: Uuid) {
+        self.seen.remove(&id);
+    }
+
+    /// Which record is to be looked at next, and when.
+    pub(crate) fn next(&self) -> Option<(Duration, Uuid)> {
+        self.seen.iter().map(|(id, seen)| (seen.since + seen.lease, *id)).min()
+    }
+
+    /// Judges a record that was looked at, and found at this rev.
+    pub(crate) fn judge(&mut self, id: Uuid, found: Option<Rev>, now: Duration) -> Verdict {
+        let Some(seen) = self.seen.get_mut(&id) else { return Verdict::Holds };
+        match found {
+            None => Verdict::Gone,
+            Some(rev) if rev != seen.rev => {
+                (seen.rev, seen.since) = (rev, now);
+                Verdict::Holds
+            }
+            // It may have been renewed here while it was looked at.
+            Some(rev) if seen.since + seen.lease <= now => Verdict::Over(rev),
+            Some(_) => Verdict::Holds,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: Uuid = Uuid::nil();
+    const LEASE: u64 = 30;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// Watches a record from second 0 at rev 1; then looks at these seconds, and finds these revs.
+    #[track_caller]
+    fn check(looks: &[(u64, Option<u64>, Verdict)]) {
+        let mut watch = Watch::default();
+        watch.see(ID, Rev(1), at(LEASE), at(0));
+        for (second, rev, verdict) in looks {
+            assert_eq!(watch.judge(ID, rev.map(Rev), at(*second)), *verdict, "at second {second}");
+        }
+    }
+
+    #[test]
+    fn a_lease_is_over_when_its_record_was_seen_unchanged_for_as_long() {
+        check(&[(LEASE - 1, Some(1), Verdict::Holds), (LEASE, Some(1), Verdict::Over(Rev(1)))]);
+    }
+
+    #[test]
+    fn a_renewal_gives_a_full_lease_from_when_it_was_seen() {
+        let late = LEASE + 10;
+        check(&[
+            (late, Some(2), Verdict::Holds),
+            (late + LEASE - 1, Some(2), Verdict::Holds),
+            (late + LEASE, Some(2), Verdict::Over(Rev(2))),
+        ]);
+    }
+
+    #[test]
+    fn a_record_that_is_gone_is_gone_at_any_time() {
+        check(&[(1, None, Verdict::Gone), (LEASE, None, Verdict::Gone)]);
+    }
+
+    #[test]
+    fn the_record_whose_lease_ends_first_is_looked_at_first() {
+        let (other, mut watch) = (Uuid::from_u128(1), Watch::default());
+        assert_eq!((watch.next(), watch.judge(ID, Some(Rev(1)), at(LEASE))), (None, Verdict::Holds), "not watched");
+        watch.see(ID, Rev(1), at(LEASE), at(0));
+        watch.see(other, Rev(1), at(1), at(10));
+        assert_eq!(watch.next(), Some((at(11), other)));
+        watch.renew(other, Rev(2), at(LEASE));
+        assert_eq!(watch.next(), Some((at(LEASE), ID)));
+        watch.forget(ID);
+        assert_eq!((watch.has(ID), watch.next()), (false, Some((at(LEASE + 1), other))));
+    }
+}

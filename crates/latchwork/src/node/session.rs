@@ -1,0 +1,474 @@
+//! Sessions: a record that is renewed as long as code in some process is alive. What a session holds it holds as long
+//! as its lease is renewed; what that is only the layers above know, and [`Holdings`] is all that is known of it here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, watch};
+
+use super::lease::{Verdict, Watch};
+use super::{AGAIN, Node, NodeError, SHARD, woken_or_after};
+use crate::damage::scan_around;
+use crate::lane::{Part, Tag};
+use crate::record::{Record, Unreadable, stored};
+use crate::store::{Check, Commit, ErrorKind, Key, Outcome, Receipt, Rev, Space, SpaceSpec, Store, StoreError, Uuid};
+
+type Result<T, E = NodeError> = std::result::Result<T, E>;
+
+/// The session is as it is known, or there at all.
+const PRESENT: Tag = Tag("present");
+
+/// How long a lease is unless something else is said.
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
+
+/// The name of the space of sessions.
+pub(crate) const SESSIONS: &str = "lock.sessions";
+
+/// What is stored of a session.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Lease {
+    /// What it is, for people.
+    pub(crate) label: String,
+    pub(crate) lease_us: u64,
+    pub(crate) since_us: u64,
+    pub(crate) renewed_us: u64,
+    /// The opening of the store in which it began, if only one process can have the store open.
+    pub(crate) opening: Option<Uuid>,
+}
+
+stored!(Lease);
+
+/// Declares the space of sessions: id → lease.
+pub(crate) async fn declare(store: &Store) -> Result<Space, StoreError> {
+    store.space(SpaceSpec::new(SESSIONS).keys_used_once()).await
+}
+
+/// What sessions hold.
+pub(crate) trait Holdings: Send + Sync {
+    /// A session is lost: code in this process that holds something by it is told.
+    fn lost(&self, session: Uuid);
+
+    /// Frees what a session holds whose record is gone, or cannot be read.
+    fn free(self: Arc<Self>, session: Uuid) -> Freeing;
+}
+
+pub(crate) type Freeing = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+/// The sessions of a process, and what it knows of those of others.
+pub(crate) struct Sessions {
+    node: Arc<Node>,
+    space: Space,
+    holdings: Weak<dyn Holdings>,
+    /// The sessions of this process, by their leases. Code without a session of its own shares them, and so do claims.
+    own: Mutex<BTreeMap<Duration, Arc<Session>>>,
+    /// Held while one of them is begun.
+    beginning: tokio::sync::Mutex<()>,
+    /// The sessions that were begun here and have not ended.
+    begun: Mutex<BTreeSet<Uuid>>,
+    /// Sessions that end if they are not renewed, and nobody in this process does that by itself.
+    watched: Mutex<Watch>,
+    watches: Notify,
+    /// Counts the sessions that were seen to end: what else a session holds is then to be freed.
+    pub(crate) ended: watch::Sender<u64>,
+}
+
+/// A session that was begun here. When the last handle is dropped, it ends.
+pub(crate) struct Session {
+    sessions: Arc<Sessions>,
+    pub(crate) id: Uuid,
+    lease: Duration,
+    is_lost: watch::Sender<bool>,
+    /// When the last renewal that has landed was begun, by the clock that only goes forward.
+    renewed: Mutex<Duration>,
+}
+
+/// What a session is to be.
+pub(crate) struct Terms {
+    pub(crate) lease: Duration,
+    pub(crate) label: String,
+    /// Whether it is renewed by itself.
+    pub(crate) renews: bool,
+    /// Whether it ends by itself when nothing is held by it.
+    is_shared: bool,
+}
+
+impl Terms {
+    pub(crate) fn new(lease: Duration) -> Terms {
+        Terms { lease, label: format!("process {}", std::process::id()), renews: true, is_shared: false }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.is_lost() || self.sessions.node.is_stopped() {
+            return;
+        }
+        let (sessions, id) = (self.sessions.clone(), self.id);
+        self.sessions.node.runtime.spawn(async move { sessions.end_at_last(id).await });
+    }
+}
+
+impl Session {
+    pub(crate) fn is_lost(&self) -> bool {
+        *self.is_lost.borrow()
+    }
+
+    /// Ends the session, and frees what it holds.
+    pub(crate) async fn end(&self) -> Result<()> {
+        self.lose();
+        self.leave();
+        self.sessions.end(self.id, None).await
+    }
+
+    /// It is lost, and so is what it holds.
+    fn lose(&self) {
+        self.is_lost.send_replace(true);
+        self.sessions.lose(self.id);
+    }
+
+    /// Nobody renews it any more: unless it is ended before, it ends when it has not been renewed for its lease.
+    fn leave(&self) {
+        self.sessions.watch(self.id, Rev::default(), self.lease, *self.renewed.lock());
+    }
+
+    /// Renews the lease. `false` if it is lost.
+    pub(crate) async fn renew(&self) -> Result<bool> {
+        let Sessions { node, watched, .. } = &*self.sessions;
+        let (env, key) = (node.store.env(), self.sessions.key(self.id));
+        let began = env.monotonic();
+        let Some(item) = node.store.view().await?.get(&key).await? else {
+            self.lose();
+            return Ok(false);
+        };
+        let Ok(record) = Lease::decode(&item.value) else {
+            tracing::error!(session = %self.id, "the record of a session is damaged, and the session is lost");
+            self.lose();
+            self.leave();
+            return Ok(false);
+        };
+        let record = Lease { renewed_us: env.now().0, ..record };
+        let part = node.for_any(self.id.as_bytes()).check(PRESENT, Check::Present(key.clone()));
+        match self.sessions.commit(part.put(&key, record.encode())).await? {
+            Ok(receipt) => {
+                *self.renewed.lock() = began;
+                watched.lock().renew(self.id, first_rev(&receipt), env.monotonic());
+                Ok(true)
+            }
+            Err(_) => {
+                self.lose();
+                Ok(false)
+            }
+        }
+    }
+}
+
+fn first_rev(receipt: &Receipt) -> Rev {
+    receipt.revs.first().copied().flatten().unwrap_or_default()
+}
+
+/// Renews a session until it is lost or nobody wants it any more.
+async fn keep(session: Weak<Session>, is_shared: bool) {
+    let Some(lease) = session.upgrade().map(|session| session.lease) else { return };
+    loop {
+        let Some(env) = session.upgrade().map(|session| session.sessions.node.store.env().clone()) else { return };
+        env.sleep(lease / 3).await;
+        let Some(session) = session.upgrade() else { return };
+        if session.is_lost() || session.sessions.node.is_stopped() {
+            return;
+        }
+        if is_shared && session.sessions.retire(&session) {
+            return session.sessions.end_at_last(session.id).await;
+        }
+        while let Err(error) = session.renew().await {
+            // Others may take over from then on.
+            let since = env.monotonic().saturating_sub(*session.renewed.lock());
+            if since >= lease || matches!(error, NodeError::Store(StoreError::Closed)) {
+                tracing::warn!(session = %session.id, %error, "the lease could not be renewed");
+                session.lose();
+                return session.leave();
+            }
+            env.sleep(AGAIN.min(lease / 10)).await;
+        }
+    }
+}
+
+impl Sessions {
+    pub(crate) fn new(node: &Arc<Node>, space: &Space, holdings: Weak<dyn Holdings>) -> Arc<Sessions> {
+        Arc::new(Sessions {
+            node: node.clone(),
+            space: space.clone(),
+            holdings,
+            own: Mutex::default(),
+            beginning: tokio::sync::Mutex::default(),
+            begun: Mutex::default(),
+            watched: Mutex::default(),
+            watches: Notify::new(),
+            ended: watch::Sender::new(0),
+        })
+    }
+
+    fn key(&self, id: Uuid) -> Key {
+        self.space.key(id.as_bytes())
+    }
+
+    /// Begins a session. It is begun though the caller may give up.
+    pub(crate) async fn begin(self: &Arc<Sessions>, terms: Terms) -> Result<Arc<Session>> {
+        let sessions = self.clone();
+        self.node.runtime.run(async move { sessions.begun(terms).await }).await.unwrap_or(Err(NodeError::Stopped))
+    }
+
+    async fn begun(self: &Arc<Sessions>, terms: Terms) -> Result<Arc<Session>> {
+        let Terms { lease, label, renews, is_shared } = terms;
+        if self.node.is_stopped() {
+            return Err(NodeError::Stopped);
+        }
+        let env = self.node.store.env();
+        let (id, now, began) = (env.uuid(), env.now().0, env.monotonic());
+        let (lease_us, opening) = (lease.as_micros() as u64, self.node.store.opening());
+        let record = Lease { label, lease_us, since_us: now, renewed_us: now, opening };
+        let part = self.node.for_any(id.as_bytes()).put(&self.key(id), record.encode());
+        let receipt = self.commit(part).await?.map_err(|_| NodeError::Stopped)?;
+        let (is_lost, renewed) = (watch::Sender::new(false), Mutex::new(began));
+        self.begun.lock().insert(id);
+        let session = Arc::new(Session { sessions: self.clone(), id, lease, is_lost, renewed });
+        if renews {
+            self.node.runtime.spawn(keep(Arc::downgrade(&session), is_shared));
+        } else {
+            self.watch(id, first_rev(&receipt), lease, env.monotonic());
+        }
+        Ok(session)
+    }
+
+    /// The session of this process with that lease. It is begun if there is none.
+    pub(crate) async fn own(self: &Arc<Sessions>, lease: Duration) -> Result<Arc<Session>> {
+        if let Some(session) = self.known_own(lease) {
+            return Ok(session);
+        }
+        // In a task: a caller that has begun it and is not polled keeps no other caller from it.
+        let sessions = self.clone();
+        let begun = self.node.runtime.run(async move {
+            let _beginning = sessions.beginning.lock().await;
+            if let Some(session) = sessions.known_own(lease) {
+                return Ok(session);
+            }
+            let session = sessions.begun(Terms { is_shared: true, ..Terms::new(lease) }).await?;
+            let before = sessions.own.lock().insert(lease, session.clone());
+            drop(before);
+            if sessions.node.is_stopped() {
+                sessions.stop();
+                return Err(NodeError::Stopped);
+            }
+            Ok(session)
+        });
+        begun.await.unwrap_or(Err(NodeError::Stopped))
+    }
+
+    fn known_own(&self, lease: Duration) -> Option<Arc<Session>> {
+        self.own.lock().get(&lease).filter(|own| !own.is_lost()).cloned()
+    }
+
+    /// Forgets a session of this process that was lost.
+    pub(crate) fn forget_own(&self, lost: Uuid) {
+        // Dropped without the lock: the last handle ends the session.
+        let lost = self.own.lock().extract_if(.., |_, own| own.id == lost).next();
+        drop(lost);
+    }
+
+    /// Gives up a session of this process that nothing uses.
+    fn retire(&self, session: &Arc<Session>) -> bool {
+        // Whoever takes it does so under this lock.
+        let mut own = self.own.lock();
+        // Guards, and those who wait for one, have a handle each; here are two.
+        let is_unused = Arc::strong_count(session) <= 2;
+        if is_unused {
+            // There is another handle, so it does not end by this.
+            drop(own.extract_if(.., |_, own| own.id == session.id).next());
+            session.is_lost.send_replace(true);
+        }
+        is_unused
+    }
+
+    /// Gives up the sessions of this process. They end when nothing uses them.
+    pub(crate) fn stop(&self) {
+        let own = std::mem::take(&mut *self.own.lock());
+        drop(own);
+    }
+
+    /// Sends a commit about a session. Gives what the check stands for that has failed, if one has.
+    async fn commit(&self, part: Part) -> Result<Result<Receipt, Tag>> {
+        let (commit, placed, rest) = part.place_whole(Commit::new());
+        match self.node.store.commit(commit).await? {
+            Outcome::Applied(receipt) => Ok(Ok(receipt)),
+            Outcome::Refused(refusal) => {
+                let is_fenced = placed.has_failed(&refusal, SHARD);
+                rest.refuse(&placed, &refusal);
+                Ok(Err(if is_fenced { SHARD } else { PRESENT }))
+            }
+        }
+    }
+
+    /// Whether a session was begun here and has not ended.
+    pub(crate) fn has_begun(&self, id: Uuid) -> bool {
+        self.begun.lock().contains(&id)
+    }
+
+    fn watch(&self, id: Uuid, rev: Rev, lease: Duration, since: Duration) {
+        self.watched.lock().see(id, rev, lease, since);
+        self.watches.notify_one();
+    }
+
+    /// Has a session of another process end if it is not renewed, from now on for its lease.
+    pub(crate) fn watch_other(&self, id: Uuid, rev: Rev, lease: Duration) {
+        if !self.has_begun(id) && !self.watched.lock().has(id) {
+            self.watch(id, rev, lease, self.node.store.env().monotonic());
+        }
+    }
+
+    fn forget(&self, id: Uuid) {
+        self.watched.lock().forget(id);
+        self.begun.lock().remove(&id);
+    }
+
+    fn lose(&self, id: Uuid) {
+        self.holdings.upgrade().iter().for_each(|holdings| holdings.lost(id));
+        self.ended.send_modify(|ended| *ended += 1);
+    }
+
+    /// Frees what a session holds that is no more.
+    async fn free(&self, id: Uuid) -> Result<()> {
+        self.lose(id);
+        self.holdings.upgrade().ok_or(NodeError::Stopped)?.free(id).await
+    }
+
+    /// Ends a session, if it is still at this rev, and frees what it holds.
+    async fn end(&self, id: Uuid, rev: Option<Rev>) -> Result<()> {
+        let key = self.key(id);
+        let mut part = self.node.for_any(id.as_bytes()).delete(&key);
+        if let Some(rev) = rev {
+            part = part.at_rev(PRESENT, &key, rev);
+        }
+        match self.commit(part).await? {
+            Ok(_) => {}
+            Err(SHARD) => return Err(NodeError::Stopped),
+            // It was renewed.
+            Err(_) => return Ok(()),
+        }
+        self.free(id).await?;
+        self.forget(id);
+        Ok(())
+    }
+
+    /// Ends a session, however long the store does not serve.
+    async fn end_at_last(&self, id: Uuid) {
+        self.node.at_last("a session could not be ended", NodeError::kind, || self.end(id, None)).await;
+    }
+
+    /// Ends all sessions that were begun here, and frees what they hold.
+    pub(crate) async fn end_all(&self) -> Result<()> {
+        self.stop();
+        let begun = self.begun.lock().clone();
+        let mut ended = Ok(());
+        for id in begun {
+            ended = self.end(id, None).await.and(ended);
+        }
+        ended
+    }
+
+    /// Ends the sessions of earlier openings of a store that only one process can have open: their process is gone.
+    pub(crate) async fn end_previous(&self) -> Result<()> {
+        let Some(opening) = self.node.store.opening() else { return Ok(()) };
+        let view = self.node.store.view().await?;
+        let found = scan_around(&view, &self.space, &self.space.all(), usize::MAX).await?.found;
+        drop(view);
+        for (key, item) in found {
+            let record = Lease::decode(&item.value).ok();
+            let is_over = record.and_then(|record| record.opening).is_some_and(|its| its != opening);
+            if let Some(id) = Uuid::from_slice(key.bytes()).ok().filter(|_| is_over) {
+                match self.end(id, Some(item.rev)).await {
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::error!(session = %id, %error, "a session of an earlier opening could not be ended");
+                    }
+                    ended => ended?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sessions that another process has begun, or an earlier one, are given a full lease from now on.
+    async fn watch_all(&self) -> Result<()> {
+        let view = self.node.store.view().await?;
+        let sessions = scan_around(&view, &self.space, &self.space.all(), usize::MAX).await?;
+        drop(view);
+        // They were seen now, and not before it was looked.
+        let now = self.node.store.env().monotonic();
+        let found = sessions.found.iter().map(|(key, item)| (key, item.rev, Lease::decode(&item.value)));
+        let damaged = sessions.damaged.iter().map(|key| (key, Rev::default(), Err(Unreadable::Damaged)));
+        for (key, rev, record) in found.chain(damaged) {
+            let lease = match record {
+                Ok(record) => Duration::from_micros(record.lease_us),
+                // The program that has begun it knows how long its lease is.
+                Err(why) if why.is_version() => continue,
+                Err(_) => {
+                    tracing::error!(%key, "a session is damaged, and ends after the usual lease");
+                    LEASE
+                }
+            };
+            match Uuid::from_slice(key.bytes()) {
+                Ok(id) => self.watched.lock().see(id, rev, lease, now),
+                Err(_) => tracing::error!(%key, "the key of a session is damaged and is passed over"),
+            }
+        }
+        Ok(())
+    }
+
+    /// A session whose record cannot be read cannot be renewed either. It loses what it holds, and its record stays.
+    async fn leave_damaged(&self, id: Uuid, error: NodeError) {
+        tracing::error!(session = %id, %error, "a session is damaged, and has lost what it held");
+        let what = "what a damaged session held could not be freed";
+        self.node.at_last(what, NodeError::kind, || self.free(id)).await;
+        self.forget(id);
+    }
+
+    /// Looks whether a session was renewed; if not, it ends.
+    async fn look_at(&self, id: Uuid) -> Result<()> {
+        let item = self.node.store.view().await?.get(&self.key(id)).await?;
+        let now = self.node.store.env().monotonic();
+        let verdict = self.watched.lock().judge(id, item.map(|item| item.rev), now);
+        match verdict {
+            Verdict::Holds => Ok(()),
+            Verdict::Over(rev) => {
+                tracing::info!(session = %id, "a session was not renewed, and has lost what it held");
+                self.end(id, Some(rev)).await
+            }
+            Verdict::Gone => {
+                self.free(id).await?;
+                self.forget(id);
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends sessions that are not renewed, for as long as the node works.
+    pub(crate) async fn sweep(self: Arc<Sessions>) {
+        let env = self.node.store.env();
+        self.node.at_last("not all sessions of before the start are known", NodeError::kind, || self.watch_all()).await;
+        loop {
+            let (now, next) = (env.monotonic(), self.watched.lock().next());
+            let Some((_, id)) = next.filter(|(due, _)| *due <= now) else {
+                woken_or_after(&self.watches, env, next.map(|(due, _)| due.saturating_sub(now))).await;
+                continue;
+            };
+            match self.look_at(id).await {
+                Ok(()) => {}
+                Err(_) if self.node.is_stopped() => return,
+                Err(error) if error.kind() == ErrorKind::Unavailable => env.sleep(AGAIN).await,
+                Err(error) => self.leave_damaged(id, error).await,
+            }
+        }
+    }
+}

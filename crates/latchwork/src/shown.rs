@@ -1,0 +1,13 @@
+//! How things that callers hold are printed by `{:?}`: by what tells one from another, and nothing else.
+
+/// `Debug` for what callers hold, with what tells one from another: `shown!(Handle<O>, it => id: it.id)`.
+macro_rules! shown {
+    ($type:ident $(<$($of:ident),+>)?, $it:ident => $($name:ident: $value:expr),*) => {
+        impl $(<$($of),+>)? std::fmt::Debug for $type $(<$($of),+>)? {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let $it = self;
+                f.debug_struct(stringify!($type))$(.field(stringify!($name), &$value))*.finish_non_exhaustive()
+            }
+        }
+    };
+}
