@@ -439,8 +439,8 @@ impl Inner {
         Ok(children)
     }
 
-    /// What goes with the end of an execution: its parent is told, its children are cancelled that are to be, and the
-    /// locks that it holds are released. Without a status it begins anew, and only the locks are.
+    /// What goes with the end of an execution: its parent and its schedule are told, its children are cancelled that are
+    /// to be, and the locks that it holds are released. Without a status it begins anew, and only the locks are.
     pub(crate) async fn closing(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -489,6 +489,9 @@ impl Inner {
         freed.notices.into_iter().for_each(|notices| mail.notices(notices));
         let mut parts = mail.parts(self, how.from_store, &BTreeSet::new()).await?;
         parts.extend(freed.parts);
+        if let (Some(schedule), Some(_)) = (&before.schedule, status) {
+            parts.push(self.ending_scheduled(schedule, id));
+        }
         Ok(Closing { parts, _turns: freed.turns })
     }
 }

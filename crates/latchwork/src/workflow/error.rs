@@ -7,7 +7,7 @@ use crate::node::NodeError;
 use crate::record::unreadable;
 use crate::state::StateError;
 use crate::store::{ErrorKind, StoreError};
-use crate::workflow::{ExecutionId, Failure};
+use crate::workflow::{ExecutionId, Failure, ScheduleError};
 
 /// The result of an operation on workflows.
 pub type Result<T, E = WorkflowError> = std::result::Result<T, E>;
@@ -107,6 +107,9 @@ pub enum WorkflowError {
     /// A start under an idempotency key that was used with another input.
     #[error("idempotency key {key:?} was used before to start execution {id:?}, with another input")]
     KeyReused { key: String, id: ExecutionId },
+    /// A schedule.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
     /// A lock.
     #[error(transparent)]
     Lock(LockError),
@@ -176,6 +179,7 @@ impl WorkflowError {
             | NoRuntime => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,
+            Schedule(error) => error.kind(),
             Lock(error) => error.kind(),
             State(error) => error.kind(),
             Entity(error) => error.kind(),

@@ -224,11 +224,23 @@ impl Inner {
 
     /// The start of an execution, as a part of a commit of another layer's. It begins when the commit has landed.
     pub(crate) fn starting(self: &Arc<Inner>, workflow: &str, input: String, id: &ExecutionId) -> Result<Part> {
+        self.starting_for(workflow, input, id, None)
+    }
+
+    /// The same, for a schedule if there is one: that is told of the end.
+    pub(crate) fn starting_for(
+        self: &Arc<Inner>,
+        workflow: &str,
+        input: String,
+        id: &ExecutionId,
+        schedule: Option<&str>,
+    ) -> Result<Part> {
         check_name("the id of an execution", id)?;
         let (definition, input) = self.accept(workflow, Ok(input))?;
         definition.check(&input)?;
         let now = self.store.env().now();
         let mut first = definition.first_record(input, Labels::default(), now, now);
+        first.schedule = schedule.map(str::to_string);
         let (part, _) = turn(self, self.at_record(id, None), id, None, &mut first, None);
         let engine = self.clone();
         Ok(self.waking(part, id).then(move |_| engine.metrics.started(&first.workflow)))

@@ -24,6 +24,7 @@ mod removal;
 mod replay;
 mod runtimes;
 mod sagas;
+mod schedules;
 mod shards;
 pub(crate) mod simulation;
 mod slots;
