@@ -8,3 +8,4 @@ mod operating;
 mod simulation;
 mod times;
 mod wrong;
+mod year;

@@ -3,8 +3,8 @@
 //! `year.txt` was made once by Python: croniter 6.2 gave the local times of each expression, without a zone, and
 //! zoneinfo turned them into moments by the policy that docs/workflows/schedules.md states. An hour field that begins
 //! with `*`: every moment that shows the local time, both of them in a repeated hour. Any other: the first moment that
-//! shows it, and the first moment after the gap if none does. Expressions that fire often have a hash of their times:
-//! `hash = hash * 31 + seconds`, modulo 2^64.
+//! shows it, and the first moment after the gap if none does. The hash of all times is
+//! `hash = hash * 31 + seconds`, modulo 2^64; where they are few they are there themselves.
 
 use latchwork::store::Timestamp;
 use latchwork::workflow::Schedule;
@@ -20,7 +20,14 @@ pub(super) fn lines() -> impl Iterator<Item = (&'static str, &'static str, usize
         let mut next = || fields.next().unwrap();
         let (zone, expression) = (next(), next());
         let (count, hash) = (next().parse().unwrap(), next().parse().unwrap());
-        let times = next().split_whitespace().map(|time| time.parse().unwrap()).collect();
+        let (mut times, mut last) = (Vec::new(), 0);
+        for word in next().split_whitespace() {
+            let (step, often) = word.split_once('*').unwrap_or((word, "1"));
+            for _ in 0..often.parse().unwrap() {
+                last += step.parse::<u64>().unwrap();
+                times.push(last);
+            }
+        }
         (zone, expression, count, hash, times)
     })
 }
