@@ -181,16 +181,21 @@ impl Field {
             }
         };
         let (first, last) = match range.split_once('-') {
-            _ if range == "*" => (self.least, self.most.min(if self.most == 7 { 6 } else { self.most })),
+            _ if range == "*" => (self.least, self.last()),
             Some((first, last)) => (self.number(first)?, self.number(last)?),
             // As in `5/15`: from 5 on.
-            None if step.is_some() => (self.number(range)?, self.most.min(if self.most == 7 { 6 } else { self.most })),
+            None if step.is_some() => (self.number(range)?, self.last()),
             None => (self.number(range)?, self.number(range)?),
         };
         if first > last {
             return Err(format!("{range:?} ends before it begins"));
         }
         Ok((first..=last).step_by(step.unwrap_or(1) as usize).fold(0, |bits, number| bits | 1 << number))
+    }
+
+    /// The last number that stands for something that no other does: 7 is a Sunday, as 0 is.
+    fn last(&self) -> u64 {
+        if self.names.len() == WEEKDAYS.len() { 6 } else { self.most }
     }
 
     fn number(&self, text: &str) -> Result<u64, String> {

@@ -39,10 +39,9 @@ pub(crate) fn decide(before: &Stored, plan: &Plan, now: Timestamp, is_running: b
         let occurrence = after.triggers.remove(0);
         return Some(arrive(after, occurrence, is_running));
     }
-    if let Some(next) = before.next_us.map(Timestamp).filter(|_| before.paused.is_none()) {
-        if plan.due(next) <= now {
-            return Some(occur(before, plan, next, now, is_running));
-        }
+    let next = before.next_us.map(Timestamp).filter(|_| before.paused.is_none());
+    if let Some(next) = next.filter(|next| plan.due(*next) <= now) {
+        return Some(occur(before, plan, next, now, is_running));
     }
     if is_free && !before.backfills.is_empty() {
         return backfill(before, plan);

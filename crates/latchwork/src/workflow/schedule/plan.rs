@@ -206,11 +206,7 @@ mod tests {
         assert_eq!(plan.after(Timestamp(500_000)), Some(Timestamp(1_500_000)));
         assert_eq!(plan.count(Timestamp(0), Timestamp(2_500_000), 100), 2);
         assert_eq!(plan.count(Timestamp(0), Timestamp(2_500_001), 100), 3);
-        assert_eq!(
-            plan.count(Timestamp(0), Timestamp(u64::MAX), u64::MAX),
-            253_402_207_201,
-            "to the end of the calendar"
-        );
+        assert_eq!(plan.count(Timestamp(0), Timestamp(u64::MAX), 1000), 1000);
     }
 
     #[test]
