@@ -25,8 +25,8 @@ impl Time {
     pub(crate) fn relative_to(self, now: Timestamp) -> String {
         match (self.0.0, now.0) {
             (then, now) if then <= now && now - then < 1_000_000 => "just now".into(),
-            (then, now) if then <= now => format!("{} ago", length(now - then)),
-            (then, now) => format!("in {}", length(then - now)),
+            (then, now) if then <= now => format!("{} ago", span(now - then)),
+            (then, now) => format!("in {}", span(then - now)),
         }
     }
 }
@@ -46,7 +46,7 @@ impl Serialize for Time {
 }
 
 /// How long something takes, by its two largest units.
-fn length(us: u64) -> String {
+pub(crate) fn span(us: u64) -> String {
     let seconds = us / 1_000_000;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes, seconds % 60) {

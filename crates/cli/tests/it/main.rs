@@ -6,6 +6,7 @@
 mod claim;
 mod dev;
 mod lock;
+mod schedule;
 mod workflow;
 
 use std::path::Path;

@@ -17,7 +17,8 @@ use crate::store::{Env, Item, Key, Result, Space, Timestamp, View};
 /// How many alarms are looked at in one go.
 const BATCH: usize = 256;
 
-/// How long the keeper sleeps at the most: the time of day may be set forward meanwhile, or the machine have slept.
+/// How long a keeper sleeps at the most, unless it is said: the time of day may be set forward meanwhile, or the machine
+/// have slept.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// How long to wait after the store did not serve.
@@ -29,6 +30,7 @@ pub(crate) struct Alarms {
     space: Space,
     told: Mutex<Told>,
     woken: Notify,
+    longest: Duration,
 }
 
 struct Told {
@@ -81,8 +83,15 @@ fn place(key: &[u8]) -> Timestamp {
 
 impl Alarms {
     pub(crate) fn new(node: &Arc<Node>, space: &Space) -> Arc<Alarms> {
-        let told = Told { earliest: vec![None; usize::from(COUNT)], sleeps: None };
-        Arc::new(Alarms { node: node.clone(), space: space.clone(), told: Mutex::new(told), woken: Notify::new() })
+        Alarms::on_time(node, space, LONGEST)
+    }
+
+    /// The same, with a keeper that sees within so long that the time of day was set forward. While there is an alarm,
+    /// it looks at the clock that often; the store is not asked.
+    pub(crate) fn on_time(node: &Arc<Node>, space: &Space, longest: Duration) -> Arc<Alarms> {
+        let told = Mutex::new(Told { earliest: vec![None; usize::from(COUNT)], sleeps: None });
+        let (node, space, woken) = (node.clone(), space.clone(), Notify::new());
+        Arc::new(Alarms { node, space, told, woken, longest })
     }
 
     /// An alarm was committed. Time may have jumped since the keeper went to sleep. If it went ahead, the keeper sleeps
@@ -122,7 +131,7 @@ impl Alarms {
 
     /// Waits until the next alarm is due, or an earlier one is set.
     async fn wait(&self, env: &Env, next: Option<Timestamp>) {
-        let pause = next.map(|next| left(next, env).min(LONGEST));
+        let pause = next.map(|next| left(next, env).min(self.longest));
         {
             let mut told = self.told.lock();
             if told.earliest.iter().any(Option::is_some) {

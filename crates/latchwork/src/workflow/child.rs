@@ -485,8 +485,8 @@ impl Inner {
         Ok(children)
     }
 
-    /// What goes with the end of an execution: its parent is told, its children are cancelled that are to be, and the
-    /// locks that it holds are released. Without a status it begins anew, and only the locks are.
+    /// What goes with the end of an execution: its parent and its schedule are told, its children are cancelled that are
+    /// to be, and the locks that it holds are released. Without a status it begins anew, and only the locks are.
     pub(crate) async fn closing(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -538,6 +538,9 @@ impl Inner {
         // The permits of one whose place is taken go over to the other.
         let gives_back = status.is_some() && before.superseded.is_none();
         parts.extend(gives_back.then(|| self.giving_back(id, before)).flatten());
+        if let (Some(schedule), Some(_)) = (&before.schedule, status) {
+            parts.push(self.ending_scheduled(schedule, id));
+        }
         Ok(Closing { parts, _turns: freed.turns })
     }
 }

@@ -29,6 +29,8 @@ use crate::workflow::metrics::Metrics;
 use crate::workflow::record::{Execution, Status, fetch_execution};
 use crate::workflow::rehearsal::Rehearsal;
 use crate::workflow::run::{Run, Stop};
+use crate::workflow::schedule::keeper::{Fire, Scheduling};
+use crate::workflow::schedule::stored::Spaces as ScheduleSpaces;
 use crate::workflow::{ExecutionId, Result, WorkflowError, recover, remove};
 
 /// Runs workflows.
@@ -123,6 +125,7 @@ pub(crate) struct Inner {
     pub(crate) forced: Mutex<BTreeSet<ExecutionId>>,
     pub(crate) timers: Arc<Alarms>,
     pub(crate) removals: Arc<Alarms>,
+    pub(crate) scheduling: Scheduling,
     /// Whether everything that was running has been found.
     pub(crate) found: tokio::sync::watch::Sender<bool>,
     /// What the layer above serves on this engine, at most one at a time. Nothing here knows what it is.
@@ -273,13 +276,14 @@ impl EngineBuilder {
             }
         }
         let metrics = Metrics::new(definitions.keys());
-        let spaces = Spaces::declare(&store).await?;
+        let (spaces, schedules) = (Spaces::declare(&store).await?, ScheduleSpaces::declare(&store).await?);
         let (states, entities) = (States::on(&store).await?, Entities::on(&store).await?);
         // An engine that only operates owns nothing and replaces no other.
         let node = if self.idle { Node::idle(&store) } else { Node::owner(&store).await? };
         let locks = Service::on(&node).await?;
         let admissions = Admissions::new(&node);
         let (timers, removals) = (Alarms::new(&node, &spaces.timers), Alarms::new(&node, &spaces.removals));
+        let scheduling = Scheduling::new(&node, schedules);
         let (suspects, suspected) = mpsc::unbounded_channel();
         let inner = Arc::new(Inner {
             since: store.env().now(),
@@ -306,6 +310,7 @@ impl EngineBuilder {
             forced: Mutex::default(),
             timers,
             removals,
+            scheduling,
             found: tokio::sync::watch::Sender::new(self.idle),
             above: Mutex::default(),
         });
@@ -320,6 +325,7 @@ impl EngineBuilder {
             node.chore(recover::doubt(weak()));
             node.chore(alarm::keep::<recover::Wake>(weak(), inner.since));
             node.chore(alarm::keep::<remove::Remove>(weak(), Timestamp(0)));
+            node.chore(alarm::keep::<Fire>(weak(), Timestamp(0)));
             node.chore(StopWithRuntime(weak()).wait());
             node.chore(let_go(weak()));
             inner.locks.begin_chores();

@@ -9,7 +9,7 @@ use crate::node::NodeError;
 use crate::record::unreadable;
 use crate::state::StateError;
 use crate::store::{ErrorKind, StoreError};
-use crate::workflow::{ExecutionId, Failure};
+use crate::workflow::{ExecutionId, Failure, ScheduleError};
 
 /// The result of an operation on workflows.
 pub type Result<T, E = WorkflowError> = std::result::Result<T, E>;
@@ -129,6 +129,9 @@ pub enum WorkflowError {
     /// Something that a start was asked for and that its workflow does not allow.
     #[error("workflow {workflow:?} cannot be started so: {reason}")]
     Start { workflow: String, reason: &'static str },
+    /// A schedule.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
     /// A lock.
     #[error(transparent)]
     Lock(LockError),
@@ -205,6 +208,7 @@ impl WorkflowError {
             | NoRuntime => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,
+            Schedule(error) => error.kind(),
             Lock(error) => error.kind(),
             State(error) => error.kind(),
             Entity(error) => error.kind(),

@@ -73,6 +73,8 @@ pub struct Description {
     pub children: Vec<ExecutionId>,
     /// The execution whose results it has kept, if it is a fork.
     pub forked: Option<ExecutionId>,
+    /// The schedule that has started it, if one has.
+    pub schedule: Option<String>,
     /// Why it is to be cancelled, if it is.
     pub cancel: Option<String>,
     /// What it has published, by name.
@@ -166,6 +168,7 @@ impl Description {
             parent: parent.map(|parent| parent.id),
             children: Vec::new(),
             forked: execution.forked.map(Into::into),
+            schedule: execution.schedule,
             cancel: execution.cancel,
             published: BTreeMap::new(),
         }

@@ -248,6 +248,15 @@ impl Inner {
     /// The starts of executions, as a part of a commit of another layer's. They begin when the commit has landed, if
     /// they are admitted by then; one that is rejected is an error. Inputs are JSON text.
     pub(crate) async fn starting(self: &Arc<Inner>, starts: &[(&str, String, ExecutionId)]) -> Result<Part> {
+        self.starting_for(starts, None).await
+    }
+
+    /// The same, for a schedule if there is one: that is told of the end.
+    pub(crate) async fn starting_for(
+        self: &Arc<Inner>,
+        starts: &[(&str, String, ExecutionId)],
+        schedule: Option<&str>,
+    ) -> Result<Part> {
         let (now, mut part) = (self.store.env().now(), Part::default());
         let mut book = None;
         for (workflow, input, id) in starts {
@@ -256,6 +265,7 @@ impl Inner {
             definition.check(&input)?;
             let asked = definition.asked(&input)?.map(Asked::alone);
             let mut first = definition.first_record(definition.alone(input), Labels::default(), now, now);
+            first.schedule = schedule.map(str::to_string);
             if let Some(asked) = asked {
                 let book = match &mut book {
                     Some(book) => book,
@@ -270,7 +280,7 @@ impl Inner {
             part = part.then(move |_| engine.metrics.started(&workflow));
         }
         Ok(match book {
-            Some(book) => part.and(book.into_part()),
+            Some(book) => part.and(self.admissions.looking_later(book)),
             None => part,
         })
     }

@@ -51,6 +51,7 @@ mod replay;
 mod retry;
 pub(crate) mod run;
 mod saga;
+mod schedule;
 mod seek;
 mod signal;
 mod slots;
@@ -84,6 +85,10 @@ pub use locks::{CtxGuard, CtxLock, CtxLockWithin, CtxReadWriteLock, CtxReadWrite
 pub use record::{Attribute, Close, Kind, Supersede, Wait, WaitsFor};
 pub use retry::Retry;
 pub use saga::Saga;
+pub use schedule::{
+    Counts, Fires, Overlap, RunCause, RunOutcome, Schedule, ScheduleDescription, ScheduleError, ScheduleRun, Schedules,
+    StoredSchedules,
+};
 pub use signal::{Receive, ReceiveFor, Signal};
 pub use slots::CtxState;
 pub use steer::Why;

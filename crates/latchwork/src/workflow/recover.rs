@@ -222,6 +222,7 @@ impl Inner {
         // Time may have jumped since; those that were rung before and are still there are few.
         self.timers.look_again();
         self.removals.look_again();
+        self.scheduling.alarms.look_again();
         self.tell_all();
         self.locks.listen_again().await?;
         self.admissions.look_at_all().await?;

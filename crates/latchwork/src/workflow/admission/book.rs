@@ -411,7 +411,7 @@ impl<'a> Book<'a> {
                 None => Write::Delete(key),
             });
         }
-        self.changed.into_iter().fold(part, |part, (id, changed)| part.and(engine.changing(id, changed)))
+        self.changed.into_iter().fold(part, |part, (id, changed)| part.and(engine.changing_stored(id, changed)))
     }
 }
 
@@ -457,7 +457,7 @@ impl Inner {
     }
 
     /// The change of an execution that was stored before, and has not begun.
-    fn changing(self: &Arc<Inner>, id: ExecutionId, changed: Changed) -> Part {
+    fn changing_stored(self: &Arc<Inner>, id: ExecutionId, changed: Changed) -> Part {
         let Changed { before, rev, mut after } = changed;
         let (part, _) = turn(self, self.at_record(&id, Some(rev)), &id, Some(&before), &mut after, None);
         let engine = self.clone();

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 
-use crate::lane::{Landing, Lanes, Part, Turn};
+use crate::lane::{Lanes, Part, Turn};
 use crate::node::Node;
 use crate::store::{ErrorKind, Order, View};
 use crate::workflow::definition::Definition;
@@ -172,6 +172,13 @@ impl Admissions {
         }
     }
 
+    /// What decisions make of a commit that is made elsewhere. When it has landed, its lines are looked at: what was put
+    /// into one may have missed a permit that was given back meanwhile.
+    pub(crate) fn looking_later(self: &Arc<Admissions>, book: Book<'_>) -> Part {
+        let (admissions, lines) = (self.clone(), book.queued.clone());
+        book.into_part().then(move |_| lines.iter().for_each(|line| admissions.look_at(line)))
+    }
+
     /// Permits were given back, or places in lines.
     fn given_back(self: &Arc<Admissions>, partitions: &[Partition]) {
         let Some(engine) = self.engine() else { return };
@@ -261,12 +268,7 @@ impl Inner {
         let mut book = Book::new(self).await?;
         match book.decide(&definition.policy, asked, id, first).await? {
             Decision::Rejected(error) => Err(error),
-            _ => {
-                let (admissions, lines) = (self.admissions.clone(), book.queued.clone());
-                // What was put into a line may have missed a permit that was given back meanwhile.
-                let look = move |_: Landing<'_>| lines.iter().for_each(|line| admissions.look_at(line));
-                Ok((book.into_part().then(look), turn))
-            }
+            _ => Ok((self.admissions.looking_later(book), turn)),
         }
     }
 

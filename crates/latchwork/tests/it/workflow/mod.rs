@@ -25,6 +25,7 @@ mod removal;
 mod replay;
 mod runtimes;
 mod sagas;
+mod schedules;
 mod shards;
 pub(crate) mod simulation;
 mod slots;

@@ -1,0 +1,61 @@
+//! `latch schedule`: looks at the schedules in a data directory that no process has open, and changes them. Nothing is
+//! started: what is due, or was triggered, is started when an engine starts that has the workflow.
+
+mod change;
+mod create;
+mod fields;
+mod list;
+mod show;
+
+use std::path::Path;
+
+use anyhow::Result;
+use clap::Subcommand;
+use latchwork::store::Store;
+use latchwork::workflow::StoredSchedules;
+
+use crate::output::Output;
+
+#[derive(Subcommand)]
+pub(crate) enum Schedule {
+    /// Lists schedules by their names.
+    List(list::List),
+    /// Shows a schedule, the times that it fires next, and its past runs.
+    Show(show::Show),
+    /// Creates a schedule, or changes the one of that name. Whether the workflow exists, and takes the input, is found
+    /// when it fires.
+    Create(create::Create),
+    /// Has a schedule start nothing until it is resumed.
+    Pause(change::Pause),
+    /// Lets a paused schedule go on, from the next occurrence.
+    Resume(change::Named),
+    /// Has a schedule fire, when the next engine starts.
+    Trigger(change::Named),
+    /// Deletes a schedule and its past runs. Executions that it has started go on.
+    Delete(change::Named),
+}
+
+pub(crate) async fn run(command: Schedule, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    match command {
+        Schedule::Create(create) => create::run(create, directory, output).await,
+        Schedule::Pause(pause) => change::pause(pause, directory, output).await,
+        Schedule::Resume(named) => change::resume(named, directory, output).await,
+        Schedule::Trigger(named) => change::trigger(named, directory, output).await,
+        Schedule::Delete(named) => change::delete(named, directory, output).await,
+        looks => look(looks, directory, output).await,
+    }
+}
+
+/// The commands that change nothing.
+async fn look(command: Schedule, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    let store = Store::open_read_only(directory).await?;
+    let schedules = StoredSchedules::on(&store).await?;
+    let now = store.env().now();
+    let done = match command {
+        Schedule::List(list) => list::run(list, &schedules, now, output).await,
+        Schedule::Show(show) => show::run(show, &schedules, now, output).await,
+        _ => Ok(()),
+    };
+    store.close().await?;
+    done
+}

@@ -1,0 +1,73 @@
+//! `latch schedule pause`, `resume`, `trigger` and `delete`, by an engine that runs nothing.
+
+use std::path::Path;
+
+use anyhow::Result;
+use clap::Args;
+use latchwork::store::{Store, Timestamp};
+use latchwork::workflow::{Engine, Schedules};
+use serde_json::json;
+
+use crate::output::Output;
+
+#[derive(Args)]
+pub(crate) struct Named {
+    /// The schedule's name.
+    name: String,
+}
+
+#[derive(Args)]
+pub(crate) struct Pause {
+    /// The schedule's name.
+    name: String,
+    /// Why: it is shown as long as the schedule is paused.
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    reason: String,
+}
+
+pub(crate) async fn pause(pause: Pause, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    let Pause { name, reason } = &pause;
+    operate(directory, async |schedules, _| schedules.pause(name, reason).await).await?;
+    output.one(&json!({"name": name, "paused": reason}), |text| text.line(format!("Schedule {name:?} is paused.")))
+}
+
+pub(crate) async fn resume(named: Named, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    let name = &named.name;
+    let next = operate(directory, async |schedules, _| {
+        schedules.resume(name).await?;
+        schedules.next(name, 1).await
+    });
+    let next = next.await?.first().map(|next| crate::time::Time(*next));
+    output.one(&json!({"name": name, "next": next}), |text| match next {
+        Some(next) => text.line(format!("Schedule {name:?} fires next at {}.", next.short())),
+        None => text.line(format!("Schedule {name:?} has come to its end.")),
+    })
+}
+
+pub(crate) async fn trigger(named: Named, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    let name = &named.name;
+    let id = operate(directory, async |schedules, _| schedules.trigger(name).await).await?;
+    output.one(&json!({"name": name, "id": id}), |text| {
+        text.line(format!("Schedule {name:?} fires when an engine starts; the execution is {:?}.", &*id));
+    })
+}
+
+pub(crate) async fn delete(named: Named, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    let name = &named.name;
+    operate(directory, async |schedules, _| schedules.delete(name).await).await?;
+    output.one(&json!({"name": name}), |text| text.line(format!("Schedule {name:?} is deleted.")))
+}
+
+/// Does something by an engine that runs nothing, and closes the data directory. A directory that does not exist is not
+/// created.
+pub(crate) async fn operate<T>(
+    directory: &Path,
+    does: impl AsyncFnOnce(&Schedules, Timestamp) -> latchwork::workflow::Result<T>,
+) -> Result<T> {
+    Store::open_read_only(directory).await?.close().await?;
+    let engine = Engine::open(directory).idle().start().await?;
+    let done = does(&engine.schedules(), engine.store().env().now()).await;
+    engine.stop();
+    engine.store().close().await?;
+    Ok(done?)
+}

@@ -1,0 +1,156 @@
+//! What is told of schedules: the fields of their JSON, which stay what they are, and the words for people. docs/cli.md
+//! lists the fields.
+
+use latchwork::Value;
+use latchwork::store::Timestamp;
+use latchwork::workflow::{ExecutionId, Fires, Overlap, RunCause, RunOutcome, ScheduleDescription, ScheduleRun};
+use serde::Serialize;
+
+use crate::time::{Time, span};
+
+/// A schedule.
+#[derive(Debug, Serialize)]
+pub(crate) struct ScheduleFields {
+    pub(crate) name: String,
+    /// The cron expression, if it has one.
+    cron: Option<String>,
+    zone: Option<String>,
+    /// The interval in milliseconds, if it has one.
+    every_ms: Option<u64>,
+    jitter_ms: u64,
+    start: Option<Time>,
+    end: Option<Time>,
+    /// `skip`, `queue_one`, `queue_all`, `cancel_running` or `allow`.
+    pub(crate) overlap: Overlap,
+    catch_up_ms: u64,
+    pub(crate) workflow: String,
+    pub(crate) input: Value,
+    created: Time,
+    changed: Time,
+    /// Why it is paused, if it is.
+    pub(crate) paused: Option<String>,
+    pub(crate) paused_since: Option<Time>,
+    pub(crate) next: Option<Time>,
+    pub(crate) running: Vec<ExecutionId>,
+    pub(crate) waiting: u64,
+    backfills: u64,
+    pub(crate) started: u64,
+    pub(crate) skipped: u64,
+    pub(crate) missed: u64,
+    pub(crate) rejected: u64,
+    /// Why an occurrence that is due cannot be started, if it cannot.
+    pub(crate) stalled: Option<String>,
+}
+
+impl ScheduleFields {
+    pub(crate) fn of(found: ScheduleDescription) -> ScheduleFields {
+        let (cron, zone, every_ms) = match found.fires {
+            Fires::Cron { expression, zone } => (Some(expression), Some(zone), None),
+            Fires::Every { interval_us } => (None, None, Some(interval_us / 1000)),
+            _ => (None, None, None),
+        };
+        ScheduleFields {
+            name: found.name,
+            cron,
+            zone,
+            every_ms,
+            jitter_ms: found.jitter_us / 1000,
+            start: found.start_us.map(Time::from_us),
+            end: found.end_us.map(Time::from_us),
+            overlap: found.overlap,
+            catch_up_ms: found.catch_up_us / 1000,
+            workflow: found.workflow,
+            input: found.input,
+            created: Time::from_us(found.created_us),
+            changed: Time::from_us(found.changed_us),
+            paused: found.paused,
+            paused_since: found.paused_us.map(Time::from_us),
+            next: found.next_us.map(Time::from_us),
+            running: found.running,
+            waiting: found.waiting,
+            backfills: found.backfills,
+            started: found.counts.started,
+            skipped: found.counts.skipped,
+            missed: found.counts.missed,
+            rejected: found.counts.rejected,
+            stalled: found.stalled,
+        }
+    }
+
+    /// As `0 2 * * * (Europe/Berlin)`, or `every 1h 0m`.
+    pub(crate) fn when(&self) -> String {
+        match (&self.cron, &self.zone, self.every_ms) {
+            (Some(cron), Some(zone), _) => format!("{cron} ({zone})"),
+            (.., Some(every)) => format!("every {}", span(every * 1000)),
+            _ => String::new(),
+        }
+    }
+
+    /// Whether it fires, and when.
+    pub(crate) fn state(&self, now: Timestamp) -> String {
+        match (&self.paused, &self.stalled, self.next) {
+            (Some(_), ..) => "paused".into(),
+            (_, Some(_), _) => "stalled".into(),
+            (.., Some(next)) => next.relative_to(now),
+            _ => "ended".into(),
+        }
+    }
+}
+
+/// A past run.
+#[derive(Debug, Serialize)]
+pub(crate) struct RunFields {
+    /// The execution that was started for it, if one was.
+    pub(crate) id: ExecutionId,
+    pub(crate) time: Time,
+    pub(crate) at: Time,
+    /// `time`, `trigger` or `backfill`.
+    pub(crate) cause: RunCause,
+    /// `started`, `skipped`, `queued`, `missed`, `rejected` or `cancelled_previous`.
+    pub(crate) outcome: &'static str,
+    reason: Option<String>,
+    /// How many were missed.
+    missed: Option<u64>,
+    /// The executions that were cancelled for it.
+    cancelled: Vec<String>,
+}
+
+impl RunFields {
+    pub(crate) fn of(run: ScheduleRun) -> RunFields {
+        let (mut reason, mut missed, mut cancelled) = (None, None, Vec::new());
+        let outcome = match run.outcome {
+            RunOutcome::Started => "started",
+            RunOutcome::Queued => "queued",
+            RunOutcome::Skipped(why) => {
+                reason = Some(why);
+                "skipped"
+            }
+            RunOutcome::Rejected(why) => {
+                reason = Some(why);
+                "rejected"
+            }
+            RunOutcome::Missed { count, .. } => {
+                missed = Some(count);
+                "missed"
+            }
+            RunOutcome::CancelledPrevious(ids) => {
+                cancelled = ids;
+                "cancelled_previous"
+            }
+            _ => "unknown",
+        };
+        let (time, at) = (Time::from_us(run.time_us), Time::from_us(run.at_us));
+        RunFields { id: run.id, time, at, cause: run.cause, outcome, reason, missed, cancelled }
+    }
+
+    /// What else there is to say.
+    pub(crate) fn details(&self) -> String {
+        match (&self.reason, self.missed) {
+            (Some(reason), _) => reason.clone(),
+            (_, Some(1)) => "no engine was there in time".into(),
+            (_, Some(count)) => format!("{count} occurrences; no engine was there in time"),
+            _ if !self.cancelled.is_empty() => format!("cancelled {}", self.cancelled.join(", ")),
+            _ => String::new(),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `latch schedule` on directories: what it writes, an engine of the library goes on with.
+
+use std::path::Path;
+use std::time::Duration;
+
+use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
+use serde_json::{Value, json};
+
+use crate::{latch, succeeded, text};
+
+fn report() -> Workflow<Value, Value> {
+    workflow("report").run(async |_: Ctx, region: Value| Ok::<_, Failure>(region))
+}
+
+/// Lets a process do something with an engine on a directory.
+fn process<T>(store: &Path, does: impl AsyncFnOnce(&Engine) -> T) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let engine = Engine::open(store).register(&report()).start().await.unwrap();
+        let done = does(&engine).await;
+        engine.stop();
+        engine.store().close().await.unwrap();
+        done
+    })
+}
+
+fn run(store: &Path, arguments: &[&str]) -> String {
+    succeeded(latch(&[&["schedule"], arguments].concat(), store).output().unwrap())
+}
+
+fn json(store: &Path, arguments: &[&str]) -> Value {
+    serde_json::from_str(&run(store, &[arguments, &["-o", "json"]].concat())).unwrap()
+}
+
+#[test]
+fn a_schedule_is_created_looked_at_operated_and_deleted() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = &directory.path().join("data");
+    process(store, async |_| ());
+    let nightly = ["create", "nightly", "--cron", "30 2 * * *", "--zone", "Europe/Berlin"];
+    let target = ["--workflow", "report", "--input", "{\"region\":\"eu\"}", "--overlap", "queue-one", "--jitter", "1m"];
+    let made = json(store, &[&nightly[..], &target[..]].concat());
+    assert_eq!((&made["cron"], &made["zone"]), (&json!("30 2 * * *"), &json!("Europe/Berlin")));
+    assert_eq!((&made["overlap"], &made["jitter_ms"]), (&json!("queue_one"), &json!(60_000)));
+    assert_eq!(made["input"], json!({"region": "eu"}));
+    let said = run(store, &["create", "often", "--every", "1h", "--workflow", "report"]);
+    assert!(said.contains("every 1h 0m") && said.contains("It fires in "), "{said}");
+    let table = run(store, &["list"]);
+    assert!(table.contains("nightly") && table.contains("30 2 * * * (Europe/Berlin)"), "{table}");
+    let paused = run(store, &["pause", "nightly", "--reason", "the books are closed"]);
+    assert!(paused.contains("is paused"), "{paused}");
+    let listed = json(store, &["list", "--paused"]);
+    assert_eq!((listed["schedules"].as_array().unwrap().len(), &listed["next"]), (1, &Value::Null));
+    assert_eq!(listed["schedules"][0]["paused"], "the books are closed");
+    assert!(run(store, &["show", "nightly"]).contains("the books are closed"));
+    assert!(json(store, &["resume", "nightly"])["next"].is_string());
+    let page = json(store, &["list", "--limit", "1"]);
+    assert_eq!((&page["schedules"][0]["name"], &page["next"]), (&json!("nightly"), &json!("nightly")));
+    let lines = run(store, &["list", "-o", "jsonl"]);
+    assert_eq!(lines.lines().count(), 2);
+    let shown = json(store, &["show", "nightly", "--next", "3"]);
+    assert_eq!((shown["next"].as_array().unwrap().len(), &shown["runs"]), (3, &json!([])));
+    // It is fired by the next engine that has the workflow.
+    let triggered = json(store, &["trigger", "nightly"]);
+    let id = triggered["id"].as_str().unwrap();
+    assert!(id.starts_with("nightly@") && id.ends_with("~1"), "{id}");
+    let output = process(store, async |engine| {
+        while engine.describe(id).await.is_err() {
+            engine.store().env().sleep(Duration::from_millis(5)).await;
+        }
+        engine.handle_by_id(id).result().await.unwrap()
+    });
+    assert_eq!(output, json!({"region": "eu"}));
+    let shown = json(store, &["show", "nightly"]);
+    assert_eq!((&shown["runs"][0]["id"], &shown["runs"][0]["outcome"]), (&json!(id), &json!("started")));
+    assert_eq!(shown["runs"][0]["cause"], "trigger");
+    assert!(run(store, &["show", "nightly"]).contains("1 were started"));
+    run(store, &["delete", "nightly"]);
+    let gone = latch(&["schedule", "show", "nightly"], store).output().unwrap();
+    assert_eq!(gone.status.code(), Some(3), "{}", text(&gone.stderr));
+}
+
+#[test]
+fn what_cannot_be_is_a_usage_error_and_what_is_not_there_is_not_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = &directory.path().join("data");
+    let missing = latch(&["schedule", "list"], store).output().unwrap();
+    assert_eq!((missing.status.code(), store.exists()), (Some(3), false));
+    process(store, async |_| ());
+    for (arguments, code) in [
+        (&["create", "s", "--cron", "0 25 * * *", "--workflow", "report"][..], 2),
+        (&["create", "s", "--cron", "0 0 31 2 *", "--workflow", "report"], 2),
+        (&["create", "s", "--cron", "0 2 * * *", "--zone", "Europe/Atlantis", "--workflow", "report"], 2),
+        (&["create", "s", "--every", "0s", "--workflow", "report"], 2),
+        (&["create", "s", "--every", "1h", "--workflow", "report", "--input", "{"], 2),
+        (&["create", "s", "--workflow", "report"], 2),
+        (&["create", "s", "--every", "1h"], 2),
+        (&["pause", "s"], 2),
+        (&["pause", "s", "--reason", "?"], 3),
+        (&["resume", "s"], 3),
+        (&["trigger", "s"], 3),
+        (&["delete", "s"], 3),
+        (&["show", "s"], 3),
+    ] {
+        let output = latch(&[&["schedule"], arguments].concat(), store).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text(&output.stderr));
+    }
+    assert_eq!(run(store, &["list", "-o", "jsonl"]), "");
+}

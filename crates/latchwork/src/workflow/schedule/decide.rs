@@ -1,0 +1,126 @@
+//! What a schedule does next, as a pure function of its record, the time, and whether an execution of it runs. One
+//! occurrence at a time: the keeper makes a commit of each decision and asks again.
+
+use std::time::Duration;
+
+use super::plan::Plan;
+use super::stored::{Backfill, Cause, Occurrence, Stored};
+use super::{Overlap, RunOutcome};
+use crate::store::Timestamp;
+
+/// How many occurrences may wait for the end of an execution.
+pub(crate) const MOST_WAITING: usize = 1000;
+
+/// No occurrence is missed that is no later than this, whatever its schedule says: a store may be slow.
+const LEAST_CATCH_UP: Duration = Duration::from_secs(10);
+
+/// How many missed occurrences are counted at once.
+const MOST_MISSED: u64 = 10_000;
+
+/// What is done for a schedule.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Deed {
+    /// An execution is started. If it cancels, those that run are.
+    Start { occurrence: Occurrence, cancels: bool },
+    /// An occurrence is written down, and nothing is started for it now.
+    Note { occurrence: Occurrence, outcome: RunOutcome },
+}
+
+/// What a schedule does next, and what its record is then. None if there is nothing to do at this time.
+pub(crate) fn decide(before: &Stored, plan: &Plan, now: Timestamp, is_running: bool) -> Option<(Deed, Stored)> {
+    let is_free = !is_running || before.overlap == Overlap::Allow;
+    if let (true, Some(place)) = (is_free, first_waiting(before)) {
+        let mut after = before.clone();
+        let occurrence = after.waiting.remove(place);
+        return Some((Deed::Start { occurrence, cancels: false }, after));
+    }
+    if !before.triggers.is_empty() {
+        let mut after = before.clone();
+        let occurrence = after.triggers.remove(0);
+        return Some(arrive(after, occurrence, is_running));
+    }
+    let next = before.next_us.map(Timestamp).filter(|_| before.paused.is_none());
+    if let Some(next) = next.filter(|next| plan.due(*next) <= now) {
+        return Some(occur(before, plan, next, now, is_running));
+    }
+    if is_free && !before.backfills.is_empty() {
+        return backfill(before, plan);
+    }
+    None
+}
+
+/// When the keeper is to look at a schedule again. The end of an execution has it look at once.
+pub(crate) fn due(schedule: &Stored, plan: &Plan, now: Timestamp, is_running: bool) -> Option<Timestamp> {
+    let is_free = !is_running || schedule.overlap == Overlap::Allow;
+    let has_more = first_waiting(schedule).is_some() || !schedule.backfills.is_empty();
+    if !schedule.triggers.is_empty() || (is_free && has_more) {
+        return Some(now);
+    }
+    schedule.next_us.filter(|_| schedule.paused.is_none()).map(|next| plan.due(Timestamp(next)))
+}
+
+/// The first that waits and may be started. A paused schedule starts only what an operator has asked for.
+fn first_waiting(schedule: &Stored) -> Option<usize> {
+    let may = |waiting: &Occurrence| schedule.paused.is_none() || waiting.cause != Cause::Time;
+    schedule.waiting.iter().position(may)
+}
+
+/// The next occurrence is due, or was missed with those after it.
+fn occur(before: &Stored, plan: &Plan, next: Timestamp, now: Timestamp, is_running: bool) -> (Deed, Stored) {
+    let mut after = before.clone();
+    let window = Duration::from_micros(before.catch_up_us).max(LEAST_CATCH_UP);
+    let horizon = now.minus(window).minus(Duration::from_micros(plan.jitter_us()));
+    if next >= horizon {
+        (after.last_us, after.next_us) = (Some(next.0), plan.after(next).map(|next| next.0));
+        return arrive(after, Occurrence { time_us: next.0, cause: Cause::Time }, is_running);
+    }
+    let count = plan.count(next, horizon, MOST_MISSED);
+    // None of those that are passed over comes again, if the clock should be set back.
+    after.last_us = Some(horizon.0 - 1);
+    after.next_us = plan.from(horizon).map(|next| next.0);
+    let outcome = RunOutcome::Missed { count, before_us: horizon.0 };
+    (Deed::Note { occurrence: Occurrence { time_us: next.0, cause: Cause::Time }, outcome }, after)
+}
+
+/// What the overlap policy makes of an occurrence.
+fn arrive(mut after: Stored, occurrence: Occurrence, is_running: bool) -> (Deed, Stored) {
+    let start = |cancels| Deed::Start { occurrence: occurrence.clone(), cancels };
+    let note = |outcome| Deed::Note { occurrence: occurrence.clone(), outcome };
+    let skip = |reason: &str| note(RunOutcome::Skipped(reason.into()));
+    let is_behind = is_running || first_waiting(&after).is_some();
+    let deed = match after.overlap {
+        Overlap::Allow => start(false),
+        Overlap::CancelRunning => start(is_running),
+        Overlap::Skip if is_running => skip("an execution of the schedule runs"),
+        Overlap::QueueOne if is_behind && !after.waiting.is_empty() => {
+            skip("an execution of the schedule runs, and an occurrence waits for its end")
+        }
+        Overlap::QueueAll if is_behind && after.waiting.len() >= MOST_WAITING => {
+            note(RunOutcome::Rejected(format!("{MOST_WAITING} occurrences wait already")))
+        }
+        Overlap::QueueOne | Overlap::QueueAll if is_behind => {
+            after.waiting.push(occurrence.clone());
+            note(RunOutcome::Queued)
+        }
+        Overlap::Skip | Overlap::QueueOne | Overlap::QueueAll => start(false),
+    };
+    (deed, after)
+}
+
+/// The next occurrence of a backfill. Backfills skip and cancel nothing: they wait until nothing runs.
+fn backfill(before: &Stored, plan: &Plan) -> Option<(Deed, Stored)> {
+    let mut after = before.clone();
+    while let Some(Backfill { from_us, to_us }) = after.backfills.first().cloned() {
+        let Some(found) = plan.from(Timestamp(from_us)).filter(|found| found.0 < to_us) else {
+            after.backfills.remove(0);
+            continue;
+        };
+        match plan.after(found).filter(|next| next.0 < to_us) {
+            Some(next) => after.backfills[0].from_us = next.0,
+            None => drop(after.backfills.remove(0)),
+        }
+        let occurrence = Occurrence { time_us: found.0, cause: Cause::Backfill };
+        return Some((Deed::Start { occurrence, cancels: false }, after));
+    }
+    None
+}

@@ -1,0 +1,194 @@
+//! A schedule as a program describes it, before it is put: what it starts, when, and what overlaps mean.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::ScheduleError;
+use super::plan::Plan;
+use super::stored::{Timing, When};
+use crate::json::{self, JsonError};
+use crate::store::Timestamp;
+use crate::workflow::Workflow;
+
+/// How late an occurrence may be started, unless it is said.
+const DEFAULT_CATCH_UP: Duration = Duration::from_secs(600);
+
+/// The longest name, in bytes: with a time behind it, it is the id of an execution.
+const LONGEST_NAME: usize = 400;
+
+/// What is done with an occurrence while an execution of the schedule runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Overlap {
+    /// Nothing is started.
+    #[default]
+    Skip,
+    /// It waits for the end of the execution. While one waits, others are skipped.
+    QueueOne,
+    /// It waits for the end of the execution, behind others that do; up to 1,000 of them, and more are rejected.
+    QueueAll,
+    /// The execution is cancelled and the next one started, in one step. The next one does not wait for the end of
+    /// the other, which may have something to clean up.
+    CancelRunning,
+    /// It is started beside the other.
+    Allow,
+}
+
+/// A schedule that is about to be put, with [`crate::workflow::Schedules::put`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # use latchwork::workflow::{Ctx, Engine, Overlap, Result, Schedule, workflow};
+/// # async fn example(engine: Engine) -> Result<()> {
+/// let report = workflow("report").run(async |_: Ctx, region: String| Ok(region));
+/// let nightly = Schedule::cron("nightly", "0 2 * * *").zone("Europe/Berlin").jitter(Duration::from_secs(60));
+/// let nightly = nightly.overlap(Overlap::QueueOne).catch_up(Duration::from_secs(6 * 3600));
+/// engine.schedules().put(nightly.workflow(&report, "eu".to_string())).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a schedule does nothing until it is put"]
+pub struct Schedule {
+    pub(super) name: String,
+    when: Asked,
+    zone: Option<String>,
+    jitter: Duration,
+    start: Option<Timestamp>,
+    end: Option<Timestamp>,
+    pub(super) overlap: Overlap,
+    pub(super) catch_up: Duration,
+    /// The workflow's name, and the input as JSON text.
+    pub(super) target: Option<(String, Result<String, JsonError>)>,
+}
+
+#[derive(Debug, Clone)]
+enum Asked {
+    Cron(String),
+    Every(Duration),
+}
+
+impl Schedule {
+    fn new(name: impl Into<String>, when: Asked) -> Schedule {
+        Schedule {
+            name: name.into(),
+            when,
+            zone: None,
+            jitter: Duration::ZERO,
+            start: None,
+            end: None,
+            overlap: Overlap::default(),
+            catch_up: DEFAULT_CATCH_UP,
+            target: None,
+        }
+    }
+
+    /// One that fires by a cron expression, of five fields or six that begin with the second, in UTC unless a zone is
+    /// given. docs/workflows/schedules.md says what expressions can be.
+    pub fn cron(name: impl Into<String>, expression: impl Into<String>) -> Schedule {
+        Schedule::new(name, Asked::Cron(expression.into()))
+    }
+
+    /// One that fires every so often, counted from its start; without one, from 1970, so that every hour is on the
+    /// hour. The shortest interval is a second.
+    pub fn every(name: impl Into<String>, interval: Duration) -> Schedule {
+        Schedule::new(name, Asked::Every(interval))
+    }
+
+    /// The time zone of the cron expression, by its IANA name.
+    pub fn zone(mut self, zone: impl Into<String>) -> Schedule {
+        self.zone = Some(zone.into());
+        self
+    }
+
+    /// Puts each occurrence off by up to so long, by a hash of the schedule's name and the time, and never beyond the
+    /// next occurrence.
+    pub fn jitter(mut self, jitter: Duration) -> Schedule {
+        self.jitter = jitter;
+        self
+    }
+
+    /// Has no occurrence before this time.
+    pub fn start(mut self, start: Timestamp) -> Schedule {
+        self.start = Some(start);
+        self
+    }
+
+    /// Has no occurrence after this time.
+    pub fn end(mut self, end: Timestamp) -> Schedule {
+        self.end = Some(end);
+        self
+    }
+
+    /// What is done with an occurrence while an execution of the schedule runs: it is skipped, unless this is said.
+    pub fn overlap(mut self, overlap: Overlap) -> Schedule {
+        self.overlap = overlap;
+        self
+    }
+
+    /// How late an occurrence may be started that no engine was there for: ten minutes, unless this is said, and never
+    /// less than ten seconds. One that is later counts as missed.
+    pub fn catch_up(mut self, window: Duration) -> Schedule {
+        self.catch_up = window;
+        self
+    }
+
+    /// Starts executions of this workflow with this input.
+    pub fn workflow<I: Serialize, O>(self, workflow: &Workflow<I, O>, input: I) -> Schedule {
+        self.workflow_by_name(workflow.name(), input)
+    }
+
+    /// Starts executions of the workflow of this name, with an input that fits it as JSON.
+    pub fn workflow_by_name(mut self, workflow: &str, input: impl Serialize) -> Schedule {
+        let input = json::to_value(&input).map(|input| input.to_string());
+        self.target = Some((workflow.into(), input));
+        self
+    }
+
+    /// When it fires, if that can be.
+    pub(super) fn timing(&self) -> Result<(Timing, Plan), ScheduleError> {
+        let name = || self.name.clone();
+        check_name(&self.name)?;
+        let when = match &self.when {
+            Asked::Cron(expression) => {
+                let zone = self.zone.clone().unwrap_or_else(|| "UTC".into());
+                When::Cron { expression: expression.clone(), zone }
+            }
+            Asked::Every(_) if self.zone.is_some() => return Err(ScheduleError::ZoneOfInterval { name: name() }),
+            Asked::Every(interval) if *interval < Duration::from_secs(1) => {
+                return Err(ScheduleError::Interval { interval: *interval });
+            }
+            Asked::Every(interval) if self.jitter > *interval => {
+                return Err(ScheduleError::Jitter { jitter: self.jitter, interval: *interval });
+            }
+            Asked::Every(interval) => When::Every { every_us: micros(*interval) },
+        };
+        if let (Some(start), Some(end)) = (self.start, self.end)
+            && end <= start
+        {
+            return Err(ScheduleError::EndBeforeStart { name: name() });
+        }
+        let [start_us, end_us] = [self.start, self.end].map(|time| time.map(|time| time.0));
+        let timing = Timing { jitter_us: micros(self.jitter), start_us, end_us, ..Timing::new(when) };
+        let plan = Plan::of(&self.name, &timing)?;
+        match plan.from(Timestamp(0)) {
+            Some(_) => Ok((timing, plan)),
+            None => Err(ScheduleError::NeverFires { name: name() }),
+        }
+    }
+}
+
+pub(super) fn check_name(name: &str) -> Result<(), ScheduleError> {
+    let refuse = |reason| Err(ScheduleError::Name { name: name.into(), reason });
+    match name.len() {
+        0 => refuse("it is empty"),
+        _ if name.len() > LONGEST_NAME => refuse("it is longer than 400 bytes"),
+        _ if name.contains(char::is_control) => refuse("it holds a control character"),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,284 @@
+//! The keeper of schedules: when one is due, or an execution of one has ended, it does what `decide.rs` says. The
+//! start of an execution, the move to the next occurrence and the note of it are one commit, checked on the rev of the
+//! schedule's record. So whatever happens, an occurrence is seen to once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+
+use super::decide::{Deed, decide, due};
+use super::plan::Plan;
+use super::stored::{KEPT_RUNS, Occurrence, PastRun, Spaces, Stored, read_due, read_running};
+use super::{RunOutcome, SCHEDULE};
+use crate::lane::Part;
+use crate::node::alarm::{Alarms, Due, Keeper};
+use crate::node::{ExecutionId, Node};
+use crate::record::Record;
+use crate::store::{ErrorKind, Key, Order, Rev, Timestamp};
+use crate::workflow::engine::Inner;
+use crate::workflow::record::{fetch, fetch_execution};
+use crate::workflow::{Result, WorkflowError};
+
+/// How many schedules are seen to at once: their commits share syncs.
+const AT_ONCE: usize = 256;
+
+/// How many commits are made for a schedule before others are looked at again.
+const MOST_COMMITS: usize = 64;
+
+/// How many running executions are cancelled by one commit.
+const MOST_CANCELLED: usize = 64;
+
+/// What an engine has for schedules.
+pub(crate) struct Scheduling {
+    pub(crate) spaces: Spaces,
+    pub(crate) alarms: Arc<Alarms>,
+}
+
+/// How late a schedule is at the most when the time of day was set forward.
+const LATEST: Duration = Duration::from_secs(1);
+
+impl Scheduling {
+    pub(crate) fn new(node: &Arc<Node>, spaces: Spaces) -> Scheduling {
+        Scheduling { alarms: Alarms::on_time(node, &spaces.due, LATEST), spaces }
+    }
+}
+
+/// Fires schedules.
+pub(crate) struct Fire;
+
+impl Keeper for Fire {
+    type Engine = Inner;
+
+    fn alarms(engine: &Inner) -> &Arc<Alarms> {
+        &engine.scheduling.alarms
+    }
+
+    async fn ring(engine: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
+        damaged.iter().for_each(|key| tracing::error!(%key, "an alarm of a schedule is damaged and is passed over"));
+        let mut schedules: BTreeMap<String, Vec<Key>> = BTreeMap::new();
+        for Due { id, key, .. } in due {
+            let (name, is_notice) = read_due(&id);
+            let notices = schedules.entry(name.into()).or_default();
+            notices.extend(is_notice.then_some(key));
+        }
+        let seen_to = schedules.into_iter().map(|(name, notices)| async move {
+            let seen_to = engine.see_to(&name, notices).await;
+            seen_to.unwrap_or_else(|error| engine.is_lasting(&name, &error))
+        });
+        stream::iter(seen_to).buffer_unordered(AT_ONCE).fold(true, |all, one| async move { all && one }).await
+    }
+}
+
+/// A schedule as it was read, and what else a decision about it goes by.
+struct Look {
+    before: Stored,
+    rev: Rev,
+    plan: Plan,
+    now: Timestamp,
+    running: Vec<ExecutionId>,
+}
+
+/// What came of a decision.
+enum Done {
+    /// It has landed, or something else has changed the schedule: it is to be looked at again.
+    Again,
+    /// There is nothing more to do at this time.
+    Rests,
+}
+
+impl Inner {
+    /// Adds to the end of an execution that its schedule is told.
+    pub(crate) fn ending_scheduled(self: &Arc<Inner>, schedule: &str, id: &ExecutionId) -> Part {
+        let (spaces, now) = (&self.scheduling.spaces, self.store.env().now());
+        let part = self.node.for_any(schedule.as_bytes()).delete(&spaces.running(schedule, id));
+        let (alarms, name) = (self.scheduling.alarms.clone(), ExecutionId::from(schedule));
+        let part = part.put(&spaces.notice(schedule, now, id), Vec::new());
+        part.then(move |_| alarms.set(&name, now))
+    }
+
+    /// What an error means that came up with one schedule: if it stays, others go on.
+    fn is_lasting(&self, name: &str, error: &WorkflowError) -> bool {
+        if error.kind() == ErrorKind::Unavailable {
+            return self.is_stopped();
+        }
+        tracing::error!(schedule = name, %error, "a schedule cannot be seen to");
+        true
+    }
+
+    /// Does everything for a schedule that is to be done by now. Gives whether that is all.
+    async fn see_to(self: &Arc<Inner>, name: &str, mut notices: Vec<Key>) -> Result<bool> {
+        for _ in 0..MOST_COMMITS {
+            let Some(look) = self.look_at(name).await? else {
+                self.forget(name, notices).await?;
+                return Ok(true);
+            };
+            if let Done::Rests = self.act(name, &look, &mut notices).await? {
+                return Ok(true);
+            }
+        }
+        // It has an alarm that is due, which rings again.
+        self.scheduling.alarms.set(&name.into(), Timestamp(0));
+        Ok(true)
+    }
+
+    async fn look_at(&self, name: &str) -> Result<Option<Look>> {
+        let (spaces, view) = (&self.scheduling.spaces, self.store.view().await?);
+        let found = fetch::<Stored>(&view, &spaces.schedule(name), || format!("schedule {name:?}")).await?;
+        let Some((before, item)) = found else { return Ok(None) };
+        let running = view.scan(&spaces.all_running(name), Order::Ascending, MOST_CANCELLED).await?;
+        let running = running.iter().filter_map(|(key, _)| read_running(key)).collect();
+        let plan = Plan::of(name, &before.timing).map_err(WorkflowError::Schedule)?;
+        Ok(Some(Look { before, rev: item.rev, plan, now: self.store.env().now(), running }))
+    }
+
+    /// Takes away what was told of executions that have ended, and of a schedule that is no more.
+    async fn forget(&self, name: &str, notices: Vec<Key>) -> Result<()> {
+        if !notices.is_empty() {
+            let part = notices.iter().fold(self.node.for_any(name.as_bytes()), Part::delete);
+            self.send(part).await?;
+        }
+        Ok(())
+    }
+
+    async fn act(self: &Arc<Inner>, name: &str, look: &Look, notices: &mut Vec<Key>) -> Result<Done> {
+        let Some((deed, after)) = decide(&look.before, &look.plan, look.now, !look.running.is_empty()) else {
+            return self.rest(name, look, std::mem::take(notices)).await;
+        };
+        let (occurrence, outcome, part) = match deed {
+            Deed::Note { occurrence, outcome } => (occurrence, outcome, Part::default()),
+            Deed::Start { occurrence, cancels } => match self.starts(name, look, &occurrence, cancels).await? {
+                Starts::With(outcome, part) => (occurrence, outcome, part),
+                Starts::Not(outcome) => (occurrence, outcome, Part::default()),
+                Starts::Stalls(reason) => return self.stall(name, look, reason, std::mem::take(notices)).await,
+            },
+        };
+        let starts = outcome.is_start();
+        let run = PastRun { occurrence, at_us: look.now.0, outcome };
+        let landed = match self.send(self.deed(name, look, after.clone(), run.clone(), part, notices)).await {
+            Err(error) if starts && error.kind() != ErrorKind::Unavailable => {
+                let run = PastRun { outcome: RunOutcome::Rejected(error.to_string()), ..run };
+                self.send(self.deed(name, look, after, run, Part::default(), notices)).await?
+            }
+            sent => sent?,
+        };
+        if landed.is_some() {
+            notices.clear();
+        }
+        Ok(Done::Again)
+    }
+
+    /// The commit of a decision: what became of an occurrence, and what else goes with that.
+    fn deed(&self, name: &str, look: &Look, mut after: Stored, run: PastRun, part: Part, notices: &[Key]) -> Part {
+        let spaces = &self.scheduling.spaces;
+        after.counts.add(&run.outcome);
+        after.stalled = None;
+        let mut part = part.put(&spaces.run(name, after.runs), run.encode());
+        if let Some(old) = after.runs.checked_sub(KEPT_RUNS) {
+            part = part.delete(&spaces.run(name, old));
+        }
+        after.runs += 1;
+        let is_running = !look.running.is_empty() || run.outcome.is_start();
+        after.due_us = due(&after, &look.plan, look.now, is_running).map(|due| due.0);
+        let part = notices.iter().fold(part, Part::delete);
+        self.changing(name, Some((&look.before, look.rev)), &after).and(part)
+    }
+
+    /// There is nothing to do for a schedule at this time.
+    async fn rest(&self, name: &str, look: &Look, notices: Vec<Key>) -> Result<Done> {
+        let Look { before, rev, plan, now, running } = look;
+        let due = due(before, plan, *now, !running.is_empty());
+        let due_us = due.map(|due| due.0);
+        if due_us != before.due_us {
+            let after = Stored { due_us, ..before.clone() };
+            let part = self.changing(name, Some((before, *rev)), &after);
+            let landed = self.send(notices.iter().fold(part, Part::delete)).await?;
+            return Ok(if landed.is_some() { Done::Rests } else { Done::Again });
+        }
+        self.forget(name, notices).await?;
+        // The clock may have been set back since the alarm rang.
+        due.iter().for_each(|due| self.scheduling.alarms.set(&name.into(), *due));
+        Ok(Done::Rests)
+    }
+
+    /// The workflow of a schedule cannot be started by this program. The occurrence stays, and with it its alarm: the
+    /// next engine that knows the workflow finds it.
+    async fn stall(&self, name: &str, look: &Look, reason: String, notices: Vec<Key>) -> Result<Done> {
+        let Look { before, rev, .. } = look;
+        if before.stalled.as_ref() == Some(&reason) {
+            self.forget(name, notices).await?;
+            return Ok(Done::Rests);
+        }
+        tracing::error!(schedule = name, reason, "a schedule is due and starts nothing");
+        let after = Stored { stalled: Some(reason), ..before.clone() };
+        let part = notices.iter().fold(self.changing(name, Some((before, *rev)), &after), Part::delete);
+        let landed = self.send(part).await?;
+        Ok(if landed.is_some() { Done::Rests } else { Done::Again })
+    }
+
+    /// The start of an execution for an occurrence, and the cancellation of those that run if it is to be.
+    async fn starts(self: &Arc<Inner>, name: &str, look: &Look, of: &Occurrence, cancels: bool) -> Result<Starts> {
+        let (id, spaces) = (of.execution(name), &self.scheduling.spaces);
+        match fetch_execution(&self.store.view().await?, &self.spaces.executions, &id).await {
+            Ok(None) => {}
+            Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
+            _ => return Ok(Starts::Not(RunOutcome::Skipped(format!("execution {id:?} was started before")))),
+        }
+        let start = (&*look.before.workflow, look.before.input.clone(), id.clone());
+        let part = match self.starting_for(&[start], Some(name)).await {
+            Ok(part) => part,
+            Err(error @ WorkflowError::NotRegistered { .. }) => return Ok(Starts::Stalls(error.to_string())),
+            Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
+            Err(error) => return Ok(Starts::Not(RunOutcome::Rejected(error.to_string()))),
+        };
+        let mut part = part.put(&spaces.running(name, &id), Vec::new());
+        let mut cancelled = Vec::new();
+        for running in look.running.iter().filter(|_| cancels) {
+            match self.cancelling(running, &format!("schedule {name:?} has started {id:?}"), true).await {
+                Ok(Some(cancelling)) => {
+                    part = part.and(cancelling);
+                    cancelled.push(running.to_string());
+                }
+                Ok(None) | Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
+                Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
+                Err(error) => tracing::error!(id = %running, %error, "a damaged execution is not cancelled"),
+            }
+        }
+        let outcome = match cancelled.is_empty() {
+            true => RunOutcome::Started,
+            false => RunOutcome::CancelledPrevious(cancelled),
+        };
+        Ok(Starts::With(outcome, part))
+    }
+}
+
+/// Whether an execution is started for an occurrence.
+enum Starts {
+    With(RunOutcome, Part),
+    Not(RunOutcome),
+    /// Not by this program.
+    Stalls(String),
+}
+
+impl Inner {
+    /// The change of a schedule's record, as a part of a commit, with the alarm that goes with it.
+    pub(crate) fn changing(&self, name: &str, before: Option<(&Stored, Rev)>, after: &Stored) -> Part {
+        let (spaces, key) = (&self.scheduling.spaces, self.scheduling.spaces.schedule(name));
+        let mut part = self.node.for_any(name.as_bytes());
+        part = match before {
+            Some((_, rev)) => part.at_rev(SCHEDULE, &key, rev),
+            None => part.absent(SCHEDULE, &key),
+        };
+        let old = before.and_then(|(before, _)| before.due_us);
+        if old != after.due_us {
+            part = old.iter().fold(part, |part, old| part.delete(&spaces.alarm(name, Timestamp(*old))));
+            let new = after.due_us.map(|due| spaces.alarm(name, Timestamp(due)));
+            part = new.iter().fold(part, |part, key| part.put(key, Vec::new()));
+        }
+        part = part.put(&key, after.encode());
+        let (alarms, name) = (self.scheduling.alarms.clone(), ExecutionId::from(name));
+        let due = after.due_us.map(Timestamp);
+        part.then(move |_| due.iter().for_each(|due| alarms.set(&name, *due)))
+    }
+}

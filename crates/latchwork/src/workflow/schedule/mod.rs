@@ -1,0 +1,322 @@
+//! Schedules: executions that are started by themselves, by a cron expression or at intervals.
+//!
+//! A schedule is a record with its next occurrence, and an alarm for that. When it is due, one commit starts the
+//! execution, moves the schedule to its next occurrence and notes what was done. docs/workflows/schedules.md is the
+//! guide.
+
+mod cron;
+mod decide;
+mod define;
+mod error;
+pub(crate) mod keeper;
+mod plan;
+mod read;
+pub(crate) mod stored;
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+pub use define::{Overlap, Schedule};
+pub use error::ScheduleError;
+pub use read::{Fires, RunCause, RunOutcome, ScheduleDescription, ScheduleRun, StoredSchedules};
+
+use crate::lane::Tag;
+use crate::store::{Order, Rev, Timestamp};
+use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::record::fetch;
+use crate::workflow::run::largest;
+use crate::workflow::{ExecutionId, Result, WorkflowError};
+use decide::due;
+use define::micros;
+use plan::Plan;
+use read::place;
+use stored::{Backfill, Cause, Occurrence, Paused, Stored};
+
+/// A schedule is as it was read.
+const SCHEDULE: Tag = Tag("schedule");
+
+/// How many occurrences a backfill may have.
+const MOST_BACKFILLED: u64 = 10_000;
+
+/// How many backfills, and how many triggers, may wait to be seen to.
+const MOST_BACKFILLS: usize = 16;
+const MOST_TRIGGERS: usize = 1000;
+
+/// How much room a schedule leaves in its record beside the input, in bytes.
+const ROOM: usize = 64 << 10;
+
+/// What became of the occurrences of a schedule, since it was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Counts {
+    /// An execution was started.
+    pub started: u64,
+    /// Nothing was started, because an execution ran.
+    pub skipped: u64,
+    /// No engine was there in time.
+    pub missed: u64,
+    /// The workflow did not accept the start.
+    pub rejected: u64,
+}
+
+impl Counts {
+    fn add(&mut self, outcome: &RunOutcome) {
+        match outcome {
+            RunOutcome::Started | RunOutcome::CancelledPrevious(_) => self.started += 1,
+            RunOutcome::Skipped(_) => self.skipped += 1,
+            RunOutcome::Missed { count, .. } => self.missed += count,
+            RunOutcome::Rejected(_) => self.rejected += 1,
+            RunOutcome::Queued => {}
+        }
+    }
+}
+
+/// The schedules of an engine.
+#[derive(Clone)]
+pub struct Schedules {
+    engine: Arc<Inner>,
+}
+
+impl Engine {
+    /// The schedules of this engine: executions that it starts by themselves.
+    pub fn schedules(&self) -> Schedules {
+        Schedules { engine: self.inner.clone() }
+    }
+}
+
+impl Schedules {
+    /// Creates a schedule, or changes the one of that name. Of one that is changed, occurrences that were seen to stay
+    /// so, a pause stays, and what waits is started with what is put now. The next occurrence is the first after this
+    /// moment; if the times did not change, it stays what it was.
+    pub async fn put(&self, schedule: Schedule) -> Result<ScheduleDescription> {
+        let (timing, plan) = schedule.timing()?;
+        let (name, overlap, catch_up_us) = (schedule.name, schedule.overlap, micros(schedule.catch_up));
+        let target = schedule.target.ok_or_else(|| ScheduleError::NoWorkflow { name: name.clone() })?;
+        let (workflow, input) = self.accept(target)?;
+        loop {
+            let (now, found) = (self.engine.store.env().now(), self.read(&name).await?);
+            let before = found.as_ref().map(|(before, _)| before);
+            let last_us = before.and_then(|before| before.last_us);
+            let next_us = match before {
+                Some(before) if before.timing == timing => before.next_us,
+                _ => plan.after(now.max(Timestamp(last_us.unwrap_or(0)))).map(|next| next.0),
+            };
+            let mut after = before.cloned().unwrap_or_else(|| Stored::new(&timing, now));
+            (after.timing, after.overlap, after.catch_up_us) = (timing.clone(), overlap, catch_up_us);
+            (after.workflow, after.input) = (workflow.clone(), input.clone());
+            (after.changed_us, after.next_us, after.stalled) = (now.0, next_us, None);
+            let is_left = |it: &Backfill| plan.from(Timestamp(it.from_us)).is_some_and(|time| time.0 < it.to_us);
+            after.backfills.retain(is_left);
+            let before = found.as_ref().map(|(before, rev)| (before, *rev));
+            if self.change(&name, before, after, &plan, now).await? {
+                return self.known(&name).await;
+            }
+        }
+    }
+
+    /// Has a schedule start nothing from now on, until it is resumed. Occurrences meanwhile are passed over; what
+    /// waits is kept. What operators ask for, by a trigger or a backfill, is started all the same.
+    pub async fn pause(&self, name: &str, reason: &str) -> Result<()> {
+        self.update(name, |schedule, _, now| {
+            let paused = || Paused { reason: reason.into(), since_us: now.0 };
+            schedule.paused.get_or_insert_with(paused).reason = reason.into();
+            Ok(())
+        })
+        .await
+    }
+
+    /// Lets a schedule go on that was paused, from the first occurrence after this moment.
+    pub async fn resume(&self, name: &str) -> Result<()> {
+        self.update(name, |schedule, plan, now| {
+            if schedule.paused.take().is_some() {
+                let last = Timestamp(schedule.last_us.unwrap_or(0)).max(now);
+                schedule.next_us = plan.after(last).map(|next| next.0);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Has a schedule fire now, as its overlap policy says. Gives the id of the execution that is started for it, soon,
+    /// if one is; the past runs tell. On an engine that is idle, the next engine starts it.
+    pub async fn trigger(&self, name: &str) -> Result<ExecutionId> {
+        self.update(name, |schedule, _, now| {
+            let count = schedule.triggers.len();
+            if count >= MOST_TRIGGERS {
+                return Err(ScheduleError::Busy { name: name.into(), what: "triggers", count });
+            }
+            schedule.triggered += 1;
+            let occurrence = Occurrence { time_us: now.0, cause: Cause::Trigger(schedule.triggered) };
+            schedule.triggers.push(occurrence.clone());
+            Ok(occurrence.execution(name))
+        })
+        .await
+    }
+
+    /// Has the occurrences from one time on and before another started, up to 10,000 of them, one after the other; if
+    /// overlaps are allowed, all at once. One that was started before is not started again, as long as its execution
+    /// is kept. Gives how many occurrences there are.
+    pub async fn backfill(&self, name: &str, from: Timestamp, to: Timestamp) -> Result<u64> {
+        let wrong = |reason| ScheduleError::Backfill { name: name.into(), reason };
+        self.update(name, |schedule, plan, now| {
+            match (from < to, to <= now) {
+                (false, _) => return Err(wrong("its end is not after its start")),
+                (_, false) => return Err(wrong("its end is in the future")),
+                _ => {}
+            }
+            let count = schedule.backfills.len();
+            if count >= MOST_BACKFILLS {
+                return Err(ScheduleError::Busy { name: name.into(), what: "backfills", count });
+            }
+            match plan.count(from, to, MOST_BACKFILLED + 1) {
+                0 => Ok(0),
+                count if count > MOST_BACKFILLED => {
+                    Err(ScheduleError::BackfillTooLarge { name: name.into(), limit: MOST_BACKFILLED })
+                }
+                count => {
+                    schedule.backfills.push(Backfill { from_us: from.0, to_us: to.0 });
+                    Ok(count)
+                }
+            }
+        })
+        .await
+    }
+
+    /// Deletes a schedule with its past runs, and what waits. Executions that it has started go on.
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        let spaces = &self.engine.scheduling.spaces;
+        loop {
+            let view = self.engine.store.view().await?;
+            let Some((before, rev)) = self.read(name).await? else {
+                return Err(ScheduleError::NotFound { name: name.into() }.into());
+            };
+            let runs = view.scan(&spaces.all_runs(name), Order::Ascending, usize::MAX).await?;
+            let key = spaces.schedule(name);
+            let mut part = self.engine.node.for_any(name.as_bytes()).at_rev(SCHEDULE, &key, rev).delete(&key);
+            if let Some(due) = before.due_us {
+                part = part.delete(&spaces.alarm(name, Timestamp(due)));
+            }
+            let part = runs.iter().fold(part, |part, (key, _)| part.delete(key));
+            if self.engine.perform(part).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A schedule, and none if there is none of that name.
+    pub async fn get(&self, name: &str) -> Result<Option<ScheduleDescription>> {
+        self.stored().get(name).await
+    }
+
+    /// Schedules in the order of their names, after one of them if that is given, so many at the most.
+    pub async fn list(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleDescription>> {
+        self.stored().list(after, limit).await
+    }
+
+    /// The last runs of a schedule, the newest first: 100 of them are kept.
+    pub async fn runs(&self, name: &str, limit: usize) -> Result<Vec<ScheduleRun>> {
+        self.stored().runs(name, limit).await
+    }
+
+    /// The next times that a schedule is to fire at, so many at the most; none if it is paused. Jitter is not in them.
+    pub async fn next(&self, name: &str, count: usize) -> Result<Vec<Timestamp>> {
+        self.stored().next(name, count).await
+    }
+}
+
+impl Schedules {
+    fn stored(&self) -> StoredSchedules {
+        let spaces = self.engine.scheduling.spaces.clone();
+        StoredSchedules { store: self.engine.store.clone(), spaces: Some(spaces) }
+    }
+
+    async fn known(&self, name: &str) -> Result<ScheduleDescription> {
+        let found = self.get(name).await?;
+        found.ok_or_else(|| ScheduleError::NotFound { name: name.into() }.into())
+    }
+
+    /// The workflow of a schedule, and an input that it accepts. An engine that only operates knows no workflows.
+    fn accept(&self, target: (String, Result<String, crate::JsonError>)) -> Result<(String, String)> {
+        let (workflow, input) = target;
+        let input = if self.engine.idle && self.engine.definition(&workflow).is_none() {
+            crate::workflow::engine::check_name("the name of a workflow", &workflow)?;
+            input.map_err(|cause| WorkflowError::Input { workflow: workflow.clone(), cause })?
+        } else {
+            let (definition, input) = self.engine.accept(&workflow, input)?;
+            definition.check(&input)?;
+            input
+        };
+        match (input.len(), largest(&self.engine).saturating_sub(ROOM)) {
+            (length, limit) if length > limit => Err(WorkflowError::InputTooLong { workflow, length, limit }),
+            _ => Ok((workflow, input)),
+        }
+    }
+
+    async fn read(&self, name: &str) -> Result<Option<(Stored, Rev)>> {
+        let (view, key) = (self.engine.store.view().await?, self.engine.scheduling.spaces.schedule(name));
+        let found = fetch::<Stored>(&view, &key, || place(name)).await?;
+        Ok(found.map(|(stored, item)| (stored, item.rev)))
+    }
+
+    /// Changes a schedule that must be there, however often others change it at the same time.
+    async fn update<T>(
+        &self,
+        name: &str,
+        change: impl Fn(&mut Stored, &Plan, Timestamp) -> Result<T, ScheduleError>,
+    ) -> Result<T> {
+        loop {
+            let Some((before, rev)) = self.read(name).await? else {
+                return Err(ScheduleError::NotFound { name: name.into() }.into());
+            };
+            let (plan, now) = (Plan::of(name, &before.timing)?, self.engine.store.env().now());
+            let mut after = before.clone();
+            let answer = change(&mut after, &plan, now)?;
+            if after == before || self.change(name, Some((&before, rev)), after, &plan, now).await? {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// Commits a change of a schedule. Gives whether it has landed.
+    async fn change(
+        &self,
+        name: &str,
+        before: Option<(&Stored, Rev)>,
+        mut after: Stored,
+        plan: &Plan,
+        now: Timestamp,
+    ) -> Result<bool> {
+        // If an execution runs, the keeper finds that it has nothing to do, and sets the right alarm.
+        after.due_us = due(&after, plan, now, false).map(|due| due.0);
+        self.engine.perform(self.engine.changing(name, before, &after)).await
+    }
+}
+
+impl Stored {
+    /// One that is put for the first time.
+    fn new(timing: &stored::Timing, now: Timestamp) -> Stored {
+        Stored {
+            timing: timing.clone(),
+            overlap: Overlap::default(),
+            catch_up_us: 0,
+            workflow: String::new(),
+            input: String::new(),
+            created_us: now.0,
+            changed_us: now.0,
+            paused: None,
+            next_us: None,
+            last_us: None,
+            due_us: None,
+            triggers: Vec::new(),
+            waiting: Vec::new(),
+            backfills: Vec::new(),
+            triggered: 0,
+            runs: 0,
+            counts: Counts::default(),
+            stalled: None,
+        }
+    }
+}
+
+shown!(Schedules, _it => );

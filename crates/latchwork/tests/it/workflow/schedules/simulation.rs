@@ -1,0 +1,179 @@
+//! Schedules under faults from a seed: crashes, restarts, pauses with a second engine, lost answers, slow commits and
+//! jumps of the clock, with operators who pause, resume and trigger.
+//!
+//! What must hold: every occurrence between the start and the end starts one execution, unless the schedule was paused
+//! at its time; none is started while it is paused; none is started before its time; under `QueueAll` no two
+//! executions overlap.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use latchwork::testing::{Caller, Faults, Report, Simulation};
+use latchwork::workflow::{
+    Ctx, Engine, Failure, Filter, Overlap, Schedule, ScheduleError, Workflow, WorkflowError, workflow,
+};
+use parking_lot::Mutex;
+
+use super::kit::{SECOND, at};
+use crate::workflow::simulation::campaign_of;
+
+/// The schedules: each of its policy, with its occurrences until the end.
+const SCHEDULES: [(&str, Overlap, u64); 4] = [
+    ("beside", Overlap::Allow, 40),
+    ("line", Overlap::QueueAll, 55),
+    ("instead", Overlap::CancelRunning, 70),
+    ("held", Overlap::Allow, 45),
+];
+
+const END: u64 = 600;
+
+#[derive(Clone, Default)]
+struct Play {
+    complaints: Arc<Mutex<Vec<String>>>,
+    /// How often `held` was paused and resumed.
+    paused: Arc<Mutex<u32>>,
+    triggered: Arc<Mutex<BTreeSet<String>>>,
+}
+
+fn job() -> Workflow<u64, u64> {
+    workflow("job").keep(Duration::from_secs(365 * 86_400)).run(async |ctx: Ctx, seconds: u64| {
+        ctx.sleep(Duration::from_secs(seconds)).await?;
+        Ok::<_, Failure>(seconds)
+    })
+}
+
+fn schedule(name: &str, overlap: Overlap, every: u64) -> Schedule {
+    let times = Schedule::every(name, Duration::from_secs(every)).start(at(10)).end(at(END));
+    times.overlap(overlap).catch_up(Duration::from_secs(300 * 86_400)).workflow_by_name("job", every / 2)
+}
+
+impl Play {
+    /// Puts the schedules and waits until all of their occurrences were seen to.
+    async fn watcher(self, caller: Caller) -> Result<(), WorkflowError> {
+        let (schedules, env) = (caller.engine().schedules(), caller.env().clone());
+        for (name, overlap, every) in SCHEDULES {
+            if schedules.get(name).await?.is_none() {
+                schedules.put(schedule(name, overlap, every)).await?;
+            }
+        }
+        loop {
+            let mut left = 0;
+            for found in schedules.list(None, 10).await? {
+                left += found.running.len() + usize::from(found.next_us.is_some()) + found.waiting as usize;
+                left += usize::from(found.paused.is_some());
+                if found.name == "line" && found.running.len() > 1 {
+                    self.complaints.lock().push(format!("{:?} run at once", found.running));
+                }
+            }
+            if left == 0 {
+                return Ok(());
+            }
+            env.sleep(7 * SECOND).await;
+        }
+    }
+
+    /// Pauses and resumes one of them, and triggers another.
+    async fn operator(self, caller: Caller) -> Result<(), WorkflowError> {
+        let (schedules, env) = (caller.engine().schedules(), caller.env().clone());
+        for _ in 0..4 {
+            env.sleep(Duration::from_secs(env.random() % 120)).await;
+            match schedules.pause("held", "?").await {
+                Err(WorkflowError::Schedule(ScheduleError::NotFound { .. })) => continue,
+                paused => paused?,
+            }
+            let started = async || Ok::<_, WorkflowError>(schedules.get("held").await?.map(|it| it.counts.started));
+            let before = started().await?;
+            env.sleep(Duration::from_secs(env.random() % 120)).await;
+            let after = started().await?;
+            if after != before {
+                self.complaints.lock().push(format!("started in a pause: {before:?}, {after:?}"));
+            }
+            schedules.resume("held").await?;
+            *self.paused.lock() += 1;
+            match schedules.trigger("line").await {
+                Err(WorkflowError::Schedule(ScheduleError::NotFound { .. })) => {}
+                triggered => drop(self.triggered.lock().insert(triggered?.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn simulation(&self, seed: u64) -> Simulation {
+        let (watcher, operator, judge) = (self.clone(), self.clone(), self.clone());
+        Simulation::new(seed)
+            .register(&job())
+            .client(move |caller| watcher.clone().watcher(caller))
+            .client(move |caller| operator.clone().operator(caller))
+            .afterwards(move |engine| async move { judge.judge(&engine).await })
+    }
+
+    async fn judge(&self, engine: &Engine) -> Result<(), WorkflowError> {
+        let mut complaints = Vec::new();
+        let page = engine.list(Filter::new()).ascending().limit(1000).await?;
+        let ids: BTreeSet<String> = page.executions.iter().map(|found| found.id.to_string()).collect();
+        for (name, _, every) in SCHEDULES {
+            let Some(described) = engine.schedules().get(name).await? else { continue };
+            let mut expected = BTreeSet::new();
+            for second in (10..=END).step_by(every as usize) {
+                expected.insert((at(second), format!("{name}@{}", rfc3339(second))));
+            }
+            for (_, id) in &expected {
+                if !ids.contains(id) && name != "held" {
+                    complaints.push(format!("{id} was not started"));
+                }
+            }
+            let known: BTreeSet<&String> = expected.iter().map(|(_, id)| id).collect();
+            let own = ids.iter().filter(|id| id.starts_with(&format!("{name}@")));
+            let foreign: Vec<_> = own.filter(|id| !known.contains(id) && !id.contains('~')).collect();
+            complaints.extend(foreign.iter().map(|id| format!("{id} is no occurrence")));
+            if described.counts.missed + described.counts.rejected > 0 {
+                complaints.push(format!("{name}: {:?}", described.counts));
+            }
+            for run in engine.schedules().runs(name, 1000).await? {
+                if run.outcome.is_start() && run.at_us < run.time_us {
+                    complaints.push(format!("{run:?} came before its time"));
+                }
+                if run.outcome.is_start() && !ids.contains(&*run.id) {
+                    complaints.push(format!("{run:?} is told, and is not so"));
+                }
+            }
+        }
+        complaints
+            .extend(self.triggered.lock().iter().filter(|id| !ids.contains(*id)).map(|id| format!("{id} is lost")));
+        self.complaints.lock().extend(complaints);
+        Ok(())
+    }
+}
+
+fn rfc3339(second: u64) -> String {
+    format!("2026-01-01T00:{:02}:{:02}Z", second / 60, second % 60)
+}
+
+fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
+    let play = Play::default();
+    let report = play.simulation(seed).faults(faults).limit(Duration::from_secs(3 * 86_400)).run();
+    let mut complaints = play.complaints.lock().clone();
+    complaints.extend(report.stuck.clone());
+    complaints.extend(report.errors.iter().map(ToString::to_string));
+    complaints.extend(report.misfiled.iter().cloned());
+    (report, complaints)
+}
+
+#[test]
+fn schedules_keep_their_promises_under_any_faults() {
+    campaign_of(simulate, 100);
+}
+
+/// Keeps the test honest: pauses, triggers, jumps and crashes all come about.
+#[test]
+fn every_scene_of_schedules_is_played() {
+    let (mut pauses, mut triggers, mut lives) = (0, 0, 0);
+    for seed in 1..=30 {
+        let play = Play::default();
+        lives += play.simulation(seed).limit(Duration::from_secs(3 * 86_400)).run().lives;
+        pauses += *play.paused.lock();
+        triggers += play.triggered.lock().len();
+    }
+    assert!(pauses > 30 && triggers > 30 && lives > 40, "{pauses} {triggers} {lives}");
+}

@@ -1,0 +1,180 @@
+//! A year of awkward expressions, lived through by engines that are stopped at any moment, on a clock that is set far
+//! ahead and back, with pauses. The times are those of `times.rs`; expressions that fire more than 400 times a year
+//! are left to that.
+//!
+//! What must hold: every occurrence starts one execution, but for those in a pause; in a pause none is started.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use latchwork::store::{Env, Limits, Store, Timestamp, VirtualClock};
+use latchwork::workflow::{Ctx, Engine, Failure, Filter, Overlap, Schedule, Workflow, workflow};
+
+use super::kit::{BEGIN, SECOND};
+use super::times::lines;
+
+const DAY: u64 = 86_400;
+
+fn job() -> Workflow<(), ()> {
+    let forever = Duration::from_secs(100 * 365 * DAY);
+    workflow("job").keep(forever).run(async |_: Ctx, (): ()| Ok::<_, Failure>(()))
+}
+
+/// A year, and the engine that lives at present.
+struct Year {
+    env: Env,
+    clock: std::sync::Arc<VirtualClock>,
+    store: Store,
+    engine: Engine,
+    names: Vec<String>,
+    /// What must have been started in the end.
+    expected: BTreeSet<(u64, String)>,
+    /// How far the clock was when all that was due had been done.
+    reached: u64,
+    crashes: u32,
+}
+
+impl Year {
+    async fn new(seed: u64) -> Year {
+        let (env, clock) = Env::seeded(seed);
+        clock.jump_to(Timestamp((BEGIN - 1) * 1_000_000));
+        let store = Store::memory_with(env.clone(), Limits::default()).await.unwrap();
+        let engine = Engine::on(&store).register(&job()).start().await.unwrap();
+        let (mut names, mut expected) = (Vec::new(), BTreeSet::new());
+        for (zone, expression, _, _, times) in lines().filter(|(.., times)| !times.is_empty()) {
+            let name = format!("{zone} {expression}");
+            let schedule = Schedule::cron(&name, expression).zone(zone).workflow(&job(), ());
+            let schedule = schedule.overlap(Overlap::Allow).catch_up(Duration::from_secs(3 * 365 * DAY));
+            engine.schedules().put(schedule).await.unwrap();
+            expected.extend(times.into_iter().map(|time| (time, name.clone())));
+            names.push(name);
+        }
+        Year { env, clock, store, engine, names, expected, reached: 0, crashes: 0 }
+    }
+
+    fn now(&self) -> u64 {
+        self.env.now().0 / 1_000_000
+    }
+
+    /// Sets the clock, and lets a second pass: by then everybody has seen it.
+    fn set(&self, seconds: u64) {
+        self.clock.jump_to(Timestamp(seconds * 1_000_000));
+        self.clock.advance(SECOND);
+    }
+
+    async fn turns(&self, count: u64) {
+        for _ in 0..count {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Stops the engine in the middle of whatever it does, and starts another.
+    async fn crash(&mut self) {
+        self.crashes += 1;
+        self.engine.stop();
+        self.engine = Engine::on(&self.store).register(&job()).start().await.unwrap();
+    }
+
+    /// Waits until everything is done that is due.
+    async fn settle(&mut self) {
+        for _ in 0..100_000 {
+            self.turns(50).await;
+            let all = self.engine.schedules().list(None, 1000).await.unwrap();
+            let is_due = |next: Option<u64>| next.is_some_and(|next| next <= self.env.now().0);
+            if !all.iter().any(|schedule| is_due(schedule.next_us) || !schedule.running.is_empty()) {
+                self.reached = self.reached.max(self.now());
+                return;
+            }
+        }
+        panic!("something stays due");
+    }
+
+    async fn started(&self) -> u64 {
+        let all = self.engine.schedules().list(None, 1000).await.unwrap();
+        all.iter().map(|schedule| schedule.counts.started).sum()
+    }
+
+    /// Pauses all schedules for some days, with crashes and jumps meanwhile.
+    async fn pause(&mut self) {
+        self.settle().await;
+        for name in &self.names {
+            self.engine.schedules().pause(name, "?").await.unwrap();
+        }
+        let (from, before) = (self.now(), self.started().await);
+        for _ in 0..3 {
+            self.set(self.now() + self.env.random() % (3 * DAY));
+            self.turns(self.env.random() % 200).await;
+            self.crash().await;
+        }
+        self.turns(2000).await;
+        assert_eq!(self.started().await, before, "nothing is started in a pause");
+        for name in &self.names {
+            self.engine.schedules().resume(name).await.unwrap();
+        }
+        let until = self.now();
+        // If the clock was set back before the pause, some of them had been started by then.
+        let passed_over = self.reached.max(from) + 1..=until;
+        self.expected.retain(|(time, _)| !passed_over.contains(time));
+    }
+
+    async fn live(mut self) {
+        let end = BEGIN + 365 * DAY - 1;
+        while self.now() < end {
+            match self.env.random() % 12 {
+                0 => {
+                    self.settle().await;
+                    self.set(self.now() - self.env.random() % 7200);
+                }
+                1 => self.pause().await,
+                _ => self.set((self.now() + self.env.random() % (6 * DAY)).min(end - 1)),
+            }
+            self.turns(self.env.random() % 300).await;
+            if self.env.random().is_multiple_of(2) {
+                self.crash().await;
+            }
+        }
+        self.settle().await;
+        let mut found = BTreeSet::new();
+        let (mut cursor, mut count) = (None, 0);
+        loop {
+            let page = self.engine.list(Filter::new()).ascending().limit(1000).after(cursor).await.unwrap();
+            count += page.executions.len();
+            found.extend(page.executions.into_iter().map(|execution| execution.id.to_string()));
+            cursor = page.next;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        let id = |(time, name): &(u64, String)| format!("{name}@{}", rfc3339(*time));
+        let expected: BTreeSet<String> = self.expected.iter().map(id).collect();
+        let missing: Vec<_> = expected.difference(&found).take(5).collect();
+        let foreign: Vec<_> = found.difference(&expected).take(5).collect();
+        assert!(missing.is_empty() && foreign.is_empty(), "not started: {missing:?}; no occurrence: {foreign:?}");
+        assert_eq!((count as u64, expected.len()), (self.started().await, count));
+        assert!(count > 3000 && self.crashes > 30, "{count} {}", self.crashes);
+    }
+}
+
+/// Seconds since 1970 as text, for times of 2026.
+fn rfc3339(time: u64) -> String {
+    let (mut day, second) = ((time - BEGIN) / DAY, time % DAY);
+    let mut month = 1;
+    for length in [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if day < length {
+            break;
+        }
+        (day, month) = (day - length, month + 1);
+    }
+    let (hour, minute) = (second / 3600, second / 60 % 60);
+    format!("2026-{month:02}-{:02}T{hour:02}:{minute:02}:{:02}Z", day + 1, second % 60)
+}
+
+/// Each seed is another year of crashes, jumps and pauses.
+#[tokio::test]
+async fn every_occurrence_of_a_year_starts_one_execution_through_crashes_jumps_and_pauses() {
+    let seeds = std::env::var("LATCHWORK_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    for seed in 1..=seeds.unwrap_or(2_u64) {
+        println!("seed {seed}");
+        Year::new(seed).await.live().await;
+    }
+}
