@@ -8,7 +8,8 @@ use serde::Serialize;
 use crate::json;
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Bytes, Generation, Item, Key, Rev, StoreError, Uuid, View, Write};
+use crate::state::{Slots, States};
+use crate::store::{Bytes, Generation, Item, Key, Range, Rev, StoreError, Uuid, View, Write};
 use crate::workflow::child::keep_birth;
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::history::{Recorded, entries};
@@ -113,7 +114,11 @@ impl Fork {
         }
         let place = source.place(&source_id, &at)?;
         let mut kept = source.kept(place.as_ref());
-        let slots = source.slots(&engine, &view, &source_id, place.as_ref(), &kept).await?;
+        let mut slots = Vec::new();
+        for (its, own) in source.scopes(&engine.states, &source_id, &id) {
+            let found = source.slots(&engine, &view, &source_id, its.all(), place.as_ref(), &kept).await?;
+            slots.extend(found.into_iter().map(|(key, value)| Write::Put(its.namesake(&key, &own), value)));
+        }
         for (place, entry) in &mut kept {
             // What an operation was given may follow from the input, or from the execution's id.
             entry.argument = ANYTHING;
@@ -123,8 +128,7 @@ impl Fork {
         let first = definition.first_record(input, labels, now, now);
         let execution = Execution { forked: Some(source_id.to_string()), ..first };
         let mut writes = source.writes(&engine, &view, &source_id, &id, &kept).await?;
-        let its = |key: &Key| engine.states.slot_of_another(key, &source_id, &id);
-        writes.extend(slots.into_iter().map(|(key, value)| Write::Put(its(&key), value)));
+        writes.extend(slots);
         // It is taken up though the caller may have given up.
         let (inner, forked) = (engine.clone(), id.clone());
         let stored = engine.node.runtime.run(async move {
@@ -200,12 +204,20 @@ impl Source {
         kept
     }
 
-    /// The slots of the source as what is kept has left them, by the source's keys.
+    /// The slots that a fork has copies of, and where those are: the source's own, and those of its tree. A fork is
+    /// the root of a tree of its own.
+    fn scopes(&self, states: &States, id: &ExecutionId, fork: &ExecutionId) -> [(Slots, Slots); 2] {
+        let root = self.execution.parent.as_ref().map_or(id, |parent| &parent.root);
+        [(states.execution(id), states.execution(fork)), (states.tree(root), states.tree(fork))]
+    }
+
+    /// Slots as what is kept has left them, by the source's keys.
     async fn slots(
         &self,
         engine: &Inner,
         view: &View,
         id: &ExecutionId,
+        mut rest: Range,
         at: Option<&Place>,
         kept: &BTreeMap<Place, Entry>,
     ) -> Result<Vec<(Key, Bytes)>> {
@@ -214,7 +226,7 @@ impl Source {
         let Some(last) = kept.iter().map(|(_, it)| it.generation).max() else { return Ok(Vec::new()) };
         let changes = dropped.iter().filter(|(_, it)| changes_slots(&it.entry)).map(|(_, it)| it.generation);
         let undone: BTreeSet<Generation> = changes.collect();
-        let (mut rest, mut slots) = (engine.states.slots_of(id), Vec::new());
+        let mut slots = Vec::new();
         while let Some(found) = next_page(view, &mut rest, WRITES).await? {
             for (key, item) in found {
                 let was = match slot_at(engine, &key, item, last, &undone).await {

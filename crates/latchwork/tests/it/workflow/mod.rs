@@ -32,5 +32,6 @@ mod steps;
 mod talk;
 mod talking;
 mod transactions;
+mod trees;
 mod untyped;
 mod waiting;
