@@ -7,7 +7,7 @@ use crate::node::NodeError;
 use crate::record::unreadable;
 use crate::state::StateError;
 use crate::store::{ErrorKind, StoreError};
-use crate::workflow::{ExecutionId, Failure};
+use crate::workflow::{ExecutionId, Failure, RateLimitError};
 
 /// The result of an operation on workflows.
 pub type Result<T, E = WorkflowError> = std::result::Result<T, E>;
@@ -107,6 +107,9 @@ pub enum WorkflowError {
     /// A start under an idempotency key that was used with another input.
     #[error("idempotency key {key:?} was used before to start execution {id:?}, with another input")]
     KeyReused { key: String, id: ExecutionId },
+    /// A rate limit that cannot be.
+    #[error(transparent)]
+    RateLimit(#[from] RateLimitError),
     /// A lock.
     #[error(transparent)]
     Lock(LockError),
@@ -173,6 +176,7 @@ impl WorkflowError {
             | PayloadTooLong { .. }
             | Mismatch { .. }
             | UnknownVersion { .. }
+            | RateLimit(_)
             | NoRuntime => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,

@@ -18,6 +18,7 @@ mod namesakes;
 mod newer;
 mod nodes;
 mod once_wrong;
+mod rates;
 mod reading;
 mod recovery;
 mod removal;
