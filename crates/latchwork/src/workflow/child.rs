@@ -351,6 +351,7 @@ impl Run {
                 workflow: state.execution.workflow.clone(),
                 has_children: state.has_children,
                 has_locks: state.has_locks,
+                has_reviews: state.has_reviews,
                 parent: state.execution.parent.clone(),
                 schedule: state.execution.schedule.clone(),
                 admission: state.execution.admission.clone(),
@@ -361,6 +362,7 @@ impl Run {
                 Err(error) => return Err(self.stops(error)),
             };
             self.forget_effects_on(&closing.parts);
+            self.forget_reviews();
             let (mut commit, boarded) = self.board(Commit::new(), next.clone());
             // A message that is taken away with a lock may be among those that are received.
             let is_written = |write: &Write| commit.writes().iter().any(|other| other.key() == write.key());
@@ -439,8 +441,8 @@ impl Inner {
         Ok(children)
     }
 
-    /// What goes with the end of an execution: its parent is told, its children are cancelled that are to be, and the
-    /// locks that it holds are released. Without a status it begins anew, and only the locks are.
+    /// What goes with the end of an execution: its parent is told, its children are cancelled that are to be, the locks
+    /// that it holds are released, and its reviews closed. Without a status it begins anew, and only the last two are.
     pub(crate) async fn closing(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -489,6 +491,9 @@ impl Inner {
         freed.notices.into_iter().for_each(|notices| mail.notices(notices));
         let mut parts = mail.parts(self, how.from_store, &BTreeSet::new()).await?;
         parts.extend(freed.parts);
+        if before.has_reviews {
+            parts.extend(self.closing_reviews(id, &before.workflow, status.is_some(), how).await?);
+        }
         Ok(Closing { parts, _turns: freed.turns })
     }
 }

@@ -374,8 +374,8 @@ async fn commit(run: Arc<Run>, next: Next) {
     };
     let waits_for_others = matches!(&next, Next::Waits(_, waits) if waits.iter().any(Wait::is_for_others));
     let continues = matches!(next, Next::Continues(_));
-    if continues && run.with(|state| state.has_locks) {
-        // What it holds is not the next run's.
+    if continues && run.with(|state| state.has_locks || state.has_reviews) {
+        // What it holds, and what it has asked for, is not the next run's.
         return run.set_stop(run.close(next).await.err().unwrap_or(Stop::Continued));
     }
     let (commit, boarded) = run.board(Commit::new(), next);

@@ -158,10 +158,11 @@ pub(crate) const JOURNAL: &str = "workflow.journal";
 pub(crate) const KEPT: &str = "workflow.kept";
 pub(crate) const TIMERS: &str = "workflow.timers";
 pub(crate) const REMOVALS: &str = "workflow.removals";
+pub(crate) const REVIEWS: &str = "workflow.reviews";
 const KEYS: &str = "workflow.keys";
 
 /// The names of all spaces, in the order in which they are declared.
-const NAMES: [&str; 8] = [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS];
+const NAMES: [&str; 9] = [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS, REVIEWS];
 
 /// Where everything is kept.
 #[derive(Clone)]
@@ -179,6 +180,8 @@ pub(crate) struct Spaces {
     pub(crate) removals: Space,
     /// workflow, idempotency key → the execution started under it
     pub(crate) keys: Space,
+    /// workflow, name, token, id → nothing: a review that is open. `None` in a store of an earlier program.
+    pub(crate) reviews: Option<Space>,
 }
 
 impl Spaces {
@@ -203,6 +206,7 @@ impl Spaces {
                 timers: space(TIMERS)?,
                 removals: space(REMOVALS)?,
                 keys: space(KEYS)?,
+                reviews: space(REVIEWS),
             })
         };
         Ok(find())

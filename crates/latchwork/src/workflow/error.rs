@@ -7,7 +7,7 @@ use crate::node::NodeError;
 use crate::record::unreadable;
 use crate::state::StateError;
 use crate::store::{ErrorKind, StoreError};
-use crate::workflow::{ExecutionId, Failure, RateLimitError};
+use crate::workflow::{Decision, ExecutionId, Failure, RateLimitError};
 
 /// The result of an operation on workflows.
 pub type Result<T, E = WorkflowError> = std::result::Result<T, E>;
@@ -47,6 +47,18 @@ pub enum WorkflowError {
     /// A token that was used.
     #[error("token {token:?} was used before")]
     TokenUsed { token: String },
+    /// A review that was never opened, or whose execution was removed or has begun anew.
+    #[error("review {review:?} is not known")]
+    UnknownReview { review: String },
+    /// A review that was decided before.
+    #[error("review {review:?} was decided before: {:?}, by {}", decision.option, decision.by)]
+    ReviewDecided { review: String, decision: Box<Decision> },
+    /// A review that is no longer waited for: its time is up, or its execution has ended or gone on without it.
+    #[error("review {review:?} is closed, and was not decided")]
+    ReviewClosed { review: String },
+    /// A decision for something that cannot be chosen.
+    #[error("review {review:?} offers {}, and not {option:?}", offered.join(", "))]
+    NotOffered { review: String, option: String, offered: Vec<String> },
     /// An execution that pauses before no attempt.
     #[error("execution {id:?} does not wait for another attempt")]
     NotRetrying { id: ExecutionId },
@@ -160,8 +172,10 @@ impl WorkflowError {
             | NotRetrying { .. }
             | UpdateRefused { .. }
             | TokenUsed { .. }
+            | ReviewDecided { .. }
+            | ReviewClosed { .. }
             | Fork { .. } => ErrorKind::Conflict,
-            NotFound { .. } | UnknownToken { .. } => ErrorKind::NotFound,
+            NotFound { .. } | UnknownToken { .. } | UnknownReview { .. } => ErrorKind::NotFound,
             OtherWorkflow { .. }
             | NotRegistered { .. }
             | RegisteredTwice { .. }
@@ -177,6 +191,7 @@ impl WorkflowError {
             | Mismatch { .. }
             | UnknownVersion { .. }
             | RateLimit(_)
+            | NotOffered { .. }
             | NoRuntime => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,

@@ -13,11 +13,11 @@ use crate::store::{Bytes, Generation, Item, Key, Range, Rev, StoreError, Uuid, V
 use crate::workflow::child::keep_birth;
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::history::{Recorded, entries};
-use crate::workflow::kept::Token;
+use crate::workflow::kept::{ReviewRecord, Token};
 use crate::workflow::locks::Unlocked;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{
-    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch_execution, journal_key, next_page,
+    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch, fetch_execution, journal_key, next_page, review_key,
 };
 use crate::workflow::run::{CALLED_OFF, turn};
 use crate::workflow::step::read_failure;
@@ -126,8 +126,11 @@ impl Fork {
         }
         let (now, labels) = (engine.store.env().now(), source.execution.labels.clone());
         let first = definition.first_record(input, labels, now, now);
-        let execution = Execution { forked: Some(source_id.to_string()), ..first };
+        let reviews = source.reviews(&engine, &view, &source_id, &id, &kept).await?;
+        let (forked, has_reviews) = (Some(source_id.to_string()), !reviews.is_empty());
+        let execution = Execution { forked, has_reviews, ..first };
         let mut writes = source.writes(&engine, &view, &source_id, &id, &kept).await?;
+        writes.extend(reviews);
         writes.extend(slots);
         // It is taken up though the caller may have given up.
         let (inner, forked) = (engine.clone(), id.clone());
@@ -244,7 +247,41 @@ impl Source {
         Ok(slots)
     }
 
-    /// Everything that is stored of the fork but its record and its slots.
+    /// The reviews that were opened by what is kept, under the fork's id. Those that the fork is still to wait for are
+    /// open: they are decided for each by itself.
+    async fn reviews(
+        &self,
+        engine: &Inner,
+        view: &View,
+        source: &ExecutionId,
+        id: &ExecutionId,
+        kept: &BTreeMap<Place, Entry>,
+    ) -> Result<Vec<Write>> {
+        let mut waited: BTreeMap<&str, usize> = BTreeMap::new();
+        let decisions = kept.values().filter(|entry| entry.kind == Kind::Decision && is_finished(entry));
+        decisions.for_each(|entry| *waited.entry(&entry.name).or_default() += 1);
+        let mut writes = Vec::new();
+        for (place, entry) in kept.iter().filter(|(_, entry)| entry.kind == Kind::Review) {
+            let EntryState::Done(text) = &entry.state else { continue };
+            let Ok((token, _)) = serde_json::from_str::<(Uuid, Option<u64>)>(text) else { continue };
+            let key = engine.kept(source).review(token, &entry.name);
+            let found = fetch::<ReviewRecord>(view, &key, || format!("review {token} of {source:?}")).await?;
+            let Some((mut record, _)) = found else { continue };
+            let left = waited.get_mut(&*entry.name).filter(|left| **left > 0);
+            let is_over = left.map(|left| *left -= 1).is_some();
+            if !is_over {
+                record.decision = None;
+            }
+            if !is_over && !is_given_up(place, kept) {
+                let open = review_key(&record.workflow, &record.name, token, id);
+                writes.push(Write::Put(engine.open_reviews().key(open), Bytes::new()));
+            }
+            writes.push(Write::Put(engine.kept(id).review(token, &entry.name), record.encode()));
+        }
+        Ok(writes)
+    }
+
+    /// Everything that is stored of the fork but its record, its slots and its reviews.
     async fn writes(
         &self,
         engine: &Inner,
@@ -411,6 +448,15 @@ fn changes_slots(entry: &Entry) -> bool {
 
 fn is_fork(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Join | Kind::Race)
+}
+
+/// Whether what stands at a place is in a branch that was given up, since one beside it was first.
+fn is_given_up(place: &Place, kept: &BTreeMap<Place, Entry>) -> bool {
+    kept.iter().filter(|(_, entry)| is_fork(entry)).any(|(fork, entry)| {
+        let EntryState::Done(text) = &entry.state else { return false };
+        let first = serde_json::from_str::<(usize, usize)>(text).map(|(first, _)| first);
+        fork.beside(&place.branch).is_some_and(|branch| first.is_ok_and(|first| first != branch))
+    })
 }
 
 /// Whether it was cancelled because a branch beside it has failed.

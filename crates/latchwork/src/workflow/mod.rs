@@ -61,6 +61,8 @@ pub(crate) mod rehearsal;
 mod remove;
 mod replay;
 mod retry;
+mod review;
+pub(crate) mod reviews;
 pub(crate) mod run;
 mod saga;
 mod seek;
@@ -93,6 +95,8 @@ pub use locks::{CtxGuard, CtxLock, CtxLockWithin, CtxReadWriteLock, CtxReadWrite
 pub use rate::{CtxRateLimiter, RateLimitError, RateLimiter};
 pub use record::{Attribute, Close, Kind, Wait, WaitsFor};
 pub use retry::Retry;
+pub use review::{Decision, PendingReview, Review, ReviewError, ReviewFor};
+pub use reviews::{ReviewDescription, ReviewHandle, ReviewState, Reviews, ReviewsPage};
 pub use saga::Saga;
 pub use signal::{Receive, ReceiveFor, Signal};
 pub use slots::CtxState;

@@ -172,6 +172,7 @@ impl Inner {
             let unchanged = |range| Check::Unchanged(range, view.generation());
             let part = self.at_record(id, Some(rev)).check(RECORD, unchanged(requests));
             let part = part.check(RECORD, unchanged(self.kept(id).children()));
+            let part = part.check(RECORD, unchanged(self.kept(id).reviews()));
             let (part, due) = turn(self, part, id, Some(&before), &mut after, None);
             let part = closing.parts.drain(..).fold(part, Part::and);
             let performed = match self.perform(part).await {

@@ -23,6 +23,7 @@ mod reading;
 mod recovery;
 mod removal;
 mod replay;
+mod reviews;
 mod runtimes;
 mod sagas;
 mod shards;
