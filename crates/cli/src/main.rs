@@ -5,6 +5,7 @@ mod claim;
 mod dev;
 mod lock;
 mod output;
+mod review;
 mod time;
 mod workflow;
 
@@ -50,6 +51,12 @@ enum Command {
         #[command(subcommand)]
         command: lock::Lock,
     },
+    /// Looks at the reviews in a data directory that no process has open, or decides one. Runs nothing.
+    #[command(after_help = EXIT_CODES)]
+    Review {
+        #[command(subcommand)]
+        command: review::Review,
+    },
     /// Looks at the workflows in a data directory that no process has open. Runs and changes nothing.
     #[command(after_help = EXIT_CODES)]
     Workflow {
@@ -85,6 +92,7 @@ async fn run(latch: Latch) -> Result<()> {
         Command::Dev(dev) => dev::run(dev, &store, &mut Output::new(output, &mut out)).await,
         Command::Claim { command } => claim::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Lock { command } => lock::run(command, &store, &mut Output::new(output, &mut out)).await,
+        Command::Review { command } => review::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Workflow { command } => workflow::run(command, &store, &mut Output::new(output, &mut out)).await,
     };
     // What was found before an error is told as well.

@@ -6,6 +6,7 @@
 mod claim;
 mod dev;
 mod lock;
+mod review;
 mod workflow;
 
 use std::path::Path;

@@ -347,8 +347,11 @@ impl Run {
         let mut how = How::default();
         loop {
             // What `closing` goes by.
+            let has_finalizer = self.definition.finalizer.get().is_some();
             let before = self.with(|state| Execution {
                 workflow: state.execution.workflow.clone(),
+                input: if has_finalizer { state.execution.input.clone() } else { String::new() },
+                started_us: state.execution.started_us,
                 has_children: state.has_children,
                 has_locks: state.has_locks,
                 has_reviews: state.has_reviews,
@@ -442,7 +445,8 @@ impl Inner {
     }
 
     /// What goes with the end of an execution: its parent is told, its children are cancelled that are to be, the locks
-    /// that it holds are released, and its reviews closed. Without a status it begins anew, and only the last two are.
+    /// that it holds are released, its reviews closed, and its finalizer started. Without a status it begins anew: then it
+    /// is only locks and reviews.
     pub(crate) async fn closing(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -493,6 +497,9 @@ impl Inner {
         parts.extend(freed.parts);
         if before.has_reviews {
             parts.extend(self.closing_reviews(id, &before.workflow, status.is_some(), how).await?);
+        }
+        if let Some(status) = status {
+            parts.extend(self.finalizing(id, before, status, how).await?);
         }
         Ok(Closing { parts, _turns: freed.turns })
     }

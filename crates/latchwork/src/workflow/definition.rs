@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -84,7 +84,8 @@ impl WorkflowBuilder {
             }))
         };
         let WorkflowBuilder { name, timeout, keep, validators } = self;
-        let definition = Definition { name, timeout, keep, validators, fits: json::fits::<I>, begin: Box::new(begin) };
+        let (finalizer, fits, begin) = (OnceLock::new(), json::fits::<I>, Box::new(begin));
+        let definition = Definition { name, timeout, keep, validators, finalizer, fits, begin };
         Workflow { definition: Arc::new(definition), types: PhantomData }
     }
 }
@@ -99,6 +100,8 @@ pub(crate) struct Definition {
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
     pub(crate) validators: HashMap<String, Validator>,
+    /// What runs after any end of an execution.
+    pub(crate) finalizer: OnceLock<Arc<Definition>>,
     fits: fn(&str) -> Result<(), JsonError>,
     pub(crate) begin: Box<Begin>,
 }

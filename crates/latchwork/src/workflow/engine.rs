@@ -222,6 +222,7 @@ impl EngineBuilder {
     /// Makes a workflow known, so that its executions can run here.
     pub fn register<I, O>(mut self, workflow: &Workflow<I, O>) -> EngineBuilder {
         self.definitions.push(workflow.definition.clone());
+        self.definitions.extend(workflow.definition.finalizer.get().cloned());
         self
     }
 

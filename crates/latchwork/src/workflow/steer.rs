@@ -16,6 +16,17 @@ use crate::workflow::record::{Execution, Status, Wait, WaitsFor, failure_text};
 use crate::workflow::run::{Listed, RECORD, Stop, turn};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
+/// The code of the failure of an execution that was terminated.
+pub(crate) const TERMINATED: &str = "latchwork.terminated";
+
+/// What the message of that failure starts with.
+const TERMINATED_FOR: &str = "it was terminated: ";
+
+/// The reason that an execution was terminated for.
+pub(crate) fn terminated_for(failure: &Failure) -> &str {
+    failure.message().strip_prefix(TERMINATED_FOR).unwrap_or(failure.message())
+}
+
 /// What an execution waits for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -139,7 +150,7 @@ impl Inner {
     }
 
     async fn terminate_now(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
-        let failure = Failure::new(format!("it was terminated: {reason}")).with_code("latchwork.terminated");
+        let failure = Failure::new(format!("{TERMINATED_FOR}{reason}")).with_code(TERMINATED);
         let status = Status::Failed(failure_text(&failure));
         let (mut is_tried, mut is_large) = (false, false);
         loop {

@@ -1,9 +1,11 @@
 //! Workflows: steps, waiting, slots, transactions, replay, recovery, and the kit for testing them.
 
 mod beats;
+mod collecting;
 mod crash;
 mod damage;
 mod everything;
+mod finalizers;
 mod forking;
 mod given_up;
 mod halves;
