@@ -5,6 +5,7 @@ mod claim;
 mod dev;
 mod lock;
 mod output;
+mod review;
 mod schedule;
 mod time;
 mod workflow;
@@ -51,6 +52,12 @@ enum Command {
         #[command(subcommand)]
         command: lock::Lock,
     },
+    /// Looks at the reviews in a data directory that no process has open, or decides one. Runs nothing.
+    #[command(after_help = EXIT_CODES)]
+    Review {
+        #[command(subcommand)]
+        command: review::Review,
+    },
     /// Looks at the schedules in a data directory that no process has open, or changes them. Starts nothing.
     #[command(after_help = EXIT_CODES)]
     Schedule {
@@ -92,6 +99,7 @@ async fn run(latch: Latch) -> Result<()> {
         Command::Dev(dev) => dev::run(dev, &store, &mut Output::new(output, &mut out)).await,
         Command::Claim { command } => claim::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Lock { command } => lock::run(command, &store, &mut Output::new(output, &mut out)).await,
+        Command::Review { command } => review::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Schedule { command } => schedule::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Workflow { command } => workflow::run(command, &store, &mut Output::new(output, &mut out)).await,
     };

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use latchwork::store::Store;
-use latchwork::workflow::{Attempt, Ctx, Engine, Failure, Retry, Workflow, WorkflowError, workflow};
+use latchwork::workflow::{
+    Attempt, Ctx, Engine, Failure, Finished, FinishedAs, Retry, Workflow, WorkflowError, workflow,
+};
 use parking_lot::Mutex;
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -13,9 +15,9 @@ async fn give_back(room: u32) -> std::result::Result<(), Failure> {
     Ok(())
 }
 
-/// Books a room, waits for a guest, and gives the room back if none is to come.
+/// Books a room, waits for a guest, and gives the room back if none is to come. However that ends, it is written down.
 fn booking() -> Workflow<u32, String> {
-    workflow("booking").run(async |ctx: Ctx, room: u32| {
+    let booking = workflow("booking").run(async |ctx: Ctx, room: u32| {
         ctx.run("book", async || Ok::<_, Failure>(())).await?;
         match ctx.receive::<String>("guest").await {
             Ok(guest) => Ok(format!("{guest} has room {room}")),
@@ -27,7 +29,15 @@ fn booking() -> Workflow<u32, String> {
             }
             Err(failure) => Err(failure),
         }
+    });
+    booking.finally(async |ctx: Ctx, finished: Finished<u32>| {
+        ctx.run("write down", async || write_down(finished.input, &finished.outcome).await).await
     })
+}
+
+async fn write_down(room: u32, outcome: &FinishedAs) -> std::result::Result<(), Failure> {
+    println!("room {room}: {outcome:?}");
+    Ok(())
 }
 
 /// What is booked at this moment.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use latchwork::json;
 use latchwork::store::Store;
 use latchwork::workflow::{Ctx, Engine, Failure, Handle, Workflow, WorkflowError, workflow};
 use parking_lot::Mutex;
@@ -85,14 +86,25 @@ fn counter() -> Workflow<u64, u64> {
     })
 }
 
+/// Asks a person whether money is to be given back.
+fn refund() -> Workflow<u64, String> {
+    workflow("refund").run(async |ctx: Ctx, amount: u64| {
+        let question = json!({"order": 7, "amount": amount});
+        let decision = ctx.review("refund", &question, ["approve", "reject"]).await?;
+        Ok(format!("{}: {}, because {}", decision.by, decision.option, decision.reason))
+    })
+}
+
 #[tokio::main]
 async fn main() -> Result {
-    let (basket, account, review, counter) = (basket(), account(), review(), counter());
+    let (basket, account, review, counter, refund) = (basket(), account(), review(), counter(), refund());
     let engine = Engine::on(&Store::memory().await?).register(&basket).register(&account);
-    let engine = engine.register(&review).register(&counter).start().await?;
+    let engine = engine.register(&review).register(&counter).register(&refund).start().await?;
     signals(&engine, &basket).await?;
     updates(&engine.start(&account, 10).id("account").await?).await?;
     tokens(&engine, &engine.start(&review, "a poem".to_string()).await?).await?;
+
+    reviews(&engine, &engine.start(&refund, 80).await?).await?;
 
     let handle = engine.start(&counter, 0).id("counter").await?;
     for number in [1, 2, 3, 4, 5, 0] {
@@ -155,5 +167,20 @@ async fn tokens(engine: &Engine, review: &Handle<String>) -> Result {
         other => other?,
     }
     println!("{}", review.result().await?);
+    Ok(())
+}
+
+async fn reviews(engine: &Engine, refund: &Handle<String>) -> Result {
+    while engine.reviews().name("refund").await?.reviews.is_empty() {
+        engine.store().env().sleep(Duration::from_millis(1)).await;
+    }
+    for review in engine.reviews().name("refund").await?.reviews {
+        engine.review(&review.id).decide("approve", "ada@example.org", "the parcel was lost").await?;
+        match engine.review(&review.id).decide("reject", "bob@example.org", "").await {
+            Err(WorkflowError::ReviewDecided { decision, .. }) => println!("{} was faster", decision.by),
+            other => drop(other?),
+        }
+    }
+    println!("{}", refund.result().await?);
     Ok(())
 }

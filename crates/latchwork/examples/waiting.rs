@@ -14,6 +14,7 @@ fn reminder() -> Workflow<String, String> {
         println!("ticket {ticket}, lucky number {lucky}");
         ctx.sleep(Duration::from_millis(50)).await?;
         ctx.sleep_until(began.plus(Duration::from_millis(1300))).await?;
+        ctx.rate_limit("vendor", 10, Duration::from_secs(1)).acquire().await?;
         let sent = ctx.run("remind", async || Ok::<_, Failure>(format!("{text} ({lucky})"))).await?;
         Ok(sent)
     })

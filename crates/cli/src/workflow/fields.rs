@@ -136,6 +136,7 @@ pub(crate) fn waited(what: &WaitsFor) -> (&'static str, Option<&str>) {
         WaitsFor::Completion(name) => ("completion", Some(name)),
         WaitsFor::Published(name) => ("published", Some(name)),
         WaitsFor::Lock(name) => ("lock", Some(name)),
+        WaitsFor::Review(name) => ("review", Some(name)),
         WaitsFor::Step(name) => ("step", Some(name)),
         _ => ("store", None),
     }

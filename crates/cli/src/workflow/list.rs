@@ -22,7 +22,7 @@ pub(crate) struct List {
     #[arg(long, value_enum, value_delimiter = ',')]
     status: Vec<Status>,
     /// Only executions that wait for this: timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME,
-    /// published:NAME or lock:NAME; more than once: for any of these.
+    /// published:NAME, lock:NAME or review:NAME; more than once: for any of these.
     #[arg(long, value_name = "WHAT", value_parser = waits_for)]
     waits_for: Vec<WaitsFor>,
     /// Only executions with this tag; more than once: with all of these.
@@ -69,7 +69,8 @@ struct Asked {
 }
 
 fn waits_for(text: &str) -> Result<WaitsFor, String> {
-    let known = "timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME, published:NAME or lock:NAME";
+    let known = "timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME, published:NAME, lock:NAME or \
+                 review:NAME";
     match text.split_once(':').map_or((text, ""), |(what, name)| (what, name)) {
         ("timer", "") => Ok(WaitsFor::Timer),
         (_, "") => Err(format!("write {known}")),
@@ -80,6 +81,7 @@ fn waits_for(text: &str) -> Result<WaitsFor, String> {
         ("completion", name) => Ok(WaitsFor::Completion(name.into())),
         ("published", name) => Ok(WaitsFor::Published(name.into())),
         ("lock", name) => Ok(WaitsFor::Lock(name.into())),
+        ("review", name) => Ok(WaitsFor::Review(name.into())),
         _ => Err(format!("write {known}")),
     }
 }

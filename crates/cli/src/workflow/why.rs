@@ -245,6 +245,7 @@ impl ToldWait {
                 format!("the end of child {name:?} ({status})")
             }
             "completion" => format!("somebody to complete {name:?} by its token"),
+            "review" => format!("the decision of review {name:?}"),
             "published" => format!("a value that it publishes itself as {name:?}"),
             "lock" => self.lock.as_ref().map_or(format!("lock {name:?}"), |lock| lock.name.words()),
             "step" => format!("step {name:?}, which runs"),

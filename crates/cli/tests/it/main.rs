@@ -7,6 +7,7 @@ mod claim;
 mod dev;
 mod lock;
 mod schedule;
+mod review;
 mod workflow;
 
 use std::path::Path;

@@ -179,9 +179,14 @@ impl States {
         Slots { states: self.clone(), scope: "workflow", owner: Some(workflow_type.into()) }
     }
 
-    /// Slots that an execution and its children share.
+    /// Slots of an execution.
     pub fn execution(&self, id: &str) -> Slots {
         Slots { states: self.clone(), scope: "execution", owner: Some(id.into()) }
+    }
+
+    /// Slots that an execution without a parent shares with its children and theirs.
+    pub fn tree(&self, root: &str) -> Slots {
+        Slots { states: self.clone(), scope: "tree", owner: Some(root.into()) }
     }
 
     fn scope(&self, scope: &'static str, id: &str) -> Container {
@@ -194,18 +199,6 @@ impl States {
             None => setup.clone(),
         };
         Container::stored(&self.shelf, self.key(parts), name, setup)
-    }
-
-    /// The range of all slots of an execution.
-    pub(crate) fn slots_of(&self, execution: &str) -> Range {
-        self.shelf.space.prefix(self.key(&["slot", "execution", execution]).bytes())
-    }
-
-    /// The slot of the same name of another execution.
-    pub(crate) fn slot_of_another(&self, slot: &Key, execution: &str, other: &str) -> Key {
-        let of = |execution: &str| self.key(&["slot", "execution", execution]);
-        let name = &slot.bytes()[of(execution).bytes().len()..];
-        self.shelf.space.key([of(other).bytes(), name].concat())
     }
 
     fn key(&self, parts: &[&str]) -> Key {
@@ -231,10 +224,14 @@ fn of(scope: &str, owner: &str) -> String {
     format!(" of {scope} {owner:?}")
 }
 
-/// The name of a slot as an execution records it: without the execution's id, if it is its own.
-pub(crate) fn name_within(slot: &str, execution: &str) -> String {
-    match slot.strip_suffix(&of("execution", execution)) {
-        Some(name) => format!("{name} of this execution"),
+/// The name of a slot as an execution records it: without ids, if it is the execution's own or of its tree. A fork has
+/// other ids, and the same journal.
+pub(crate) fn name_within(slot: &str, execution: &str, root: &str) -> String {
+    if let Some(name) = slot.strip_suffix(&of("execution", execution)) {
+        return format!("{name} of this execution");
+    }
+    match slot.strip_suffix(&of("tree", root)) {
+        Some(name) => format!("{name} of this tree"),
         None => slot.into(),
     }
 }
@@ -255,6 +252,23 @@ impl Slots {
             Some(owner) => (format!("slot {name:?}{}", of(self.scope, owner)), vec!["slot", self.scope, owner, name]),
         };
         Slot::new(self.states.stored(shown, &parts, &self.states.setups[BARE]))
+    }
+
+    /// What the keys of all of them start with.
+    fn prefix(&self) -> Key {
+        let parts: Vec<&str> = ["slot", self.scope].into_iter().chain(self.owner.as_deref()).collect();
+        self.states.key(&parts)
+    }
+
+    /// The range of all of them.
+    pub(crate) fn all(&self) -> Range {
+        self.states.shelf.space.prefix(self.prefix().bytes())
+    }
+
+    /// The slot of another scope that has the same name as one of these.
+    pub(crate) fn namesake(&self, slot: &Key, other: &Slots) -> Key {
+        let name = &slot.bytes()[self.prefix().bytes().len()..];
+        self.states.shelf.space.key([other.prefix().bytes(), name].concat())
     }
 }
 

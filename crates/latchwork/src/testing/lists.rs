@@ -7,10 +7,11 @@ use crate::node::alarm::alarm_key;
 use crate::record::Record;
 use crate::store::{Key, Order, Range, Store, Timestamp, View};
 use crate::testing::locks;
-use crate::workflow::engine::{EXECUTIONS, KEPT, TIMERS};
-use crate::workflow::kept::Kept;
+use crate::workflow::engine::{EXECUTIONS, KEPT, Spaces, TIMERS};
+use crate::workflow::kept::{Kept, ReviewRecord};
 use crate::workflow::listed::{LISTED, Lists, RUNNING};
-use crate::workflow::record::Execution;
+use crate::workflow::record::{Execution, fetch_execution};
+use crate::workflow::reviews::OpenKey;
 use crate::workflow::{ExecutionId, Result};
 
 /// Everything in which lists and records differ.
@@ -46,8 +47,30 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>> {
     differences.extend(compared(&view, "running", running.all(), &active, |_| true).await?);
     differences.extend(compared(&view, "timers", timers.all(), &alarms, |_| true).await?);
     differences.extend(compared(&view, "children", kept.all(), &children, Kept::is_child).await?);
+    differences.extend(open_reviews(store, &view).await?);
     differences.extend(locks::differences(store).await?);
     Ok(differences)
+}
+
+/// Open reviews that cannot be: decided ones, and those that no execution waits for.
+async fn open_reviews(store: &Store, view: &View) -> Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    let Some(spaces) = Spaces::find(store).await? else { return Ok(wrong) };
+    let Some(space) = &spaces.reviews else { return Ok(wrong) };
+    for (key, _) in view.scan(&space.all(), Order::Ascending, usize::MAX).await? {
+        let Some(OpenKey { name, token, execution, .. }) = OpenKey::read(&key) else {
+            wrong.push(format!("{key} is not the key of a review"));
+            continue;
+        };
+        let record = view.get(&Kept::new(&spaces.kept, &execution).review(token, name)).await?;
+        let is_undecided = |value: &[u8]| ReviewRecord::decode(value).is_ok_and(|record| record.decision.is_none());
+        let waits = fetch_execution(view, &spaces.executions, &execution).await?;
+        let is_waited = waits.is_some_and(|(it, _)| !it.status.is_terminal() && it.has_reviews);
+        if !is_waited || !record.is_some_and(|item| is_undecided(&item.value)) {
+            wrong.push(format!("reviews: {name:?} of {execution} should not be open"));
+        }
+    }
+    Ok(wrong)
 }
 
 async fn compared(

@@ -384,10 +384,14 @@ impl Run {
         let mut how = How::default();
         loop {
             // What `closing` goes by.
+            let has_finalizer = self.definition.finalizer.get().is_some();
             let before = self.with(|state| Execution {
                 workflow: state.execution.workflow.clone(),
+                input: if has_finalizer { state.execution.input.clone() } else { String::new() },
+                started_us: state.execution.started_us,
                 has_children: state.has_children,
                 has_locks: state.has_locks,
+                has_reviews: state.has_reviews,
                 parent: state.execution.parent.clone(),
                 schedule: state.execution.schedule.clone(),
                 admission: state.execution.admission.clone(),
@@ -407,6 +411,7 @@ impl Run {
                 _ => {}
             }
             self.forget_effects_on(&closing.parts);
+            self.forget_reviews();
             let (mut commit, boarded) = self.board(Commit::new(), next);
             // A message that is taken away with a lock may be among those that are received.
             let is_written = |write: &Write| commit.writes().iter().any(|other| other.key() == write.key());
@@ -486,7 +491,8 @@ impl Inner {
     }
 
     /// What goes with the end of an execution: its parent and its schedule are told, its children are cancelled that are
-    /// to be, and the locks that it holds are released. Without a status it begins anew, and only the locks are.
+    /// to be, the locks that it holds are released, its permits given back, its reviews closed, and its finalizer started.
+    /// Without a status it begins anew: then it is only locks and reviews.
     pub(crate) async fn closing(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -540,6 +546,12 @@ impl Inner {
         parts.extend(gives_back.then(|| self.giving_back(id, before)).flatten());
         if let (Some(schedule), Some(_)) = (&before.schedule, status) {
             parts.push(self.ending_scheduled(schedule, id));
+        }
+        if before.has_reviews {
+            parts.extend(self.closing_reviews(id, &before.workflow, status.is_some(), how).await?);
+        }
+        if let Some(status) = status {
+            parts.extend(self.finalizing(id, before, status, how).await?);
         }
         Ok(Closing { parts, _turns: freed.turns })
     }

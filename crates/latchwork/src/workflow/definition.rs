@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -158,8 +158,8 @@ impl WorkflowBuilder {
             }))
         };
         let WorkflowBuilder { name, timeout, keep, validators, policy } = self;
-        let (begin, takes) = (Box::new(begin), json::fits::<I>);
-        let definition = Definition { name, timeout, keep, validators, policy, fits, takes, begin };
+        let (begin, takes, finalizer) = (Box::new(begin), json::fits::<I>, OnceLock::new());
+        let definition = Definition { name, timeout, keep, validators, policy, finalizer, fits, takes, begin };
         Workflow { definition: Arc::new(definition), types: PhantomData }
     }
 }
@@ -210,6 +210,8 @@ pub(crate) struct Definition {
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
     pub(crate) validators: HashMap<String, Validator>,
+    /// What runs after any end of an execution.
+    pub(crate) finalizer: OnceLock<Arc<Definition>>,
     /// What it says of its starts.
     pub(crate) policy: Policy,
     /// Checks what callers give, and what the function is given.

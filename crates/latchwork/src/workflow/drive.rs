@@ -30,6 +30,9 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// to stand in line for that is dear.
 const AT_ONCE: u32 = 2;
 
+/// The length of an output, in bytes, that has room beside any input.
+const TINY: usize = 64;
+
 /// How an execution's stay in memory ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
@@ -374,8 +377,8 @@ async fn commit(run: Arc<Run>, next: Next) {
     };
     let waits_for_others = matches!(&next, Next::Waits(_, waits) if waits.iter().any(Wait::is_for_others));
     let continues = matches!(next, Next::Continues(_));
-    if continues && run.with(|state| state.has_locks) {
-        // What it holds is not the next run's.
+    if continues && run.with(|state| state.has_locks || state.has_reviews) {
+        // What it holds, and what it has asked for, is not the next run's.
         return run.set_stop(run.close(next).await.err().unwrap_or(Stop::Continued));
     }
     let sent = match run.with(|state| state.asked.take()) {
@@ -440,12 +443,12 @@ async fn settle(ctx: &Ctx, ended: Ended) {
 
 /// What an execution has come to. An output that is too large to be stored is a failure.
 fn finished(run: &Run, result: Result<String, Failure>) -> Status {
-    // They are in one record.
-    let result =
-        result.and_then(|output| match run.fits("the output with the input", output.len() + run.input().len()) {
-            Ok(()) => Ok(output),
-            Err(failure) => Err(failure),
-        });
+    // They are in one record. What takes no more than its end does without an output has room in any case: so does the
+    // finalizer of an execution whose input and output are as large as can be.
+    let result = result.and_then(|output| match output.len() {
+        0..=TINY => Ok(output),
+        length => run.fits("the output with the input", length + run.input().len()).map(|()| output),
+    });
     match result {
         Ok(output) => Status::Completed(output),
         Err(failure) => match (failure.is_cancelled(), run.with(|state| state.cancel.clone())) {

@@ -165,10 +165,12 @@ pub(crate) const JOURNAL: &str = "workflow.journal";
 pub(crate) const KEPT: &str = "workflow.kept";
 pub(crate) const TIMERS: &str = "workflow.timers";
 pub(crate) const REMOVALS: &str = "workflow.removals";
+pub(crate) const REVIEWS: &str = "workflow.reviews";
 const KEYS: &str = "workflow.keys";
 
 /// The names of all spaces, in the order in which they are declared.
-const NAMES: [&str; 10] = [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS, ADMISSION, GATES];
+const NAMES: [&str; 11] =
+    [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS, REVIEWS, ADMISSION, GATES];
 
 /// Where everything is kept.
 #[derive(Clone)]
@@ -186,7 +188,10 @@ pub(crate) struct Spaces {
     pub(crate) removals: Space,
     /// workflow, idempotency key → the execution started under it
     pub(crate) keys: Space,
-    pub(crate) gates: Gates,
+    /// workflow, name, token, id → nothing: a review that is open. `None` in a store of an earlier program.
+    pub(crate) reviews: Option<Space>,
+    /// `None` in a store of an earlier program.
+    pub(crate) limits: Option<Gates>,
 }
 
 impl Spaces {
@@ -197,6 +202,11 @@ impl Spaces {
             store.space(if name == GATES { spec } else { spec.keys_used_once() }).await?;
         }
         Ok(Spaces::find(store).await?.expect("all of them were declared"))
+    }
+
+    /// What is stored of limits, in a store that an engine is on.
+    pub(crate) fn gates(&self) -> &Gates {
+        self.limits.as_ref().expect("an engine has declared all spaces")
     }
 
     /// The spaces of a store. None if no engine was ever on it.
@@ -212,7 +222,8 @@ impl Spaces {
                 timers: space(TIMERS)?,
                 removals: space(REMOVALS)?,
                 keys: space(KEYS)?,
-                gates: Gates { gates: space(GATES)?, beside: space(ADMISSION)? },
+                reviews: space(REVIEWS),
+                limits: space(GATES).zip(space(ADMISSION)).map(|(gates, beside)| Gates { gates, beside }),
             })
         };
         Ok(find())
@@ -228,6 +239,7 @@ impl EngineBuilder {
     /// Makes a workflow known, so that its executions can run here.
     pub fn register<I, O>(mut self, workflow: &Workflow<I, O>) -> EngineBuilder {
         self.definitions.push(workflow.definition.clone());
+        self.definitions.extend(workflow.definition.finalizer.get().cloned());
         self
     }
 

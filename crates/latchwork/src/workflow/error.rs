@@ -9,7 +9,7 @@ use crate::node::NodeError;
 use crate::record::unreadable;
 use crate::state::StateError;
 use crate::store::{ErrorKind, StoreError};
-use crate::workflow::{ExecutionId, Failure, ScheduleError};
+use crate::workflow::{Decision, ExecutionId, Failure, RateLimitError, ScheduleError};
 
 /// The result of an operation on workflows.
 pub type Result<T, E = WorkflowError> = std::result::Result<T, E>;
@@ -49,6 +49,18 @@ pub enum WorkflowError {
     /// A token that was used.
     #[error("token {token:?} was used before")]
     TokenUsed { token: String },
+    /// A review that was never opened, or whose execution was removed or has begun anew.
+    #[error("review {review:?} is not known")]
+    UnknownReview { review: String },
+    /// A review that was decided before.
+    #[error("review {review:?} was decided before: {:?}, by {}", decision.option, decision.by)]
+    ReviewDecided { review: String, decision: Box<Decision> },
+    /// A review that is no longer waited for: its time is up, or its execution has ended or gone on without it.
+    #[error("review {review:?} is closed, and was not decided")]
+    ReviewClosed { review: String },
+    /// A decision for something that cannot be chosen.
+    #[error("review {review:?} offers {}, and not {option:?}", offered.join(", "))]
+    NotOffered { review: String, option: String, offered: Vec<String> },
     /// An execution that pauses before no attempt.
     #[error("execution {id:?} does not wait for another attempt")]
     NotRetrying { id: ExecutionId },
@@ -132,6 +144,9 @@ pub enum WorkflowError {
     /// A schedule.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+    /// A rate limit that cannot be.
+    #[error(transparent)]
+    RateLimit(#[from] RateLimitError),
     /// A lock.
     #[error(transparent)]
     Lock(LockError),
@@ -186,8 +201,10 @@ impl WorkflowError {
             | LimitReached { .. }
             | QueueFull { .. }
             | RateLimited { .. }
+            | ReviewDecided { .. }
+            | ReviewClosed { .. }
             | Fork { .. } => ErrorKind::Conflict,
-            NotFound { .. } | UnknownToken { .. } => ErrorKind::NotFound,
+            NotFound { .. } | UnknownToken { .. } | UnknownReview { .. } => ErrorKind::NotFound,
             OtherWorkflow { .. }
             | NotRegistered { .. }
             | RegisteredTwice { .. }
@@ -205,6 +222,8 @@ impl WorkflowError {
             | Policy { .. }
             | Key { .. }
             | Start { .. }
+            | RateLimit(_)
+            | NotOffered { .. }
             | NoRuntime => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,

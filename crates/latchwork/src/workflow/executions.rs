@@ -117,7 +117,10 @@ impl Executions {
     pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
         let (id, view) = (id.into(), self.store.view().await?);
         let (spaces, execution, _) = self.read(&view, &id).await?;
-        let queue = PlaceInLine::of(&spaces.gates, &view, &id, &execution).await?;
+        let queue = match &spaces.limits {
+            Some(gates) => PlaceInLine::of(gates, &view, &id, &execution).await?,
+            None => None,
+        };
         Ok(Why { queue, ..Why::stored(execution) })
     }
 

@@ -12,7 +12,7 @@ use crate::json::JsonError;
 use crate::lock::{LockError, LockRefused};
 use crate::state::StateError;
 use crate::store::StoreError;
-use crate::workflow::{ChildCancelled, ChildTimedOut, WorkflowError};
+use crate::workflow::{ChildCancelled, ChildTimedOut, RateLimitError, ReviewError, WorkflowError};
 
 /// An error that is recorded. Any [`std::error::Error`] becomes one by `?`; [`Failure::typed`] keeps its value, too.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
@@ -174,6 +174,8 @@ const CODES: &[(TypeName, &str)] = &[
     (type_name::<ChildTimedOut>, "latchwork.child.timed_out"),
     (type_name::<ChildCancelled>, "latchwork.child.cancelled"),
     (type_name::<LockRefused>, "latchwork.lock.refused"),
+    (type_name::<RateLimitError>, "latchwork.rate_limit"),
+    (type_name::<ReviewError>, "latchwork.review"),
     (type_name::<LockError>, "latchwork.lock"),
     (type_name::<WorkflowError>, "latchwork.workflow"),
     (type_name::<StateError>, "latchwork.state"),

@@ -8,16 +8,17 @@ use serde::Serialize;
 use crate::json;
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Bytes, Generation, Item, Key, Rev, StoreError, Timestamp, Uuid, View, Write};
+use crate::state::{Slots, States};
+use crate::store::{Bytes, Generation, Item, Key, Range, Rev, StoreError, Timestamp, Uuid, View, Write};
 use crate::workflow::child::keep_birth;
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::history::{Recorded, entries};
-use crate::workflow::kept::Token;
+use crate::workflow::kept::{ReviewRecord, Token};
 use crate::workflow::locks::Unlocked;
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{
-    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch_execution, journal_key, next_page,
+    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch, fetch_execution, journal_key, next_page, review_key,
 };
 use crate::workflow::run::{CALLED_OFF, turn};
 use crate::workflow::step::read_failure;
@@ -118,7 +119,11 @@ impl Fork {
         }
         let place = source.place(&source_id, &at)?;
         let mut kept = source.kept(place.as_ref());
-        let slots = source.slots(&engine, &view, &source_id, place.as_ref(), &kept).await?;
+        let mut slots = Vec::new();
+        for (its, own) in source.scopes(&engine.states, &source_id, &id) {
+            let found = source.slots(&engine, &view, &source_id, its.all(), place.as_ref(), &kept).await?;
+            slots.extend(found.into_iter().map(|(key, value)| Write::Put(its.namesake(&key, &own), value)));
+        }
         for (place, entry) in &mut kept {
             // What an operation was given may follow from the input, or from the execution's id.
             entry.argument = ANYTHING;
@@ -126,10 +131,12 @@ impl Fork {
         }
         let (now, labels) = (engine.store.env().now(), source.execution.labels.clone());
         let first = definition.first_record(input, labels, now, now);
-        let execution = Execution { forked: Some(source_id.to_string()), ..first };
+        let reviews = source.reviews(&engine, &view, &source_id, &id, &kept).await?;
+        let (forked, has_reviews) = (Some(source_id.to_string()), !reviews.is_empty());
+        let execution = Execution { forked, has_reviews, ..first };
         let mut writes = source.writes(&engine, &view, &source_id, &id, &kept).await?;
-        let its = |key: &Key| engine.states.slot_of_another(key, &source_id, &id);
-        writes.extend(slots.into_iter().map(|(key, value)| Write::Put(its(&key), value)));
+        writes.extend(reviews);
+        writes.extend(slots);
         // It is taken up though the caller may have given up.
         let (inner, forked) = (engine.clone(), id.clone());
         let stored = engine.node.runtime.run(async move {
@@ -205,12 +212,20 @@ impl Source {
         kept
     }
 
-    /// The slots of the source as what is kept has left them, by the source's keys.
+    /// The slots that a fork has copies of, and where those are: the source's own, and those of its tree. A fork is
+    /// the root of a tree of its own.
+    fn scopes(&self, states: &States, id: &ExecutionId, fork: &ExecutionId) -> [(Slots, Slots); 2] {
+        let root = self.execution.parent.as_ref().map_or(id, |parent| &parent.root);
+        [(states.execution(id), states.execution(fork)), (states.tree(root), states.tree(fork))]
+    }
+
+    /// Slots as what is kept has left them, by the source's keys.
     async fn slots(
         &self,
         engine: &Inner,
         view: &View,
         id: &ExecutionId,
+        mut rest: Range,
         at: Option<&Place>,
         kept: &BTreeMap<Place, Entry>,
     ) -> Result<Vec<(Key, Bytes)>> {
@@ -219,7 +234,7 @@ impl Source {
         let Some(last) = kept.iter().map(|(_, it)| it.generation).max() else { return Ok(Vec::new()) };
         let changes = dropped.iter().filter(|(_, it)| changes_slots(&it.entry)).map(|(_, it)| it.generation);
         let undone: BTreeSet<Generation> = changes.collect();
-        let (mut rest, mut slots) = (engine.states.slots_of(id), Vec::new());
+        let mut slots = Vec::new();
         while let Some(found) = next_page(view, &mut rest, WRITES).await? {
             for (key, item) in found {
                 let was = match slot_at(engine, &key, item, last, &undone).await {
@@ -237,7 +252,41 @@ impl Source {
         Ok(slots)
     }
 
-    /// Everything that is stored of the fork but its record and its slots.
+    /// The reviews that were opened by what is kept, under the fork's id. Those that the fork is still to wait for are
+    /// open: they are decided for each by itself.
+    async fn reviews(
+        &self,
+        engine: &Inner,
+        view: &View,
+        source: &ExecutionId,
+        id: &ExecutionId,
+        kept: &BTreeMap<Place, Entry>,
+    ) -> Result<Vec<Write>> {
+        let mut waited: BTreeMap<&str, usize> = BTreeMap::new();
+        let decisions = kept.values().filter(|entry| entry.kind == Kind::Decision && is_finished(entry));
+        decisions.for_each(|entry| *waited.entry(&entry.name).or_default() += 1);
+        let mut writes = Vec::new();
+        for (place, entry) in kept.iter().filter(|(_, entry)| entry.kind == Kind::Review) {
+            let EntryState::Done(text) = &entry.state else { continue };
+            let Ok((token, _)) = serde_json::from_str::<(Uuid, Option<u64>)>(text) else { continue };
+            let key = engine.kept(source).review(token, &entry.name);
+            let found = fetch::<ReviewRecord>(view, &key, || format!("review {token} of {source:?}")).await?;
+            let Some((mut record, _)) = found else { continue };
+            let left = waited.get_mut(&*entry.name).filter(|left| **left > 0);
+            let is_over = left.map(|left| *left -= 1).is_some();
+            if !is_over {
+                record.decision = None;
+            }
+            if !is_over && !is_given_up(place, kept) {
+                let open = review_key(&record.workflow, &record.name, token, id);
+                writes.push(Write::Put(engine.open_reviews().key(open), Bytes::new()));
+            }
+            writes.push(Write::Put(engine.kept(id).review(token, &entry.name), record.encode()));
+        }
+        Ok(writes)
+    }
+
+    /// Everything that is stored of the fork but its record, its slots and its reviews.
     async fn writes(
         &self,
         engine: &Inner,
@@ -427,6 +476,15 @@ fn changes_slots(entry: &Entry) -> bool {
 
 fn is_fork(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Join | Kind::Race)
+}
+
+/// Whether what stands at a place is in a branch that was given up, since one beside it was first.
+fn is_given_up(place: &Place, kept: &BTreeMap<Place, Entry>) -> bool {
+    kept.iter().filter(|(_, entry)| is_fork(entry)).any(|(fork, entry)| {
+        let EntryState::Done(text) = &entry.state else { return false };
+        let first = serde_json::from_str::<(usize, usize)>(text).map(|(first, _)| first);
+        fork.beside(&place.branch).is_some_and(|branch| first.is_ok_and(|first| first != branch))
+    })
 }
 
 /// Whether it was cancelled because a branch beside it has failed.

@@ -14,7 +14,7 @@ use crate::json::{self, JsonError};
 use crate::lane::Part;
 use crate::record::Record;
 use crate::store::Timestamp;
-use crate::workflow::admission::{Asked, Book, Decision, Started, Stored};
+use crate::workflow::admission::{Asked, Book, Ruling, Started, Stored};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Engine, Inner, News, check_name};
 use crate::workflow::kept::{Delivered, Letter, Message};
@@ -271,7 +271,7 @@ impl Inner {
                     Some(book) => book,
                     none => none.insert(Book::new(self).await?),
                 };
-                if let Decision::Rejected(error) = book.decide(&definition.policy, &asked, id, &mut first).await? {
+                if let Ruling::Rejected(error) = book.decide(&definition.policy, &asked, id, &mut first).await? {
                     return Err(error);
                 }
             }

@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::lock::{LockName, LockRefused};
 use crate::record::stored;
 use crate::store::{Item, Key, Range, Rev, Space, Uuid, View};
+use crate::workflow::place::Place;
 use crate::workflow::record::{Close, Status, WaitsFor, fetch, id_key};
 use crate::workflow::run::hash_text;
-use crate::workflow::{ExecutionId, WorkflowError};
+use crate::workflow::{Decision, ExecutionId, WorkflowError};
 
 /// A message to an execution, in its inbox until it is received.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -118,6 +119,22 @@ pub(crate) struct Token {
     pub(crate) is_used: bool,
 }
 
+/// A review, open or not: that is told by the key of open ones.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ReviewRecord {
+    pub(crate) workflow: String,
+    pub(crate) name: String,
+    /// JSON text.
+    pub(crate) question: String,
+    pub(crate) options: Vec<String>,
+    pub(crate) opened_us: u64,
+    /// Until when it is waited for.
+    pub(crate) until_us: Option<u64>,
+    /// The operation that has opened it.
+    pub(crate) place: Place,
+    pub(crate) decision: Option<Decision>,
+}
+
 /// The values that an execution has published, by name; JSON text.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Published(pub(crate) BTreeMap<String, String>);
@@ -134,7 +151,7 @@ pub(crate) struct Child {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Inputs(pub(crate) Vec<String>);
 
-stored!(Message, Delivered, Token, Published, Child, Inputs);
+stored!(Message, Delivered, Token, Published, Child, ReviewRecord, Inputs);
 
 /// Tells what a key is of.
 #[derive(Clone, Copy)]
@@ -148,6 +165,7 @@ enum What {
     Token,
     Published,
     Child,
+    Review,
     Inputs = 16,
     Successor,
 }
@@ -237,6 +255,25 @@ impl<'a> Kept<'a> {
     /// The child that a key is of.
     pub(crate) fn read_child(&self, key: &Key) -> Option<ExecutionId> {
         std::str::from_utf8(key.bytes().get(self.prefix.len() + 1..)?).ok().map(Into::into)
+    }
+
+    pub(crate) fn review(&self, token: Uuid, name: &str) -> Key {
+        self.key(What::Review, &[token.as_bytes(), name.as_bytes()].concat())
+    }
+
+    /// The review of a token, whatever its name.
+    pub(crate) fn review_of(&self, token: Uuid) -> Range {
+        self.space.prefix(self.bytes(What::Review, token.as_bytes()))
+    }
+
+    pub(crate) fn reviews(&self) -> Range {
+        self.space.prefix(self.bytes(What::Review, &[]))
+    }
+
+    /// The token and the name of the review that a key is of.
+    pub(crate) fn read_review<'k>(&self, key: &'k Key) -> Option<(Uuid, &'k str)> {
+        let (token, name) = key.bytes().get(self.prefix.len() + 1..)?.split_first_chunk::<16>()?;
+        Some((Uuid::from_bytes(*token), std::str::from_utf8(name).ok()?))
     }
 
     /// Everything.

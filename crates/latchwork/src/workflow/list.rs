@@ -86,12 +86,26 @@ pub struct Cursor(Vec<u8>);
 /// The first byte of cursors.
 const VERSION: u8 = 1;
 
+/// The second byte of those of reviews. In those of executions only the two lowest bits are used.
+const REVIEWS: u8 = 4;
+
 impl Cursor {
     /// What tells the cursors of one order from those of others.
     fn mark(order: Order, values: Option<&Values>) -> Vec<u8> {
         let mut mark = vec![VERSION, u8::from(order == Order::Descending) | u8::from(values.is_some()) << 1];
         mark.extend(values.iter().flat_map(|values| hash_text(&values.name).to_be_bytes()));
         mark
+    }
+
+    /// Where a list of reviews goes on.
+    pub(crate) fn of_reviews(position: &[u8]) -> Cursor {
+        Cursor([&[VERSION, REVIEWS], position].concat())
+    }
+
+    /// The position in a list of reviews.
+    pub(crate) fn among_reviews(&self) -> Result<&[u8]> {
+        let reason = || "the cursor is not of a list of reviews".to_string();
+        self.0.strip_prefix(&[VERSION, REVIEWS]).ok_or_else(|| WorkflowError::List { reason: reason() })
     }
 
     fn new(order: Order, values: Option<&Values>, position: &[u8]) -> Cursor {

@@ -130,6 +130,7 @@ impl WaitsFor {
             WaitsFor::Published(name) => Some((5, name)),
             WaitsFor::Lock(name) => Some((6, name)),
             WaitsFor::Admission(name) => Some((7, name)),
+            WaitsFor::Review(name) => Some((8, name)),
             // A time is a status of its own, and the others are not waited for out of memory.
             WaitsFor::Timer | WaitsFor::Step(_) | WaitsFor::Store => None,
         }

@@ -79,6 +79,7 @@ impl Metrics {
             WaitsFor::Update(_) => "update",
             WaitsFor::Child(_) => "child",
             WaitsFor::Completion(_) => "completion",
+            WaitsFor::Review(_) => "review",
             WaitsFor::Published(_) => "published",
             WaitsFor::Lock(_) => "lock",
             WaitsFor::Admission(_) => "admission",

@@ -186,13 +186,13 @@ impl Inner {
         }
     }
 
-    /// Delivers a message, with checks and a write of the caller's in the same commit. Gives whether the checks held.
+    /// Delivers a message, with checks and writes of the caller's in the same commit. Gives whether the checks held.
     /// Messages that come while one to the same execution is on its way share the next commit.
     pub(crate) async fn deliver(
         self: &Arc<Inner>,
         id: &ExecutionId,
         letter: Letter,
-        asked: Option<(Vec<Check>, Write)>,
+        asked: Option<(Vec<Check>, Vec<Write>)>,
     ) -> Result<bool> {
         let (answer, answered) = oneshot::channel();
         Lanes::submit(self, id, Delivery { letter, asked, answer }).map_err(|_| WorkflowError::Stopped)?;
@@ -226,9 +226,9 @@ impl Inner {
                 Some(_) => return Err(WorkflowError::MessageReused { id: id.clone(), message: message.into() }),
             }
             let checks = [Check::Absent(key.clone())].into_iter().chain(check().await?).collect();
-            let write = Write::Put(key.clone(), delivered.encode());
+            let writes = vec![Write::Put(key.clone(), delivered.encode())];
             // If it is refused, another caller has sent it, or what else must hold has changed.
-            match self.deliver(id, letter.clone(), Some((checks, write))).await {
+            match self.deliver(id, letter.clone(), Some((checks, writes))).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 // Another caller may have sent it before the execution ended.
@@ -242,7 +242,7 @@ impl Inner {
 /// A message on its way, and its caller.
 pub(crate) struct Delivery {
     letter: Letter,
-    asked: Option<(Vec<Check>, Write)>,
+    asked: Option<(Vec<Check>, Vec<Write>)>,
     answer: oneshot::Sender<Result<bool>>,
 }
 
@@ -309,10 +309,11 @@ impl Plan for Inner {
         let (mut commit, placed, rest) = self.deliveries(id, target, letters).place_whole(Commit::new());
         let mut jobs = Vec::with_capacity(taken.len());
         for job in taken {
-            let asked = job.asked.clone().map(|(checks, write)| {
+            let asked = job.asked.clone().map(|(checks, writes)| {
                 let part = checks.into_iter().fold(Part::default(), |part, check| part.check(ASKED, check));
                 let placed;
-                (commit, placed, _) = part.write(write).place_whole(std::mem::take(&mut commit));
+                let part = writes.into_iter().fold(part, Part::write);
+                (commit, placed, _) = part.place_whole(std::mem::take(&mut commit));
                 placed
             });
             jobs.push((job, asked));

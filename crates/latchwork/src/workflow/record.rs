@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::node::write_text;
 use crate::record::{self, Record, Unreadable, stored};
-use crate::store::{Bytes, Item, Key, Order, Range, Space, StoreError, Timestamp, View};
+use crate::store::{Bytes, Item, Key, Order, Range, Space, StoreError, Timestamp, Uuid, View};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::{ExecutionId, Failure, WorkflowError};
 
@@ -58,6 +58,8 @@ pub(crate) struct Execution {
     pub(crate) admission: Option<Box<Admission>>,
     /// Whether another start takes its place when it ends, and how it is made to.
     pub(crate) superseded: Option<Supersede>,
+    /// Whether it has opened reviews.
+    pub(crate) has_reviews: bool,
 }
 
 /// What becomes of an execution whose place another start of its id takes.
@@ -200,19 +202,22 @@ pub enum WaitsFor {
     Store,
     /// A permit of a limit of its workflow: this is the limit's key, or the workflow's name.
     Admission(String),
+    /// A person who decides the review of this name.
+    Review(String),
 }
 
 impl WaitsFor {
     /// Whether it is told of by a message.
     pub(crate) fn is_message(&self) -> bool {
-        use WaitsFor::{Child, Completion, Lock, Signal, Update};
-        matches!(self, Signal(_) | Update(_) | Child(_) | Completion(_) | Lock(_))
+        use WaitsFor::{Child, Completion, Lock, Review, Signal, Update};
+        matches!(self, Signal(_) | Update(_) | Child(_) | Completion(_) | Lock(_) | Review(_))
     }
 
     /// The same, without a name where messages do not tell it.
     pub(crate) fn without_name(&self) -> WaitsFor {
         match self {
-            WaitsFor::Completion(_) => WaitsFor::Completion(String::new()),
+            // A decision completes what waits for it, as a token does.
+            WaitsFor::Completion(_) | WaitsFor::Review(_) => WaitsFor::Completion(String::new()),
             WaitsFor::Retry(_) => WaitsFor::Retry(String::new()),
             other => other.clone(),
         }
@@ -397,6 +402,10 @@ pub enum Kind {
     Lock,
     /// The release of a lock.
     Unlock,
+    /// The opening of a review.
+    Review,
+    /// How a review was decided.
+    Decision,
 }
 
 impl std::fmt::Display for Kind {
@@ -469,7 +478,7 @@ pub(crate) struct Keyed {
 #[derive(Serialize, Deserialize)]
 struct Told(Entry, Option<Intent>);
 
-stored!(Execution => [b"\0\0\0"], Removal, Keyed, Told);
+stored!(Execution => [b"\0\0\0\0"], Removal, Keyed, Told => [b""]);
 
 /// The record under a key, as a view shows it. One that cannot be read is an error that tells its place.
 pub(crate) async fn fetch<R: Record>(
@@ -556,6 +565,16 @@ pub(crate) fn keyed_key(workflow: &str, key: &str) -> Vec<u8> {
     write_text(&mut out, workflow);
     out.extend_from_slice(key.as_bytes());
     out
+}
+
+/// The key of an open review: the names of the workflow and of the review, its token, the execution's id.
+pub(crate) fn review_key(workflow: &str, name: &str, token: Uuid, id: &ExecutionId) -> Vec<u8> {
+    let mut key = Vec::with_capacity(workflow.len() + name.len() + id.len() + 20);
+    write_text(&mut key, workflow);
+    write_text(&mut key, name);
+    key.extend_from_slice(token.as_bytes());
+    key.extend_from_slice(id.as_bytes());
+    key
 }
 
 /// How often an execution was taken up without coming to anything: the value of an alarm or of an active execution.

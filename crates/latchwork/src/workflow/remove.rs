@@ -10,7 +10,7 @@ use crate::node::alarm::{Alarms, Due, Keeper, alarm_key, read_alarm_key};
 use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Key, Order, Range, Rev, Timestamp};
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Keyed, Removal, keyed_key};
+use crate::workflow::record::{Execution, Keyed, Removal, keyed_key};
 use crate::workflow::run::{RECORD, journal_range};
 use crate::workflow::{ExecutionId, Result};
 
@@ -144,7 +144,8 @@ impl<'a> Broom<'a> {
         }
         self.of(id, rev);
         self.empty(&journal_range(self.engine, id, None)).await?;
-        self.empty(&self.engine.states.slots_of(id)).await?;
+        self.empty(&self.engine.states.execution(id).all()).await?;
+        self.slots_of_tree(id, &execution).await?;
         self.empty(&self.engine.kept(id).all()).await?;
         // The rest goes in one commit: as long as there is a record, there is an alarm for it.
         let listed = self.engine.spaces.lists.list(Part::default(), id, Some(&execution), None, None);
@@ -162,6 +163,16 @@ impl<'a> Broom<'a> {
         }
         last.iter().for_each(|key| self.note(key));
         Ok(())
+    }
+
+    /// Removes the slots of the tree with its root. A descendant that outlives the root may have written some since:
+    /// those go with the descendant.
+    async fn slots_of_tree(&mut self, id: &ExecutionId, execution: &Execution) -> Result<()> {
+        let root = execution.parent.as_ref().map_or(id, |parent| &parent.root);
+        if root != id && self.engine.get(&self.engine.record_of(root)).await?.is_some() {
+            return Ok(());
+        }
+        self.empty(&self.engine.states.tree(root).all()).await
     }
 
     /// Removes everything in a range.

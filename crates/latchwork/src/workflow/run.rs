@@ -63,9 +63,14 @@ pub(crate) struct State {
     pub(crate) execution: Execution,
     /// `None` while it is not stored.
     pub(crate) rev: Option<Rev>,
-    /// Whether it has started children, and asked for locks, with what is not committed yet.
+    /// Whether it has started children, asked for locks, and opened reviews, with what is not committed yet.
     pub(crate) has_children: bool,
     pub(crate) has_locks: bool,
+    pub(crate) has_reviews: bool,
+    /// The reviews that its code has opened and still waits for, by where it did: their keys as open ones.
+    pub(crate) reviews: BTreeMap<Place, Key>,
+    /// Those that were given up, and are closed with the next commit.
+    closed: Vec<Key>,
     /// How it is to be found from the next commit on, and whether it is to be cancelled.
     labels: Labels,
     pub(crate) cancel: Option<String>,
@@ -219,12 +224,14 @@ impl Run {
         rev: Option<Rev>,
     ) -> Run {
         let (labels, cancel) = (execution.labels.clone(), execution.cancel.clone());
-        let (has_children, has_locks) = (execution.has_children, execution.has_locks);
+        let (has_children, has_locks, has_reviews) =
+            (execution.has_children, execution.has_locks, execution.has_reviews);
         let state = State {
             execution,
             rev,
             has_children,
             has_locks,
+            has_reviews,
             labels,
             cancel,
             first_pending: u64::MAX,
@@ -503,6 +510,7 @@ impl Run {
         state.held.clear();
         state.left.clear();
         state.dropped.clear();
+        state.reviews.clear();
         state.beats.clear();
     }
 

@@ -246,7 +246,7 @@ impl Ctx {
 
 impl Letter {
     /// What its receiver records of it: JSON text, or a failure as JSON text.
-    fn text(&self) -> Result<String, String> {
+    pub(crate) fn text(&self) -> Result<String, String> {
         match self {
             Letter::Signal { payload, .. } => Ok(payload.clone()),
             Letter::Update { id, payload, .. } => Ok(Receipt::text(id, payload)),

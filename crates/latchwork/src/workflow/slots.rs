@@ -52,6 +52,12 @@ impl CtxState {
     pub fn execution<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slot(self.run.engine.states.execution(&self.run.id), key)
     }
+
+    /// A slot that this execution shares with its family: the first of its ancestors, the children of that and theirs.
+    /// It is removed with the first of them.
+    pub fn tree<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
+        self.slot(self.run.engine.states.tree(&self.run.root()), key)
+    }
 }
 
 shown!(CtxState, it => id: it.run.id);
@@ -131,7 +137,8 @@ impl Steward for Journal {
 impl Journal {
     /// What an operation is called in the journal, and in that of a fork.
     fn label(&self, operation: &str, place: &Place) -> String {
-        format!("{operation} {}", name_within(&place.name, &self.ctx.run.id))
+        let run = &self.ctx.run;
+        format!("{operation} {}", name_within(&place.name, &run.id, &run.root()))
     }
 
     async fn unreadable<T>(&self, operation: &Journaled<'_>) -> T {

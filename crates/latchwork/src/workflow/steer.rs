@@ -18,6 +18,17 @@ use crate::workflow::run::{Listed, RECORD, Stop, turn};
 use crate::workflow::supersede::Marked;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
+/// The code of the failure of an execution that was terminated.
+pub(crate) const TERMINATED: &str = "latchwork.terminated";
+
+/// What the message of that failure starts with.
+const TERMINATED_FOR: &str = "it was terminated: ";
+
+/// The reason that an execution was terminated for.
+pub(crate) fn terminated_for(failure: &Failure) -> &str {
+    failure.message().strip_prefix(TERMINATED_FOR).unwrap_or(failure.message())
+}
+
 /// What an execution waits for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -100,7 +111,7 @@ impl Engine {
         let resident = self.inner.resident(&id);
         let doing = resident.as_ref().map(|run| run.with(|state| state.doing()));
         let (execution, _) = self.inner.known(&id).await?;
-        let (gates, view) = (&self.inner.spaces.gates, self.inner.store.view().await?);
+        let (gates, view) = (self.inner.spaces.gates(), self.inner.store.view().await?);
         let queue = PlaceInLine::of(gates, &view, &id, &execution).await?;
         let doing = doing.filter(|_| matches!(execution.status, Status::Running | Status::Waiting));
         let set_aside = self.inner.set_aside.lock().get(&id).cloned();
@@ -152,7 +163,7 @@ impl Inner {
         reason: &str,
         successor: Option<Execution>,
     ) -> Result<()> {
-        let failure = Failure::new(format!("it was terminated: {reason}")).with_code("latchwork.terminated");
+        let failure = Failure::new(format!("{TERMINATED_FOR}{reason}")).with_code(TERMINATED);
         let status = Status::Failed(failure_text(&failure));
         let (mut is_tried, mut is_large, mut is_marked) = (false, false, false);
         loop {
@@ -206,6 +217,7 @@ impl Inner {
             let unchanged = |range| Check::Unchanged(range, view.generation());
             let part = self.at_record(id, Some(rev)).check(RECORD, unchanged(requests));
             let part = part.check(RECORD, unchanged(self.kept(id).children()));
+            let part = part.check(RECORD, unchanged(self.kept(id).reviews()));
             let (part, due) = turn(self, part, id, Some(&before), &mut after, None);
             let part = closing.parts.drain(..).fold(part, Part::and);
             let performed = match self.perform(part).await {

@@ -130,7 +130,7 @@ impl Inner {
             return Ok(None);
         }
         let kept = self.kept(id);
-        let left = [kept.all(), self.states.slots_of(id)];
+        let left = [kept.all(), self.states.execution(id).all(), self.states.tree(id).all()];
         let gone = self.left_by(&left).await?;
         let view = self.store.view().await?;
         let place = || format!("the execution that takes the place of {id:?}");

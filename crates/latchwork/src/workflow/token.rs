@@ -98,7 +98,7 @@ async fn complete(engine: &Arc<Inner>, text: &str, result: Result<String, String
         let used = Token { is_used: true, ..record };
         let letter = Letter::Completed { token: token.as_u128(), result: result.clone() };
         let (check, write) = (Check::AtRev(key.clone(), item.rev), Write::Put(key.clone(), used.encode()));
-        if engine.deliver(&id, letter, Some((vec![check], write))).await? {
+        if engine.deliver(&id, letter, Some((vec![check], vec![write]))).await? {
             return Ok(());
         }
     }

@@ -115,6 +115,11 @@ impl Tx {
     pub fn execution<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slots.execution(key)
     }
+
+    /// A slot that this execution shares with its family.
+    pub fn tree<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
+        self.slots.tree(key)
+    }
 }
 
 shown!(Tx, it => generation: it.inner.view.generation());

@@ -78,7 +78,7 @@ impl Open {
 
 /// What a start comes to.
 #[derive(Debug)]
-pub(crate) enum Decision {
+pub(crate) enum Ruling {
     /// Its execution is stored as it is now: it runs, waits in a line or until a time, or gathers. For a batch, it is the
     /// input of this number.
     Starts(Option<u32>),
@@ -114,7 +114,7 @@ impl<'a> Book<'a> {
     }
 
     pub(super) fn keys(&self) -> &'a Gates {
-        &self.engine.spaces.gates
+        self.engine.spaces.gates()
     }
 
     /// Whether there is nothing to commit.
@@ -168,7 +168,7 @@ impl<'a> Book<'a> {
         asked: &Asked,
         id: &ExecutionId,
         first: &mut Execution,
-    ) -> Result<Decision> {
+    ) -> Result<Ruling> {
         let workflow = first.workflow.clone();
         if let Some(joined) = self.join(policy, asked, &workflow, first).await? {
             return Ok(joined);
@@ -178,10 +178,10 @@ impl<'a> Book<'a> {
         if let Some(key) = waits.first()
             && let Some(rejected) = self.full(policy, &Partition::new(&workflow, key.as_deref())).await?
         {
-            return Ok(Decision::Rejected(rejected));
+            return Ok(Ruling::Rejected(rejected));
         }
         match self.take_token(policy, asked, &workflow).await? {
-            Err(rejected) => return Ok(Decision::Rejected(rejected)),
+            Err(rejected) => return Ok(Ruling::Rejected(rejected)),
             Ok(begins) => begins.into_iter().for_each(|begins| first.begin_at(self.now, begins)),
         }
         let mut gates: Vec<Needed> = asked.gates.iter().map(|key| Needed { key: key.clone(), life: 0 }).collect();
@@ -195,7 +195,7 @@ impl<'a> Book<'a> {
         }
         first.admission = Some(Box::new(admission));
         let is_batch = asked.gathers.is_some() && policy.batch.is_some();
-        Ok(Decision::Starts(is_batch.then_some(0)))
+        Ok(Ruling::Starts(is_batch.then_some(0)))
     }
 
     /// Why a start that finds a limit reached is rejected, if it is.

@@ -3,7 +3,7 @@
 
 use crate::record::Record;
 use crate::store::{Check, Order, Timestamp, View};
-use crate::workflow::admission::book::{Book, Changed, Decision};
+use crate::workflow::admission::book::{Book, Changed, Ruling};
 use crate::workflow::admission::policy::{Asked, Gather, Policy};
 use crate::workflow::admission::stored::{Gathering, Partition};
 use crate::workflow::engine::Inner;
@@ -20,11 +20,11 @@ impl Book<'_> {
         asked: &Asked,
         workflow: &str,
         first: &Execution,
-    ) -> Result<Option<Decision>> {
+    ) -> Result<Option<Ruling>> {
         let (Some(gather), Some(key)) = (policy.gather(), &asked.gathers) else { return Ok(None) };
         let partition = Partition::new(workflow, key.as_deref());
         if self.settled.contains(&partition) {
-            return Ok(Some(Decision::Later));
+            return Ok(Some(Ruling::Later));
         }
         let Some(id) = self.gathering(&partition, key).await? else { return Ok(None) };
         let item = match gather {
@@ -40,10 +40,10 @@ impl Book<'_> {
             }
             Gather::All { max_size, .. } => match self.add_input(&id, &partition, first, max_size).await? {
                 Some(item) => Some(item),
-                None => return Ok(Some(Decision::Later)),
+                None => return Ok(Some(Ruling::Later)),
             },
         };
-        Ok(Some(Decision::Joins(id, item)))
+        Ok(Some(Ruling::Joins(id, item)))
     }
 
     /// The execution that gathers under a key, if it has not begun.

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::lane::{Lanes, Part, Placed, Plan, Rider, Runtime};
 use crate::node::SHARD;
 use crate::store::{Commit, Receipt, Refusal, Store, StoreError};
-use crate::workflow::admission::book::{Book, Decision};
+use crate::workflow::admission::book::{Book, Ruling};
 use crate::workflow::admission::policy::{Asked, Policy};
 use crate::workflow::admission::stored::Partition;
 use crate::workflow::admission::{Admissions, Started};
@@ -66,7 +66,7 @@ impl Job {
 
 /// Jobs that share a commit, and what they came to.
 pub(crate) struct Batch {
-    jobs: Vec<(Job, Decision)>,
+    jobs: Vec<(Job, Ruling)>,
     placed: Placed,
     rest: Part,
     /// The lines that are to be looked at again.
@@ -84,7 +84,7 @@ impl Default for Known {
 
 /// What the first jobs of a lane come to. Without a part there is nothing to commit.
 struct Decided {
-    jobs: Vec<(Job, Decision)>,
+    jobs: Vec<(Job, Ruling)>,
     part: Option<Part>,
     next: BTreeSet<Partition>,
 }
@@ -104,7 +104,7 @@ impl Admissions {
         }
         while let Some(mut job) = jobs.pop_front() {
             let decision = match &mut job {
-                Job::Next(_) => Decision::Starts(None),
+                Job::Next(_) => Ruling::Starts(None),
                 Job::Start(start) => {
                     let mut first = start.first.clone();
                     let decision = match book.decide(policy, &start.asked, &start.id, &mut first).await {
@@ -119,7 +119,7 @@ impl Admissions {
                     decision
                 }
             };
-            if let Decision::Later = decision {
+            if let Ruling::Later = decision {
                 jobs.push_front(job);
                 break;
             }
@@ -131,14 +131,14 @@ impl Admissions {
     }
 
     /// Answers a job whose decision is stored, or needs nothing to be.
-    fn answer(&self, job: Job, decision: Decision) {
+    fn answer(&self, job: Job, decision: Ruling) {
         let Job::Start(start) = job else { return };
         self.note_used(&start.first.workflow, &start.asked);
         let _ = start.answer.send(match decision {
-            Decision::Starts(item) => Ok(Started { id: start.id, item }),
-            Decision::Later => Err(WorkflowError::Stopped),
-            Decision::Joins(id, item) => Ok(Started { id, item }),
-            Decision::Rejected(error) => Err(error),
+            Ruling::Starts(item) => Ok(Started { id: start.id, item }),
+            Ruling::Later => Err(WorkflowError::Stopped),
+            Ruling::Joins(id, item) => Ok(Started { id, item }),
+            Ruling::Rejected(error) => Err(error),
         });
     }
 }
@@ -188,8 +188,8 @@ impl Plan for Admissions {
             }
         };
         taken.into_iter().rev().for_each(|job| jobs.push_front(job));
-        let starts = |(_, decision): &(Job, Decision)| matches!(decision, Decision::Starts(_));
-        let is_start = |it: &(Job, Decision)| matches!(it.0, Job::Start(_)) && starts(it);
+        let starts = |(_, decision): &(Job, Ruling)| matches!(decision, Ruling::Starts(_));
+        let is_start = |it: &(Job, Ruling)| matches!(it.0, Job::Start(_)) && starts(it);
         if part.is_none() && !decided.iter().any(is_start) {
             decided.into_iter().for_each(|(job, decision)| self.answer(job, decision));
             return None;
@@ -197,7 +197,7 @@ impl Plan for Admissions {
         let part = self.node.for_any(lane.as_bytes()).and(part.unwrap_or_default());
         let (mut commit, placed, rest) = part.place_whole(Commit::new());
         for (job, decision) in &mut decided {
-            if let (Job::Start(start), Decision::Starts(_)) = (job, decision)
+            if let (Job::Start(start), Ruling::Starts(_)) = (job, decision)
                 && let Some(first) = &start.decided
             {
                 commit = start.starter.board(commit, first);
@@ -214,7 +214,7 @@ impl Plan for Admissions {
         *known = Known::default();
         batch.rest.land(batch.placed.landing(receipt));
         for (mut job, decision) in batch.jobs {
-            if let (Job::Start(start), Decision::Starts(_)) = (&mut job, &decision) {
+            if let (Job::Start(start), Ruling::Starts(_)) = (&mut job, &decision) {
                 start.starter.landed(receipt);
             }
             self.answer(job, decision);
@@ -235,7 +235,7 @@ impl Plan for Admissions {
         batch.rest.refuse(&batch.placed, &refusal);
         let mut again = Vec::with_capacity(batch.jobs.len());
         for (mut job, decision) in batch.jobs {
-            if let (Job::Start(start), Decision::Starts(_)) = (&mut job, &decision)
+            if let (Job::Start(start), Ruling::Starts(_)) = (&mut job, &decision)
                 && start.starter.refused(&refusal)
             {
                 continue;

@@ -28,7 +28,7 @@ use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::record::{Admission, Execution, Status, fetch};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-pub(crate) use book::{Book, Decision};
+pub(crate) use book::{Book, Ruling};
 pub(crate) use gather::list;
 use lane::{Job, StartJob, Starter};
 pub(crate) use policy::{Asked, Policy};
@@ -195,7 +195,7 @@ impl Admissions {
     /// and the admission of the next, and a limit may have been raised.
     pub(crate) async fn look_at_all(self: &Arc<Admissions>) -> Result<()> {
         let Some(engine) = self.engine() else { return Ok(()) };
-        let gates = &engine.spaces.gates;
+        let gates = engine.spaces.gates();
         for shard in self.node.owned() {
             let mut rest = gates.lines(shard);
             while let Some((key, _)) = engine.store.view().await?.scan(&rest, Order::Ascending, 1).await?.pop() {
@@ -228,7 +228,7 @@ impl Inner {
     /// What the end of an execution gives back of limits: its permits, and its place in a line.
     pub(crate) fn giving_back(self: &Arc<Inner>, id: &ExecutionId, before: &Execution) -> Option<Part> {
         let admission: &Admission = before.admission.as_deref()?;
-        let (gates, admissions) = (&self.spaces.gates, self.admissions.clone());
+        let (gates, admissions) = (self.spaces.gates(), self.admissions.clone());
         let (mut part, mut partitions) = (Part::default(), Vec::new());
         for (partition, life) in admission.held(&before.workflow) {
             part = part.put(&gates.ended(&partition, life), Vec::new());
@@ -250,7 +250,7 @@ impl Inner {
         let mut first = Execution { workflow: definition.name.clone(), ..Execution::default() };
         let mut book = Book::new(self).await?;
         match book.decide(&definition.policy, asked, &ExecutionId::from(""), &mut first).await? {
-            Decision::Rejected(error) => Err(error),
+            Ruling::Rejected(error) => Err(error),
             _ => Ok(first.status == Status::Running),
         }
     }
@@ -267,7 +267,7 @@ impl Inner {
         let turn = self.admissions.turn(definition, asked).await;
         let mut book = Book::new(self).await?;
         match book.decide(&definition.policy, asked, id, first).await? {
-            Decision::Rejected(error) => Err(error),
+            Ruling::Rejected(error) => Err(error),
             _ => Ok((self.admissions.looking_later(book), turn)),
         }
     }
@@ -340,7 +340,7 @@ impl Engine {
     /// # Ok(()) }
     /// ```
     pub async fn limit_use(&self, workflow: &str, key: Option<&str>) -> Result<LimitUse> {
-        let (view, gates) = (self.inner.store.view().await?, &self.inner.spaces.gates);
+        let (view, gates) = (self.inner.store.view().await?, self.inner.spaces.gates());
         Ok(limit_use(gates, &view, &Partition::new(workflow, key)).await?.1)
     }
 }

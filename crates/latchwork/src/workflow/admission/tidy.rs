@@ -64,7 +64,7 @@ impl Admissions {
     /// Notes all limits in the shards of this node: an earlier process may have left some.
     async fn note_all(&self, engine: &Inner) -> Result<()> {
         for shard in self.node.owned() {
-            let mut rest = engine.spaces.gates.gates(shard);
+            let mut rest = engine.spaces.gates().gates(shard);
             loop {
                 let found = engine.store.view().await?.scan(&rest, Order::Ascending, 1000).await?;
                 let Some((last, _)) = found.last() else { break };
@@ -78,7 +78,7 @@ impl Admissions {
 
 /// What clears a partition away, if it is not in use; and whether its bucket is being filled.
 async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<(Option<Part>, bool)> {
-    let gates = &engine.spaces.gates;
+    let gates = engine.spaces.gates();
     let place = || format!("limit {partition:?}");
     let mut part = Part::default();
     if let Some((gate, item)) = fetch::<Gate>(view, &gates.gate(partition), place).await? {

@@ -87,6 +87,7 @@ impl Run {
 
     /// Takes back what branches have asked for that were given up. They may have been so just before a crash.
     pub(crate) async fn release_lost(self: &Arc<Run>, fork: &Place, first: usize) {
+        self.close_lost_reviews(fork, first).await;
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_locks) {
             return;
         }

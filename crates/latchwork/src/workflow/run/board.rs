@@ -64,6 +64,8 @@ pub(crate) struct Boarded {
     /// Whether it tells what was published.
     publishes: bool,
     is_first: bool,
+    /// The reviews that it closes, since they were given up.
+    closed: Vec<Key>,
     /// How many locks it checks that the code has let go of.
     left: usize,
     /// Whether the record was to be written.
@@ -114,6 +116,7 @@ impl Run {
             cancel: state.cancel.clone(),
             has_children: state.has_children,
             has_locks: state.has_locks,
+            has_reviews: state.has_reviews,
             ..state.execution.clone()
         };
         after.admission.iter_mut().for_each(|admission| admission.gathers = None);
@@ -176,6 +179,8 @@ impl Run {
             (published.is_new, boarded.publishes) = (false, true);
             part = part.put(&self.kept().published(), published.values.encode());
         }
+        boarded.closed = std::mem::take(&mut state.closed);
+        part = boarded.closed.iter().fold(part, Part::delete);
         let first = boarded.pending.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
         state.flying.insert(boarded.number, first);
         let mut commit = commit;
@@ -346,6 +351,7 @@ impl Run {
         let mut state = self.state.lock();
         state.flying.remove(&boarded.number);
         state.wants_record |= boarded.wants_record;
+        state.closed.extend(boarded.closed);
         if boarded.publishes
             && let Some(published) = &mut state.published
         {
@@ -431,7 +437,7 @@ pub(crate) fn turn(
     // What has begun gathers no more.
     if let Some(gathers) = before.and_then(Execution::gathers).filter(|_| after.gathers().is_none()) {
         let partition = Partition::new(&after.workflow, gathers.key.as_deref());
-        part = part.delete(&spaces.gates.gathering(&partition));
+        part = part.delete(&spaces.gates().gathering(&partition));
     }
     let now = engine.store.env().now();
     let removal = match after.status.is_terminal() {

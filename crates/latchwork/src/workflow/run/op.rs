@@ -353,6 +353,8 @@ impl State {
             || stored.cancel != self.cancel
             || stored.has_children != self.has_children
             || stored.has_locks != self.has_locks
+            || stored.has_reviews != self.has_reviews
+            || !self.closed.is_empty()
     }
 
     fn start_waiting(&mut self, number: u64, what: &WaitsFor, since: Timestamp, until: Option<Timestamp>) {

@@ -7,7 +7,7 @@ use std::sync::Weak;
 use crate::lane::Part;
 use crate::store::{Commit, Key, Write};
 use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{Entry, Labels};
+use crate::workflow::record::{Entry, Kind, Labels};
 use crate::workflow::run::{Effect, Run, State};
 
 /// How many operations, and how many bytes of them, are left to the next commit before one is made for them.
@@ -29,6 +29,8 @@ pub(super) struct Draft {
     entries: BTreeMap<Place, Pending>,
     labels: Option<Labels>,
     published: BTreeMap<String, String>,
+    /// Reviews that were given up, with the branches that had opened them.
+    closed: Vec<Key>,
 }
 
 impl Draft {
@@ -88,6 +90,9 @@ impl Run {
             lost.extend(kept.extract_if(.., |place, _| place.branch.is_within(branch)).map(|(_, pending)| pending));
         }
         lost.into_iter().for_each(|pending| state.give_back(pending));
+        let reviews: Vec<Key> =
+            state.reviews.extract_if(.., |place, _| place.branch.is_within(branch)).map(|(_, key)| key).collect();
+        reviews.into_iter().for_each(|key| state.close_review(key));
         // What is on its way is done, unless it is refused.
         if !state.flying.is_empty() {
             state.lost.push(branch.clone());
@@ -107,6 +112,12 @@ impl Run {
             written.filter(|write| !matches!(write, Write::Delete(_))).map(Write::key).collect();
         let is_on = |effect: &Effect| effect.part.writes().iter().any(|write| written.contains(write.key()));
         self.state.lock().pending.retain(|_, pending| !pending.effect.as_ref().is_some_and(is_on));
+    }
+
+    /// A review that no commit holds is not opened by one that ends the execution, or has it begin anew.
+    pub(crate) fn forget_reviews(&self) {
+        let is_review = |pending: &Pending| pending.entry.kind == Kind::Review && pending.effect.is_some();
+        self.state.lock().pending.retain(|_, pending| !is_review(pending));
     }
 
     /// What no commit holds is not to be.
@@ -143,7 +154,8 @@ impl State {
 
     /// What the code has come to by now belongs together: whoever commits next takes it.
     pub(super) fn release(&mut self) {
-        let Draft { entries, labels, published } = std::mem::take(&mut self.draft);
+        let Draft { entries, labels, published, closed } = std::mem::take(&mut self.draft);
+        self.closed.extend(closed);
         entries.into_values().for_each(|pending| self.keep(pending));
         self.labels = labels.unwrap_or_else(|| std::mem::take(&mut self.labels));
         if !published.is_empty() {
@@ -151,6 +163,12 @@ impl State {
             before.values.0.extend(published);
             before.is_new = true;
         }
+    }
+
+    /// Closes a review with the next commit, which holds that it was given up.
+    pub(crate) fn close_review(&mut self, key: Key) {
+        let closed = if self.is_polled { &mut self.draft.closed } else { &mut self.closed };
+        closed.push(key);
     }
 
     /// How it is to be found.

@@ -1,0 +1,43 @@
+//! `latch review`: looks at the reviews in a data directory that no process has open, and decides one. No workflow is
+//! run: the execution that waits for the decision goes on when an engine starts.
+
+mod decide;
+mod fields;
+mod list;
+mod show;
+
+use std::path::Path;
+
+use anyhow::Result;
+use clap::Subcommand;
+use latchwork::store::Store;
+use latchwork::workflow::Executions;
+
+use crate::output::Output;
+
+#[derive(Subcommand)]
+pub(crate) enum Review {
+    /// Lists open reviews by workflow and name, the oldest first.
+    List(list::List),
+    /// Shows what a review asks, and how it was decided if it was.
+    Show(show::Show),
+    /// Decides an open review, once.
+    Decide(decide::Decide),
+}
+
+pub(crate) async fn run(command: Review, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+    let command = match command {
+        Review::Decide(decide) => return decide::run(decide, directory, output).await,
+        command => command,
+    };
+    let store = Store::open_read_only(directory).await?;
+    let executions = Executions::on(&store).await?;
+    let now = store.env().now();
+    let done = match command {
+        Review::List(list) => list::run(list, &executions, now, output).await,
+        Review::Show(show) => show::run(show, &executions, now, output).await,
+        Review::Decide(_) => Ok(()),
+    };
+    store.close().await?;
+    done
+}

@@ -1,0 +1,111 @@
+//! `latch review` on directories that the library has written.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+
+use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
+use serde_json::{Value, json};
+
+use crate::{latch, succeeded, text};
+
+fn refund() -> Workflow<u64, String> {
+    workflow("refund").run(async |ctx: Ctx, amount: u64| {
+        let name = if amount < 100 { "small" } else { "large" };
+        let review = ctx.review(name, &format!("Refund {amount} EUR?"), ["approve", "reject"]);
+        let decision = review.timeout(Duration::from_secs(3600)).await?;
+        Ok(decision.map_or("nobody".into(), |decision| format!("{}: {}", decision.by, decision.option)))
+    })
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Three executions that wait for decisions.
+fn made(directory: &Path) -> PathBuf {
+    let store = directory.join("data");
+    block_on(async {
+        let engine = Engine::open(&store).register(&refund()).start().await.unwrap();
+        for (id, amount) in [("a", 10), ("b", 20), ("c", 200)] {
+            engine.start(&refund(), amount).id(id).await.unwrap();
+        }
+        while engine.reviews().await.unwrap().reviews.len() < 3 {
+            engine.store().env().sleep(Duration::from_millis(5)).await;
+        }
+        engine.stop();
+        engine.store().close().await.unwrap();
+    });
+    store
+}
+
+fn run(arguments: &[&str], store: &Path) -> Output {
+    latch(arguments, store).output().unwrap()
+}
+
+fn json(arguments: &[&str], store: &Path) -> Value {
+    serde_json::from_str(&succeeded(run(&[arguments, &["-o", "json"]].concat(), store))).unwrap()
+}
+
+fn failed(arguments: &[&str], store: &Path) -> (Option<i32>, String) {
+    let output = run(arguments, store);
+    (output.status.code(), text(&output.stderr))
+}
+
+#[test]
+fn open_reviews_are_listed_and_shown() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = made(directory.path());
+    let all = json(&["review", "list"], &store);
+    let executions: Vec<&str> =
+        all["reviews"].as_array().unwrap().iter().map(|it| it["execution"].as_str().unwrap()).collect();
+    assert_eq!(executions, ["c", "a", "b"], "by name, the oldest first");
+    let first = json(&["review", "list", "--limit", "2"], &store);
+    let next = first["next"].as_str().unwrap();
+    let rest = json(&["review", "list", "--after", next], &store);
+    assert_eq!((rest["reviews"][0]["execution"].as_str(), &rest["next"]), (Some("b"), &Value::Null));
+    let small = json(&["review", "list", "--name", "small", "--workflow", "refund"], &store);
+    assert_eq!(small["reviews"].as_array().unwrap().len(), 2);
+    assert_eq!(json(&["review", "list", "--workflow", "other"], &store)["reviews"], json!([]));
+    let table = succeeded(run(&["review", "list"], &store));
+    assert!(table.starts_with("REVIEW") && table.contains("approve, reject") && table.contains("Refund 200 EUR?"));
+    let id = all["reviews"][0]["id"].as_str().unwrap();
+    let shown = json(&["review", "show", id], &store);
+    assert_eq!((&shown["state"], &shown["decision"]), (&json!("open"), &Value::Null));
+    let shown = succeeded(run(&["review", "show", id], &store));
+    assert!(shown.contains("Review \"large\" of execution \"c\", workflow \"refund\": open."), "{shown}");
+    let (code, said) = failed(&["review", "show", "nothing/c"], &store);
+    assert_eq!(code, Some(3), "{said}");
+    let why = succeeded(run(&["workflow", "why", "c"], &store));
+    assert!(why.contains("\"large\"") && why.contains("review"), "{why}");
+}
+
+#[test]
+fn a_review_is_decided_once_and_the_execution_goes_on_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = made(directory.path());
+    let all = json(&["review", "list"], &store);
+    let id = all["reviews"][0]["id"].as_str().unwrap();
+    let (code, said) = failed(&["review", "decide", id, "perhaps", "--by", "ada"], &store);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("offers approve, reject"), "{said}");
+    assert_eq!(failed(&["review", "decide", id, "approve"], &store).0, Some(2), "who decides is to be said");
+    assert_eq!(failed(&["review", "decide", id, "approve", "--by", ""], &store).0, Some(2));
+    let (code, said) = failed(&["review", "decide", "nothing/c", "approve", "--by", "ada"], &store);
+    assert_eq!(code, Some(3), "{said}");
+    let decided = json(&["review", "decide", id, "approve", "--by", "ada", "--reason", "it was lost"], &store);
+    assert_eq!((&decided["state"], &decided["decision"]["by"]), (&json!("decided"), &json!("ada")));
+    let (code, said) = failed(&["review", "decide", id, "reject", "--by", "bob"], &store);
+    assert_eq!(code, Some(5), "{said}");
+    assert!(said.contains("decided before: \"approve\", by ada"), "{said}");
+    assert_eq!(json(&["review", "list"], &store)["reviews"].as_array().unwrap().len(), 2);
+    let shown = succeeded(run(&["review", "show", id], &store));
+    assert!(shown.contains("by ada: \"approve\": it was lost"), "{shown}");
+    let result = block_on(async {
+        let engine = Engine::open(&store).register(&refund()).start().await.unwrap();
+        let result = engine.handle(&refund(), "c").result().await.unwrap();
+        engine.shutdown().await.unwrap();
+        result
+    });
+    assert_eq!(result, "ada: approve");
+}

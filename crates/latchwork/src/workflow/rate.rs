@@ -1,0 +1,402 @@
+//! Rate limits that executions and others wait for: a bucket in one slot, from which each caller reserves its time. The
+//! rules are pure functions; what is stored is the slot's own, and so is the commit that takes from it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::state::{Changed, Slot};
+use crate::store::Timestamp;
+use crate::workflow::ctx::Ctx;
+use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+
+/// The longest name, in bytes: what slots are called begins with `rate:`.
+const NAME_BYTES: usize = 256;
+
+/// The longest period. So times stay far from what a number can hold.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// Why there is no such rate limit, or no such acquisition.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // The fields are what the messages say.
+pub enum RateLimitError {
+    /// A name that cannot be.
+    #[error("{name:?} cannot be the name of a rate limit: it has to be of 1 to 256 bytes")]
+    Name { name: String },
+    /// A limit under which nothing could ever be acquired.
+    #[error("rate limit {name:?} allows no acquisition; the maximum is at least 1")]
+    NoRoom { name: String },
+    /// A period that cannot be.
+    #[error("rate limit {name:?} has a period of {period:?}; it has to be longer than zero and at most 100 years")]
+    Period { name: String, period: Duration },
+    /// An acquisition of nothing, or of more than there can ever be.
+    #[error("{asked} cannot be acquired at once of rate limit {name:?}, but 1 to {max}")]
+    Count { name: String, asked: u32, max: u32 },
+    /// So much is reserved that the clock cannot tell when it would be this caller's time.
+    #[error("rate limit {name:?} has reservations until the end of time")]
+    Exhausted { name: String },
+}
+
+/// What is kept of a rate limit: the content of its slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Bucket {
+    /// When the bucket is full again, if nothing more is acquired; nanoseconds since 1970.
+    full_ns: u64,
+    /// The latest time that it was told, nanoseconds since 1970. Its time does not go back, whatever the clock does.
+    seen_ns: u64,
+}
+
+/// So many acquisitions per period.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rate {
+    max: u32,
+    /// How long it takes until there is room for one more. Rounded up, so that the rate is not exceeded.
+    interval_ns: u64,
+}
+
+impl Rate {
+    fn new(name: &str, max: u32, period: Duration) -> Result<Rate, RateLimitError> {
+        let name = || name.to_string();
+        if max == 0 {
+            return Err(RateLimitError::NoRoom { name: name() });
+        }
+        if period.is_zero() || period > LONGEST {
+            return Err(RateLimitError::Period { name: name(), period });
+        }
+        let interval_ns = (period.as_nanos() as u64).div_ceil(u64::from(max));
+        Ok(Rate { max, interval_ns })
+    }
+
+    /// How long it takes until an empty bucket is full.
+    fn whole_ns(&self) -> u64 {
+        self.interval_ns.saturating_mul(u64::from(self.max))
+    }
+
+    /// Reserves the time at which so many are acquired, behind all that was reserved before. Nothing if that would not
+    /// be now and must be, or is later than a clock can tell.
+    fn take(&self, bucket: Option<Bucket>, now: Timestamp, count: u32, may_wait: bool) -> Option<Bucket> {
+        let bucket = bucket.unwrap_or(Bucket { full_ns: 0, seen_ns: 0 });
+        let seen_ns = bucket.seen_ns.max(now.0.saturating_mul(1000));
+        let cost = self.interval_ns.checked_mul(u64::from(count))?;
+        let after = Bucket { full_ns: bucket.full_ns.max(seen_ns).checked_add(cost)?, seen_ns };
+        (may_wait || self.wait(&after).is_none()).then_some(after)
+    }
+
+    /// Until when the caller has to wait whose reservation has left the bucket so.
+    fn wait(&self, bucket: &Bucket) -> Option<Timestamp> {
+        let time_ns = bucket.full_ns.saturating_sub(self.whole_ns());
+        (time_ns > bucket.seen_ns).then(|| Timestamp(time_ns.div_ceil(1000)))
+    }
+}
+
+/// A limit that was asked for: what it is called, and its rate if there can be one.
+#[derive(Debug, Clone)]
+struct Limit {
+    name: String,
+    rate: Result<Rate, RateLimitError>,
+}
+
+impl Limit {
+    fn new(name: &str, max: u32, period: Duration) -> Limit {
+        let rate = match name.len() {
+            1..=NAME_BYTES => Rate::new(name, max, period),
+            _ => Err(RateLimitError::Name { name: name.into() }),
+        };
+        Limit { name: name.into(), rate }
+    }
+
+    /// The name of the slot.
+    fn slot(&self) -> String {
+        format!("rate:{}", self.name)
+    }
+
+    fn checked(&self, count: u32) -> Result<Rate, RateLimitError> {
+        let rate = self.rate.clone()?;
+        if count == 0 || count > rate.max {
+            return Err(RateLimitError::Count { name: self.name.clone(), asked: count, max: rate.max });
+        }
+        Ok(rate)
+    }
+
+    /// What the change of the slot means for the caller: until when it waits; nothing if it was refused.
+    fn understood(&self, rate: Rate, changed: &Changed<Bucket>) -> Option<Option<Timestamp>> {
+        changed.changed.then(|| rate.wait(&changed.value))
+    }
+
+    fn exhausted(&self) -> RateLimitError {
+        RateLimitError::Exhausted { name: self.name.clone() }
+    }
+}
+
+/// Changes the bucket in a slot. What is refused changes nothing: that is recorded as any other answer, and is the same
+/// on every replay, whatever the clock says then.
+async fn reserve(
+    engine: &Inner,
+    slot: Slot<Bucket>,
+    rate: Rate,
+    count: u32,
+    may_wait: bool,
+) -> Result<Changed<Bucket>, crate::state::StateError> {
+    let env = engine.store.env().clone();
+    let none = Bucket { full_ns: 0, seen_ns: 0 };
+    let slot = slot.initial(none);
+    let taken = slot.update(move |bucket| {
+        // The time is that of the commit, as near as can be: a caller may have stood in the slot's queue.
+        rate.take(bucket, env.now(), count, may_wait).or(bucket).unwrap_or(none)
+    });
+    taken.await
+}
+
+/// A rate limit, from within a workflow.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct CtxRateLimiter<'a> {
+    ctx: &'a Ctx,
+    limit: Limit,
+    scope: Scope,
+}
+
+/// Who shares a bucket.
+#[derive(Debug, Clone)]
+enum Scope {
+    Global,
+    Workflow(String),
+    Tree(ExecutionId),
+}
+
+impl Ctx {
+    /// A rate limit: at most `max` acquisitions at once, and then one more each `per / max`. Everybody who names it
+    /// shares it, also from outside ([`Engine::rate_limit`]).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.rate_limit("vendor", 10, Duration::from_secs(1)).acquire().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn rate_limit(&self, name: &str, max: u32, per: Duration) -> CtxRateLimiter<'_> {
+        CtxRateLimiter { ctx: self, limit: Limit::new(name, max, per), scope: Scope::Global }
+    }
+}
+
+impl<'a> CtxRateLimiter<'a> {
+    /// Shared with executions of this workflow only.
+    pub fn of_workflow(mut self) -> CtxRateLimiter<'a> {
+        self.scope = Scope::Workflow(self.ctx.run.definition.name.clone());
+        self
+    }
+
+    /// Shared within this execution's family only: the first of its ancestors, the children of that and theirs.
+    pub fn of_tree(mut self) -> CtxRateLimiter<'a> {
+        self.scope = Scope::Tree(self.ctx.run.root());
+        self
+    }
+
+    /// Acquires one, and waits for it as long as it takes. Callers are served in the order in which they came: each
+    /// reserves its time when it comes. One that is cancelled while it waits has used up its reservation.
+    pub async fn acquire(&self) -> Result<(), Failure> {
+        self.acquire_many(1).await
+    }
+
+    /// Acquires so many at once.
+    pub async fn acquire_many(&self, count: u32) -> Result<(), Failure> {
+        match self.take(count, true).await? {
+            Some(None) => Ok(()),
+            Some(Some(until)) => self.ctx.sleep_until(until).await,
+            None => Err(Failure::typed(self.limit.exhausted())),
+        }
+    }
+
+    /// Acquires one if that is possible at once, and tells whether it was. Otherwise nothing is reserved.
+    pub async fn try_acquire(&self) -> Result<bool, Failure> {
+        self.try_acquire_many(1).await
+    }
+
+    /// Acquires so many if that is possible at once.
+    pub async fn try_acquire_many(&self, count: u32) -> Result<bool, Failure> {
+        Ok(self.take(count, false).await?.is_some())
+    }
+
+    async fn take(&self, count: u32, may_wait: bool) -> Result<Option<Option<Timestamp>>, Failure> {
+        let rate = self.limit.checked(count).map_err(|error| Failure::typed(error).not_retryable())?;
+        let (ctx, name) = (self.ctx, self.limit.slot());
+        if ctx.is_cancelled().await {
+            // A change of a slot does not fail for that, and would use up what others could have.
+            ctx.sleep_until(Timestamp(0)).await?;
+        }
+        let slot = match &self.scope {
+            Scope::Global => ctx.state().global(&name),
+            Scope::Workflow(_) => ctx.state().workflow(&name),
+            Scope::Tree(_) => ctx.state().tree(&name),
+        };
+        let changed = reserve(ctx.engine(), slot, rate, count, may_wait).await?;
+        Ok(self.limit.understood(rate, &changed))
+    }
+}
+
+/// A rate limit, for code outside of workflows.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct RateLimiter {
+    engine: Engine,
+    limit: Limit,
+    scope: Scope,
+}
+
+impl Engine {
+    /// A rate limit, for code outside of workflows. It is the same as in workflows ([`Ctx::rate_limit`]).
+    pub fn rate_limit(&self, name: &str, max: u32, per: Duration) -> RateLimiter {
+        RateLimiter { engine: self.clone(), limit: Limit::new(name, max, per), scope: Scope::Global }
+    }
+}
+
+impl RateLimiter {
+    /// That of the executions of a workflow.
+    pub fn of_workflow(mut self, workflow: impl Into<String>) -> RateLimiter {
+        self.scope = Scope::Workflow(workflow.into());
+        self
+    }
+
+    /// That of a family, named by the first of its ancestors.
+    pub fn of_tree(mut self, root: impl Into<ExecutionId>) -> RateLimiter {
+        self.scope = Scope::Tree(root.into());
+        self
+    }
+
+    /// Acquires one, and waits for it as long as it takes. A caller that gives up has used up its reservation.
+    pub async fn acquire(&self) -> Result<()> {
+        self.acquire_many(1).await
+    }
+
+    /// Acquires so many at once.
+    pub async fn acquire_many(&self, count: u32) -> Result<()> {
+        let until = self.take(count, true).await?.ok_or_else(|| WorkflowError::RateLimit(self.limit.exhausted()))?;
+        let env = self.engine.store().env();
+        while let Some(left) = until.and_then(|until| until.0.checked_sub(env.now().0)).filter(|left| *left > 0) {
+            env.sleep(Duration::from_micros(left)).await;
+        }
+        Ok(())
+    }
+
+    /// Acquires one if that is possible at once, and tells whether it was. Otherwise nothing is reserved.
+    pub async fn try_acquire(&self) -> Result<bool> {
+        self.try_acquire_many(1).await
+    }
+
+    /// Acquires so many if that is possible at once.
+    pub async fn try_acquire_many(&self, count: u32) -> Result<bool> {
+        Ok(self.take(count, false).await?.is_some())
+    }
+
+    async fn take(&self, count: u32, may_wait: bool) -> Result<Option<Option<Timestamp>>> {
+        let rate = self.limit.checked(count).map_err(WorkflowError::RateLimit)?;
+        let states = self.engine.states();
+        let slots = match &self.scope {
+            Scope::Global => states.global(),
+            Scope::Workflow(workflow) => states.workflow(workflow),
+            Scope::Tree(root) => states.tree(root),
+        };
+        let slot = slots.slot(&self.limit.slot());
+        let changed = reserve(&self.engine.inner, slot, rate, count, may_wait).await?;
+        Ok(self.limit.understood(rate, &changed))
+    }
+}
+
+shown!(RateLimiter, it => name: it.limit.name);
+
+impl std::fmt::Debug for CtxRateLimiter<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CtxRateLimiter").field("name", &self.limit.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    fn rate(max: u32, per: Duration) -> Rate {
+        Rate::new("vendor", max, per).unwrap()
+    }
+
+    /// The times at which callers that came at these times are served.
+    fn served(rate: Rate, came: &[(u64, u32)]) -> Vec<u64> {
+        let mut bucket = None;
+        let mut serve = |&(now, count): &(u64, u32)| {
+            bucket = rate.take(bucket, Timestamp(now), count, true);
+            let after = bucket.expect("there is room before the end of time");
+            rate.wait(&after).map_or(after.seen_ns / 1000, |until| until.0)
+        };
+        came.iter().map(&mut serve).collect()
+    }
+
+    #[test]
+    fn a_burst_is_served_at_once_and_the_others_one_by_one() {
+        let two = rate(2, Duration::from_secs(1));
+        let half = SECOND / 2;
+        let all_at_once = served(two, &[(9 * SECOND, 1); 6]);
+        assert_eq!(
+            all_at_once,
+            [9 * SECOND, 9 * SECOND, 9 * SECOND + half, 10 * SECOND, 10 * SECOND + half, 11 * SECOND]
+        );
+        // What was not used for a long time is no more than one burst.
+        let later = served(two, &[(9 * SECOND, 2), (90 * SECOND, 1), (90 * SECOND, 1), (90 * SECOND, 1)]);
+        assert_eq!(later[1..], [90 * SECOND, 90 * SECOND, 90 * SECOND + half]);
+        // Who takes two waits for both, and who comes later waits behind it.
+        assert_eq!(served(two, &[(SECOND, 1), (SECOND, 2), (SECOND, 1)]), [SECOND, SECOND + half, 2 * SECOND]);
+    }
+
+    // The time of day is set back by an hour, and an operator sets it forth again.
+    #[test]
+    fn time_stands_still_for_the_bucket_when_the_clock_is_set_back() {
+        let two = rate(2, Duration::from_secs(1));
+        let (hour, half) = (3600 * SECOND, SECOND / 2);
+        let times = served(two, &[(2 * hour, 1), (hour, 1), (hour, 1), (2 * hour + half, 1)]);
+        assert_eq!(times, [2 * hour, 2 * hour, 2 * hour + half, 2 * hour + 2 * half]);
+    }
+
+    // Random callers: in no window are there more than the burst and what is refilled meanwhile, and nobody overtakes.
+    #[test]
+    fn no_window_holds_more_than_the_burst_and_what_was_refilled() {
+        let mut seed = 7_u64;
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        for _ in 0..200 {
+            let (max, per) = (1 + random(7) as u32, 1 + random(3 * SECOND));
+            let rate = rate(max, Duration::from_micros(per));
+            let mut now = SECOND;
+            let came: Vec<(u64, u32)> = std::iter::repeat_with(|| {
+                now += random(2 * per / u64::from(max) + 1);
+                (now, 1 + random(max.into()) as u32)
+            })
+            .take(60)
+            .collect();
+            let times = served(rate, &came);
+            assert!(times.is_sorted(), "{max} in {per} µs: {came:?} were served at {times:?}");
+            for (first, start) in times.iter().enumerate() {
+                let mut sum = 0;
+                for (end, (_, count)) in times.iter().zip(&came).skip(first) {
+                    sum += u64::from(*count);
+                    let refilled = (end - start) * u64::from(max) / per;
+                    assert!(sum <= u64::from(max) + refilled + 1, "{sum} of {max} in {per} µs from {start} to {end}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_reserved_that_must_be_at_once_and_cannot() {
+        let one = rate(1, Duration::from_secs(1));
+        let full = one.take(None, Timestamp(SECOND), 1, false);
+        assert!(full.is_some());
+        assert_eq!(one.take(full, Timestamp(SECOND + 1), 1, false), None);
+        assert!(one.take(full, Timestamp(2 * SECOND), 1, false).is_some());
+        assert_eq!(one.take(full, Timestamp(u64::MAX), 1, true), None, "no clock tells what is later");
+    }
+}
