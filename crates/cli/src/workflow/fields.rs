@@ -137,6 +137,7 @@ pub(crate) fn waited(what: &WaitsFor) -> (&'static str, Option<&str>) {
         WaitsFor::Published(name) => ("published", Some(name)),
         WaitsFor::Lock(name) => ("lock", Some(name)),
         WaitsFor::Review(name) => ("review", Some(name)),
+        WaitsFor::Admission(name) => ("admission", Some(name)),
         WaitsFor::Step(name) => ("step", Some(name)),
         _ => ("store", None),
     }

@@ -69,8 +69,8 @@ struct Asked {
 }
 
 fn waits_for(text: &str) -> Result<WaitsFor, String> {
-    let known = "timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME, published:NAME, lock:NAME or \
-                 review:NAME";
+    let known = "timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME, published:NAME, lock:NAME, \
+                 review:NAME or admission:KEY";
     match text.split_once(':').map_or((text, ""), |(what, name)| (what, name)) {
         ("timer", "") => Ok(WaitsFor::Timer),
         (_, "") => Err(format!("write {known}")),
@@ -82,6 +82,7 @@ fn waits_for(text: &str) -> Result<WaitsFor, String> {
         ("published", name) => Ok(WaitsFor::Published(name.into())),
         ("lock", name) => Ok(WaitsFor::Lock(name.into())),
         ("review", name) => Ok(WaitsFor::Review(name.into())),
+        ("admission", name) => Ok(WaitsFor::Admission(name.into())),
         _ => Err(format!("write {known}")),
     }
 }

@@ -5,7 +5,7 @@ use clap::Args;
 use latchwork::lock::{LockName, Owner, Requested, StoredLocks};
 use latchwork::store::Timestamp;
 use latchwork::workflow::{
-    Description, ExecutionId, ExecutionState, Executions, Kind, Operation, OperationState, Wait, WaitsFor,
+    Description, ExecutionId, ExecutionState, Executions, Kind, Operation, OperationState, PlaceInLine, Wait, WaitsFor,
     WorkflowError,
 };
 use serde::Serialize;
@@ -50,6 +50,8 @@ struct ToldWait {
     /// How a child is that is waited for.
     child_status: Option<Status>,
     lock: Option<ToldLock>,
+    /// The limit that it waits for a permit of, and how many are before it in the line.
+    queue: Option<PlaceInLine>,
     sentence: String,
 }
 
@@ -81,6 +83,9 @@ pub(crate) async fn run(
         if let WaitsFor::Lock(label) = &wait.what {
             let found = standing(locks, &found.id, |name, _| name.to_string() == *label).await?;
             told.lock = if let Standing::Waits(lock) = found { Some(lock) } else { None };
+        }
+        if let WaitsFor::Admission(_) = &wait.what {
+            told.queue = executions.why(&found.id).await?.queue;
         }
         // A start that was put off has come to no operation.
         told.sentence = told.sentence(wait.what == WaitsFor::Timer && !is_begun, now);
@@ -174,8 +179,8 @@ async fn told(executions: &Executions, open: &[Operation], wait: &Wait) -> Resul
         },
         _ => {}
     }
-    let (wait, lock, sentence) = (WaitFields::of(wait), None, String::new());
-    Ok(ToldWait { wait, attempts, last_failure, child_status, lock, sentence })
+    let (wait, lock, queue, sentence) = (WaitFields::of(wait), None, None, String::new());
+    Ok(ToldWait { wait, attempts, last_failure, child_status, lock, queue, sentence })
 }
 
 /// How an execution stands to a lock.
@@ -246,6 +251,7 @@ impl ToldWait {
             }
             "completion" => format!("somebody to complete {name:?} by its token"),
             "review" => format!("the decision of review {name:?}"),
+            "admission" => format!("a permit of the limit for {name:?}"),
             "published" => format!("a value that it publishes itself as {name:?}"),
             "lock" => self.lock.as_ref().map_or(format!("lock {name:?}"), |lock| lock.name.words()),
             "step" => format!("step {name:?}, which runs"),
@@ -254,7 +260,11 @@ impl ToldWait {
         let since = format!("{} ({})", since.short(), since.relative_to(now));
         let limit = until.map(|until| format!(", until {} at the most ({})", until.short(), until.relative_to(now)));
         let lock = self.lock.as_ref().map(|lock| lock.sentence(now)).unwrap_or_default();
-        format!("It waits for {thing}, since {since}{}.{lock}", limit.unwrap_or_default())
+        let queue = self.queue.as_ref().map(|it| {
+            format!(" {} of {} permits are taken, and {} starts are before it in the line.", it.used, it.limit, it.ahead)
+        });
+        let queue = queue.unwrap_or_default();
+        format!("It waits for {thing}, since {since}{}.{lock}{queue}", limit.unwrap_or_default())
     }
 }
 

@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use latchwork::store::Store;
-use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, Retry, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, Queue, Retry, workflow};
 use serde_json::{Value, json};
 
 use crate::{latch, succeeded, text};
@@ -417,4 +417,28 @@ fn the_data_directory_is_said_anywhere() {
     let expected = said(&["list", "-o", "jsonl"]);
     assert_eq!(latch(&["--store", store, "-o", "jsonl", "workflow", "list"]), expected);
     assert_eq!(latch(&["workflow", "--store", store, "list", "-ojsonl"]), expected);
+}
+
+/// A start that waits for a permit is found, and told its place.
+#[tokio::test]
+async fn a_start_in_line_is_told_its_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let limited = workflow("import").concurrency_by(1, |key: &String| key.clone()).when_full(Queue::new());
+    let limited = limited.run(async |ctx: Ctx, _: String| ctx.receive::<u32>("end").await);
+    let engine = Engine::open(directory.path()).register(&limited).start().await.unwrap();
+    for id in ["first", "second", "third"] {
+        engine.start(&limited, "c-1".to_string()).id(id).await.unwrap();
+    }
+    engine.shutdown().await.unwrap();
+    let said = |arguments: &[&str]| {
+        let arguments = [&["workflow"], arguments].concat();
+        succeeded(latch(&arguments, directory.path()).output().unwrap())
+    };
+    let listed = said(&["list", "--waits-for", "admission:c-1", "-o", "jsonl"]);
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+    let why = said(&["why", "third"]);
+    assert!(why.contains("It waits for a permit of the limit for \"c-1\", since"), "{why}");
+    assert!(why.contains("1 of 1 permits are taken, and 1 starts are before it in the line."), "{why}");
+    let why: Value = serde_json::from_str(&said(&["why", "third", "-o", "json"])).unwrap();
+    assert_eq!(why["waits"][0]["queue"], json!({"key": "c-1", "ahead": 1, "used": 1, "limit": 1}));
 }
