@@ -261,7 +261,10 @@ impl ToldWait {
         let limit = until.map(|until| format!(", until {} at the most ({})", until.short(), until.relative_to(now)));
         let lock = self.lock.as_ref().map(|lock| lock.sentence(now)).unwrap_or_default();
         let queue = self.queue.as_ref().map(|it| {
-            format!(" {} of {} permits are taken, and {} starts are before it in the line.", it.used, it.limit, it.ahead)
+            format!(
+                " {} of {} permits are taken, and {} starts are before it in the line.",
+                it.used, it.limit, it.ahead
+            )
         });
         let queue = queue.unwrap_or_default();
         format!("It waits for {thing}, since {since}{}.{lock}{queue}", limit.unwrap_or_default())

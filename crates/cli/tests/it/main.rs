@@ -6,8 +6,8 @@
 mod claim;
 mod dev;
 mod lock;
-mod schedule;
 mod review;
+mod schedule;
 mod workflow;
 
 use std::path::Path;

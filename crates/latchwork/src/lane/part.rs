@@ -111,11 +111,17 @@ impl Part {
         &self.writes
     }
 
+    /// Whether both write the same key: a commit writes each once.
+    pub(crate) fn writes_any_of(&self, other: &Part) -> bool {
+        other.writes.iter().any(|write| self.writes.iter().any(|own| own.key() == write.key()))
+    }
+
     /// Leaves out writes.
     pub(crate) fn retain_writes(&mut self, keep: impl Fn(&Write) -> bool) {
-        debug_assert!(self.landed.iter().all(|(its, _)| its.end == self.writes.len()), "the revs would be told wrong");
+        let kept: Vec<bool> = self.writes.iter().map(&keep).collect();
+        let before = |place: usize| kept[..place].iter().filter(|kept| **kept).count();
+        self.landed.iter_mut().for_each(|(its, _)| *its = before(its.start)..before(its.end));
         self.writes.retain(keep);
-        self.landed.iter_mut().for_each(|(its, _)| its.end = self.writes.len());
     }
 
     /// How many bytes it adds to a commit, about.

@@ -22,8 +22,8 @@ pub(crate) struct Admitted {
 #[derive(Default)]
 struct Limit {
     gate: Gate,
-    ended: u64,
-    left: u64,
+    ended: BTreeSet<Key>,
+    left: BTreeSet<Key>,
     line: BTreeSet<(Ticket, ExecutionId)>,
     holders: BTreeSet<ExecutionId>,
 }
@@ -66,10 +66,10 @@ impl Admitted {
         match (kind, write) {
             (Kind::Gate, Write::Put(_, value)) => limit.gate = Gate::decode(value).unwrap_or_default(),
             (Kind::Gate, _) => limit.gate = Gate::default(),
-            (Kind::Ended, Write::Put(..)) => limit.ended += 1,
-            (Kind::Ended, _) => limit.ended = 0,
-            (Kind::Left, Write::Put(..)) => limit.left += 1,
-            (Kind::Left, _) => limit.left = 0,
+            (Kind::Ended, Write::Put(key, _)) => drop(limit.ended.insert(key.clone())),
+            (Kind::Ended, write) => drop(limit.ended.remove(write.key())),
+            (Kind::Left, Write::Put(key, _)) => drop(limit.left.insert(key.clone())),
+            (Kind::Left, write) => drop(limit.left.remove(write.key())),
             (Kind::Line, write) => {
                 let Some(place) = Gates::read_place(write.key()) else { return };
                 if matches!(write, Write::Put(..)) {
@@ -107,17 +107,12 @@ impl Admitted {
         let mut complain = |what: String| self.wrong.push(format!("limit {partition:?}: {what}"));
         let (held, waiting) = (limit.holders.len() as u64, limit.line.len() as u64);
         let gate = &limit.gate;
-        if gate.admitted.checked_sub(limit.ended) != Some(held) {
-            complain(format!(
-                "{held} executions hold a permit, {} were admitted and {} given back",
-                gate.admitted, limit.ended
-            ));
+        let (ended, left) = (limit.ended.len() as u64, limit.left.len() as u64);
+        if gate.held.checked_sub(ended) != Some(held) {
+            complain(format!("{held} executions hold a permit, the gate says {} and {ended} notes", gate.held));
         }
-        if gate.queued.checked_sub(gate.taken + limit.left) != Some(waiting) {
-            complain(format!(
-                "{waiting} wait; {} came, {} were taken, {} have left",
-                gate.queued, gate.taken, limit.left
-            ));
+        if gate.waiting.checked_sub(left) != Some(waiting) {
+            complain(format!("{waiting} wait, the gate says {} and {left} notes", gate.waiting));
         }
         if !changes.begun.is_empty() && held > u64::from(gate.limit) {
             complain(format!("{:?} hold a permit, and the limit is {}", limit.holders, gate.limit));
@@ -147,4 +142,66 @@ impl Admitted {
 
 fn id_of(key: &Key) -> Option<ExecutionId> {
     std::str::from_utf8(key.bytes()).ok().map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{SpaceSpec, Store};
+    use crate::workflow::admission::stored::{ADMISSION, GATES};
+    use crate::workflow::record::{Admission, Needed, Status};
+
+    /// The writes of starts and ends under a limit of one.
+    struct Writes {
+        executions: crate::store::Space,
+        gates: Gates,
+        at: Partition,
+    }
+
+    impl Writes {
+        async fn new() -> Writes {
+            let store = Store::memory().await.unwrap();
+            let space = async |name: &str| store.space(SpaceSpec::new(name)).await.unwrap();
+            let gates = Gates { gates: space(GATES).await, beside: space(ADMISSION).await };
+            Writes { executions: space(EXECUTIONS).await, gates, at: Partition::new("w", None) }
+        }
+
+        fn gate(&self, held: u64) -> (String, Write) {
+            let gate = Gate { limit: 1, held, ..Gate::default() };
+            (GATES.into(), Write::Put(self.gates.gate(&self.at), gate.encode()))
+        }
+
+        fn ended(&self) -> (String, Write) {
+            (ADMISSION.into(), Write::Put(self.gates.ended(&self.at, 0), Vec::new().into()))
+        }
+
+        fn execution(&self, id: &str, status: Status) -> (String, Write) {
+            let admission = Admission { gates: vec![Needed::default()], passed: 1, ..Admission::default() };
+            let admission = Some(Box::new(admission));
+            let execution = Execution { workflow: "w".into(), status, admission, ..Execution::default() };
+            (EXECUTIONS.into(), Write::Put(self.executions.key(id), execution.encode()))
+        }
+    }
+
+    fn wrong(commits: &[Vec<(String, Write)>]) -> Vec<String> {
+        let mut admitted = Admitted::default();
+        commits.iter().for_each(|commit| admitted.landed(commit));
+        admitted.wrong.iter().filter_map(|wrong| Some(wrong.split_once("): ")?.1.to_string())).collect()
+    }
+
+    #[tokio::test]
+    async fn a_permit_belongs_to_the_commit_of_its_start_and_of_its_end() {
+        let w = Writes::new().await;
+        let (runs, ends) = (w.execution("a", Status::Running), w.execution("a", Status::TimedOut));
+        assert_eq!(wrong(&[vec![w.gate(1), runs.clone()], vec![w.ended(), ends.clone()]]), [""; 0]);
+        let apart = wrong(&[vec![w.gate(1)], vec![runs.clone()]]);
+        assert_eq!(apart, ["0 executions hold a permit, the gate says 1 and 0 notes"]);
+        let leaked = wrong(&[vec![w.gate(1), runs.clone()], vec![ends.clone()]]);
+        assert_eq!(leaked, ["0 executions hold a permit, the gate says 1 and 0 notes"]);
+        let early = wrong(&[vec![w.gate(1), runs.clone()], vec![w.ended()]]);
+        assert_eq!(early, ["1 executions hold a permit, the gate says 1 and 1 notes"]);
+        let second = vec![w.gate(2), w.execution("b", Status::Running)];
+        let too_many = wrong(&[vec![w.gate(1), runs], second]);
+        assert_eq!(too_many, [r#"{"a", "b"} hold a permit, and the limit is 1"#]);
+    }
 }

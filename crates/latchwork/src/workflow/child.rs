@@ -136,6 +136,10 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
             let Some(definition) = run.engine.definition(name).cloned() else {
                 return run.park(format!("workflow {name:?} is not registered with this engine")).await;
             };
+            if !definition.policy.is_empty() {
+                // Its own first commit may go through the lane that is kept for the child's.
+                doing.stored().await;
+            }
             let born = birth(&operation);
             let id = id.unwrap_or_else(|| derived(run, &operation.place));
             let asked = definition.asked(&input).map_err(|error| operation.gave(error.into()))?.map(Asked::alone);
@@ -364,11 +368,16 @@ impl Run {
     /// Commits what it has come to. With an end, its parent is told, its children are cancelled that are to be, and its
     /// locks are released; with a beginning anew, only these.
     pub(crate) async fn close(self: &Arc<Run>, next: Next) -> Result<(), Stop> {
-        // One that ends with its first commit is admitted before.
-        if let Some(asked) = self.with(|state| state.asked.take())
-            && let Sent::Stopped(stop) = self.send_admitted(asked, Next::Runs).await
-        {
-            return Err(stop);
+        // One that ends with its first commit is admitted before; one that is terminated before it never begins.
+        let asked = self.with(|state| state.asked.take());
+        let is_parked = matches!(&next, Next::Rests(Status::Parked(_)));
+        if let Some(asked) = asked.filter(|_| is_parked || self.stop().is_none()) {
+            let first = if is_parked { next.clone() } else { Next::Runs };
+            match self.send_admitted(asked, first).await {
+                Sent::Stopped(stop) => return Err(stop),
+                _ if is_parked => return Ok(()),
+                _ => {}
+            }
         }
         let status = match &next {
             Next::Rests(status) if status.is_terminal() => Some(status.clone()),
@@ -405,10 +414,12 @@ impl Run {
                 Err(error) => return Err(self.stops(error)),
             };
             let mut next = next.clone();
-            match (&status, self.engine.succession(&self.id, &before, &mut closing.parts, None).await) {
-                (_, Err(error)) => return Err(self.stops(error)),
-                (Some(status), Ok(Some(first))) => next = Next::Succeeds(status.clone(), Box::new(first)),
-                _ => {}
+            if let Some(status) = &status {
+                match self.engine.succession(&self.id, &before, &mut closing.parts, None).await {
+                    Err(error) => return Err(self.stops(error)),
+                    Ok(Some(first)) => next = Next::Succeeds(status.clone(), Box::new(first)),
+                    Ok(None) => {}
+                }
             }
             self.forget_effects_on(&closing.parts);
             self.forget_reviews();

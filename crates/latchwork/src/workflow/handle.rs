@@ -328,8 +328,10 @@ impl UntypedStart {
                 return Err(WorkflowError::Start { workflow, reason });
             }
         }
-        if self.supersede.is_some() && (self.key.is_some() || signal.is_some() || self.join) {
-            let reason = "one that takes the place of another has no idempotency key or signal, and joins none";
+        let is_gathered = definition.policy.gather().is_some();
+        if self.supersede.is_some() && (self.key.is_some() || signal.is_some() || self.join || is_gathered) {
+            let reason =
+                "one that takes the place of another has no idempotency key or signal, joins none and is not gathered";
             return Err(WorkflowError::Start { workflow: name, reason });
         }
         let now = inner.store.env().now();
@@ -379,26 +381,33 @@ impl Starting {
         // An input that no execution would be given, as in a repeated start or a join, need not fit.
         self.definition.check(&self.execution.input)?;
         let asked = self.definition.asked(&self.execution.input)?;
-        if is_given
-            && let Some(how) = self.supersede
-            && inner.take_place(&self.id, &self.execution, asked.as_ref(), how).await?
-        {
-            return Ok(self.id.into());
-        }
         loop {
+            if is_given
+                && let Some(how) = self.supersede
+                && inner.take_place(&self.id, &self.execution, asked.as_ref(), how).await?
+            {
+                return Ok(self.id.into());
+            }
             let mut begun = std::pin::pin!(inner.begun.notified());
             begun.as_mut().enable();
-            if let Some(started) = self.first(&asked).await? {
+            let first = self.first(&asked).await;
+            if let Ok(Some(started)) = first {
                 inner.metrics.started(&self.execution.workflow);
                 return Ok(started);
             }
-            // Somebody starts it at this very moment, or has just done so.
+            // It is being started at this moment, or was just now. One that is to be joined needs no permit.
             if let Some(started) = self.keyed().await? {
                 return Ok(started);
             }
-            if let Some(started) = self.existing().await? {
-                return Ok(started);
+            if first.is_ok() || self.join {
+                match self.existing().await {
+                    Err(WorkflowError::AlreadyStarted { .. }) if self.supersede.is_some() => {}
+                    Err(error) => return Err(error),
+                    Ok(Some(started)) => return Ok(started),
+                    Ok(None) => {}
+                }
             }
+            first?;
             if inner.is_stopped() {
                 return Err(WorkflowError::Stopped);
             }

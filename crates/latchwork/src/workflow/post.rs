@@ -125,7 +125,8 @@ impl Inner {
         if before.cancel.is_some() {
             return Ok(None);
         }
-        if before.is_queued() {
+        // None of its code has run.
+        if before.is_queued() || before.gathers().is_some() {
             let left = self.leave_line(id, before, rev, Status::Cancelled(reason.into()), tells_parent);
             return Box::pin(left).await.map(Some);
         }

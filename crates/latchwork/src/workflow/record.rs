@@ -91,8 +91,8 @@ pub(crate) struct Admission {
 pub(crate) struct Needed {
     /// None for that of the workflow as a whole. It is computed once, at the start.
     pub(crate) key: Option<String>,
-    /// The life of the gate that it has a permit of, or waits at: it is the same as long as there is any.
-    pub(crate) life: u64,
+    /// The number of its permit, if it holds one.
+    pub(crate) permit: u64,
 }
 
 /// A place in a line. The lowest is served first.

@@ -415,9 +415,10 @@ impl Inner {
             }
             return Ok(None);
         }
-        // What gathers starts may have been put off meanwhile.
-        if let Some(timer) = execution.timer_us.filter(|timer| execution.gathers().is_some() && *timer > now) {
-            self.timers.set(id, Timestamp(timer));
+        // It is looked at for another reason than its time, or was put off meanwhile.
+        let is_put_off = execution.status == Status::Waiting && execution.cancel.is_none();
+        if let Some(begins) = execution.begins_us.filter(|begins| is_put_off && *begins > now) {
+            self.timers.set(id, Timestamp(begins));
             return Ok(None);
         }
         if execution.is_batch() {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use crate::lane::{Part, Tag};
 use crate::record::Record;
-use crate::store::{Check, Commit, Key, Order, Range, Write};
+use crate::store::{Check, Commit, Key, Order, Outcome, Range, Write};
 use crate::workflow::admission::Asked;
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Execution, Status, Supersede, fetch, keyed_key};
+use crate::workflow::record::{Admission, Execution, Needed, Status, Supersede, fetch, keyed_key};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// What the old execution has left is as it was found.
@@ -21,6 +21,16 @@ const MOST: usize = 1000;
 
 /// Why the old execution ends.
 const REASON: &str = "another start has taken its place";
+
+impl Execution {
+    /// Whether it needs the same permits.
+    fn needs_as(&self, other: &Execution) -> bool {
+        let keys = |it: &Execution| -> Vec<Option<String>> {
+            it.admission.iter().flat_map(|admission| &admission.gates).map(|needed| needed.key.clone()).collect()
+        };
+        keys(self) == keys(other)
+    }
+}
 
 /// What became of a start that is to take the place of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +66,11 @@ impl Inner {
                 let reason = "the execution whose place it takes has other keys of concurrency; its permits go over";
                 return Err(WorkflowError::Start { workflow: before.workflow, reason });
             }
-            let (engine, execution, first) = (self.clone(), id.clone(), successor.clone());
+            let gates = asked.iter().flat_map(|asked| &asked.gates);
+            let gates: Vec<Needed> = gates.map(|key| Needed { key: key.clone(), permit: 0 }).collect();
+            let admission = (!gates.is_empty()).then(|| Box::new(Admission { gates, ..Admission::default() }));
+            let (engine, execution) = (self.clone(), id.clone());
+            let first = Execution { admission, ..successor.clone() };
             let taken = self.node.runtime.run(async move {
                 match how {
                     Supersede::Cancel => {
@@ -88,11 +102,16 @@ impl Inner {
         if before.status.is_terminal() {
             return Err(WorkflowError::Ended { id: id.clone() });
         }
+        // It may be another one than was looked at.
+        if before.workflow != successor.workflow || !before.needs_as(successor) {
+            return Ok(Marked::Refused);
+        }
         let part = self.at_record(id, Some(rev));
         if before.is_queued() {
             // None of its code has run: it is given what the other brings.
             let (input, labels) = (successor.input.clone(), successor.labels.clone());
-            let mut after = Execution { input, labels, ..before.clone() };
+            let begins_us = successor.begins_us;
+            let mut after = Execution { input, labels, begins_us, ..before.clone() };
             let (part, _) = crate::workflow::run::turn(self, part, id, Some(&before), &mut after, None);
             return Ok(self.send(part).await?.map_or(Marked::Refused, |_| Marked::Given));
         }
@@ -131,7 +150,7 @@ impl Inner {
         }
         let kept = self.kept(id);
         let left = [kept.all(), self.states.execution(id).all(), self.states.tree(id).all()];
-        let gone = self.left_by(&left).await?;
+        let gone = self.left_by(id, &left).await?;
         let view = self.store.view().await?;
         let place = || format!("the execution that takes the place of {id:?}");
         let stored = fetch::<Execution>(&view, &kept.successor(), place).await?.map(|(first, _)| first);
@@ -142,7 +161,8 @@ impl Inner {
         let checks = left.into_iter().map(|range| Check::Unchanged(range, gone.1));
         let part = checks.fold(Part::default(), |part, check| part.check(LEFT, check));
         let key = before.key.as_ref().map(|key| self.spaces.keys.key(keyed_key(&before.workflow, key)));
-        let gone = gone.0.iter().chain(&key).filter(|key| !written.contains(key));
+        let its_parent = before.parent.as_ref().map(|parent| self.kept(&parent.id).child(id));
+        let gone = gone.0.iter().chain(&key).chain(&its_parent).filter(|key| !written.contains(key));
         let part = gone.fold(part, Part::delete);
         let (engine, follows) = (self.clone(), id.clone());
         parts.push(part.then(move |_| engine.wake_up(&follows)));
@@ -152,7 +172,7 @@ impl Inner {
     }
 
     /// What is left in ranges, of which most is removed at once if it is much, and the generation at which that was so.
-    async fn left_by(&self, ranges: &[Range]) -> Result<(Vec<Key>, crate::store::Generation)> {
+    async fn left_by(&self, id: &ExecutionId, ranges: &[Range]) -> Result<(Vec<Key>, crate::store::Generation)> {
         loop {
             let view = self.store.view().await?;
             let mut found = Vec::new();
@@ -163,8 +183,13 @@ impl Inner {
             if found.len() < MOST {
                 return Ok((found, view.generation()));
             }
-            // Its code has ended. What is left of it is read by none.
-            let _ = self.store.commit(found.iter().fold(Commit::new(), Commit::delete)).await?;
+            // Its code has ended. What is left of it is read by none, as long as this engine is its owner.
+            let successor = self.kept(id).successor();
+            let gone = found.iter().filter(|key| **key != successor);
+            let part = gone.fold(self.node.for_owner(id), Part::delete);
+            if matches!(self.store.commit(part.place(Commit::new()).0).await?, Outcome::Refused(_)) {
+                return Err(WorkflowError::Stopped);
+            }
         }
     }
 

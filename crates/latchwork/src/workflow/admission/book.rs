@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::lane::{Part, Tag};
 use crate::record::Record;
-use crate::store::{Check, Key, Order, Rev, Timestamp, View, Write};
+use crate::store::{Check, ErrorKind, Key, Order, Range, Rev, Timestamp, View, Write};
 use crate::workflow::admission::policy::{Asked, Policy};
 use crate::workflow::admission::stored::{Bucket, Flow, Gate, Gates, Partition};
 use crate::workflow::engine::Inner;
@@ -56,24 +56,58 @@ pub(super) struct Changed {
 }
 
 /// A limit, as it is after what was decided so far.
+#[derive(Default)]
 struct Open {
     rev: Option<Rev>,
     gate: Gate,
-    /// How many permits were given back, and how many have left the line.
-    ended: u64,
-    left: u64,
+    /// Notes of permits that were given back, and of places that were left.
+    ended: Vec<Key>,
+    left: Vec<Key>,
     flows: BTreeMap<String, u64>,
     is_changed: bool,
 }
 
 impl Open {
+    /// The next number of a permit or a place.
+    fn number(&mut self) -> u64 {
+        self.gate.numbers += 1;
+        self.is_changed = true;
+        self.gate.numbers
+    }
+
+    /// The gate as it is written, and the notes that it takes away.
+    fn settled(&self) -> (Gate, impl Iterator<Item = &Key>) {
+        let (ended, left) =
+            (&self.ended[..self.ended.len().min(MOST_NOTES)], &self.left[..self.left.len().min(MOST_NOTES)]);
+        let held = self.gate.held.saturating_sub(ended.len() as u64);
+        let waiting = self.gate.waiting.saturating_sub(left.len() as u64);
+        (Gate { held, waiting, ..self.gate.clone() }, ended.iter().chain(left))
+    }
+
+    /// Adds a place to the line.
+    fn enqueue(&mut self, rank: u64) -> Ticket {
+        self.gate.waiting += 1;
+        self.gate.highest = self.gate.highest.max(rank);
+        Ticket { rank, number: self.number() }
+    }
+
     fn used(&self) -> u64 {
-        self.gate.admitted.saturating_sub(self.ended)
+        self.gate.held.saturating_sub(self.ended.len() as u64)
     }
 
     fn waiting(&self) -> u64 {
-        (self.gate.queued - self.gate.taken).saturating_sub(self.left)
+        self.gate.waiting.saturating_sub(self.left.len() as u64)
     }
+}
+
+/// What was found at a place in a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Admitted,
+    /// No execution waits there.
+    Empty,
+    /// A newer program has stored it. It is left where it is.
+    Unknown,
 }
 
 /// What a start comes to.
@@ -89,9 +123,28 @@ pub(crate) enum Ruling {
     Later,
 }
 
-/// The rev of a key that counts by it.
-async fn count(view: &View, key: &Key) -> Result<u64> {
-    Ok(view.get(key).await?.map_or(0, |item| item.rev.0))
+/// How many notes of each kind a commit takes away from a gate.
+const MOST_NOTES: usize = 500;
+
+/// The notes of a range, unless there can be none.
+async fn notes(view: &View, range: &Range, most: u64) -> Result<Vec<Key>> {
+    if most == 0 {
+        return Ok(Vec::new());
+    }
+    Ok(view.scan(range, Order::Ascending, usize::MAX).await?.into_iter().map(|(key, _)| key).collect())
+}
+
+/// A gate and its notes, as a view shows them.
+pub(super) async fn gate_at(
+    gates: &Gates,
+    view: &View,
+    at: &Partition,
+) -> Result<Option<(Gate, Rev, Vec<Key>, Vec<Key>)>> {
+    let found = fetch::<Gate>(view, &gates.gate(at), || format!("limit {at:?}")).await?;
+    let Some((gate, item)) = found else { return Ok(None) };
+    let [ended, left] = gates.notes(at);
+    let (ended, left) = (notes(view, &ended, gate.held).await?, notes(view, &left, gate.waiting).await?);
+    Ok(Some((gate, item.rev, ended, left)))
 }
 
 impl<'a> Book<'a> {
@@ -126,18 +179,10 @@ impl<'a> Book<'a> {
 
     async fn open(&mut self, partition: &Partition) -> Result<&mut Open> {
         if !self.gates.contains_key(partition) {
-            let (keys, view) = (self.keys(), &self.view);
-            let found = fetch::<Gate>(view, &keys.gate(partition), || format!("limit {partition:?}")).await?;
-            let (gate, rev) = found.map(|(gate, item)| (gate, item.rev)).unzip();
-            // A gate that is made later is made by a later view.
-            let new = || Gate { life: view.generation().0, ..Gate::default() };
-            let gate: Gate = gate.unwrap_or_else(new);
-            let ended = if gate.admitted == 0 { 0 } else { count(view, &keys.ended(partition, gate.life)).await? };
-            let left = match gate.queued == gate.taken {
-                true => 0,
-                false => count(view, &keys.left(partition, gate.life)).await?,
+            let open = match gate_at(self.keys(), &self.view, partition).await? {
+                Some((gate, rev, ended, left)) => Open { rev: Some(rev), gate, ended, left, ..Open::default() },
+                None => Open::default(),
             };
-            let open = Open { rev, gate, ended, left, flows: BTreeMap::new(), is_changed: false };
             self.gates.insert(partition.clone(), open);
         }
         Ok(self.gates.get_mut(partition).expect("it was opened"))
@@ -184,9 +229,9 @@ impl<'a> Book<'a> {
             Err(rejected) => return Ok(Ruling::Rejected(rejected)),
             Ok(begins) => begins.into_iter().for_each(|begins| first.begin_at(self.now, begins)),
         }
-        let mut gates: Vec<Needed> = asked.gates.iter().map(|key| Needed { key: key.clone(), life: 0 }).collect();
+        let mut gates: Vec<Needed> = asked.gates.iter().map(|key| Needed { key: key.clone(), permit: 0 }).collect();
         for needed in &mut gates[..passed.len()] {
-            needed.life = self.pass(policy, &Partition::new(&workflow, needed.key.as_deref())).await?;
+            needed.permit = self.pass(policy, &Partition::new(&workflow, needed.key.as_deref())).await?;
         }
         let mut admission = Admission { gates, passed: full as u8, ticket: None, gathers: None };
         self.gather(policy, asked, id, first, &mut admission);
@@ -211,13 +256,12 @@ impl<'a> Book<'a> {
         Ok(depth.map(|depth| WorkflowError::QueueFull { workflow, key, depth }))
     }
 
-    /// Takes a permit of a limit. Gives the life of its gate.
+    /// Takes a permit of a limit. Gives its number.
     async fn pass(&mut self, policy: &Policy, partition: &Partition) -> Result<u64> {
         let open = self.open(partition).await?;
         open.gate.limit = policy.most(partition).unwrap_or(u32::MAX);
-        open.gate.admitted += 1;
-        open.is_changed = true;
-        Ok(open.gate.life)
+        open.gate.held += 1;
+        Ok(open.number())
     }
 
     /// Takes a token from the bucket of a rate limit. Gives when the execution may begin, if that is not now.
@@ -264,24 +308,21 @@ impl<'a> Book<'a> {
         let partition = Partition::new(workflow, key.as_deref());
         let rank = self.rank(policy, &partition, priority, flow).await?;
         let open = self.open(&partition).await?;
-        open.gate.queued += 1;
-        open.is_changed = true;
-        let (ticket, life) = (Ticket { rank, number: open.gate.queued }, open.gate.life);
-        self.wait_in_line(policy, (&partition, life), id, execution, admission, ticket);
+        let ticket = open.enqueue(rank);
+        self.wait_in_line(policy, &partition, id, execution, admission, ticket);
         Ok(())
     }
 
     fn wait_in_line(
         &mut self,
         policy: &Policy,
-        (partition, life): (&Partition, u64),
+        partition: &Partition,
         id: &ExecutionId,
         execution: &mut Execution,
         admission: &mut Admission,
         ticket: Ticket,
     ) {
         admission.ticket = Some(ticket);
-        admission.gates[usize::from(admission.passed)].life = life;
         self.writes.insert(self.keys().place(partition, ticket, id), Some(crate::store::Bytes::new()));
         let until = policy.queue_timeout().map(|timeout| Timestamp(execution.started_us).plus(timeout));
         let what = WaitsFor::Admission(partition.key().unwrap_or(partition.workflow()).into());
@@ -297,7 +338,8 @@ impl<'a> Book<'a> {
     async fn rank(&mut self, policy: &Policy, at: &Partition, priority: i32, flow: Option<&str>) -> Result<u64> {
         let priority = i64::from(priority);
         let Some(flow) = flow else {
-            let Some(ageing) = policy.ageing() else { return Ok(0) };
+            // Behind all that came before, by whatever their ranks were.
+            let Some(ageing) = policy.ageing() else { return Ok(self.open(at).await?.gate.highest) };
             // As if it had come earlier.
             let ahead = i128::from(priority) * ageing.as_micros() as i128;
             return Ok((i128::from(self.now.0) - ahead).clamp(0, i128::from(u64::MAX)) as u64);
@@ -310,7 +352,7 @@ impl<'a> Book<'a> {
         let open = self.open(at).await?;
         let last = open.flows.get_mut(flow).expect("it was opened");
         // One of each key in a round.
-        *last = (*last).max(open.gate.round) + 1;
+        *last = (*last).max(open.gate.round).saturating_add(1);
         let (rank, record) = (*last, Flow { last: *last }.encode());
         self.writes.insert(self.keys().flow(at, flow), Some(record));
         Ok(rank.saturating_add_signed(-priority))
@@ -329,54 +371,59 @@ impl<'a> Book<'a> {
         if line.len() < room {
             // Places were lost to damage: those that come are not to wait for them.
             let open = self.open(partition).await?;
-            open.gate.taken = open.gate.queued.saturating_sub(open.left + line.len() as u64);
+            open.gate.waiting = (open.left.len() + line.len()) as u64;
             open.is_changed = true;
         }
         for (key, _) in &line {
-            self.writes.insert(key.clone(), None);
-            let Some((ticket, id)) = Gates::read_place(key) else {
-                tracing::error!(%key, "a place in a line is damaged, and is taken away");
-                continue;
+            let admitted = match Gates::read_place(key) {
+                Some((ticket, id)) => self.admit(policy, partition, ticket, &id).await?,
+                None => Place::Empty,
             };
+            match admitted {
+                Place::Admitted => {}
+                Place::Empty => tracing::error!(%key, "a place in a line is of no execution, and is taken away"),
+                Place::Unknown => continue,
+            }
+            self.writes.insert(key.clone(), None);
             let open = self.open(partition).await?;
-            open.gate.taken += 1;
-            open.gate.round = open.gate.round.max(ticket.rank);
+            open.gate.waiting = open.gate.waiting.saturating_sub(1);
+            open.gate.round = open.gate.round.max(Gates::read_place(key).map_or(0, |(ticket, _)| ticket.rank));
             open.is_changed = true;
-            self.admit(policy, partition, ticket, &id).await?;
         }
         Ok(line.len() == most)
     }
 
     /// Admits an execution from a line: it takes the permit, and goes on to the next limit if there is one.
-    async fn admit(&mut self, policy: &Policy, at: &Partition, ticket: Ticket, id: &ExecutionId) -> Result<()> {
-        let found = fetch_execution(&self.view, &self.engine.spaces.executions, id).await?;
-        let its = |execution: &Execution| execution.admission.as_ref()?.queued(&execution.workflow);
-        let is_its = |it: &Execution| its(it).is_some_and(|(line, _, place)| line == *at && place == ticket);
-        let Some((before, item)) = found.filter(|(found, _)| is_its(found)) else {
-            tracing::error!(%id, "a place in a line is of no execution that waits there, and is taken away");
-            return Ok(());
+    async fn admit(&mut self, policy: &Policy, at: &Partition, ticket: Ticket, id: &ExecutionId) -> Result<Place> {
+        let found = match fetch_execution(&self.view, &self.engine.spaces.executions, id).await {
+            Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(Place::Empty),
+            Err(error) if error.is_unknown_version() => return Ok(Place::Unknown),
+            found => found?,
         };
-        self.pass(policy, at).await?;
+        let its = |execution: &Execution| execution.admission.as_ref()?.queued(&execution.workflow);
+        let is_its = |it: &Execution| its(it) == Some((at.clone(), ticket)) && it.status == Status::Waiting;
+        let Some((before, item)) = found.filter(|(found, _)| is_its(found)) else { return Ok(Place::Empty) };
+        let permit = self.pass(policy, at).await?;
         let mut after = before.clone();
         let mut admission = after.admission.take().unwrap_or_default();
+        admission.gates[usize::from(admission.passed)].permit = permit;
         (admission.ticket, admission.passed) = (None, admission.passed + 1);
         let rest = admission.gates.iter().skip(admission.passed.into()).map(|needed| needed.key.clone());
         let rest: Vec<Option<String>> = rest.collect();
         let further = self.first_full(policy, &after.workflow, &rest).await?;
         for key in &rest[..further] {
-            let life = self.pass(policy, &Partition::new(&before.workflow, key.as_deref())).await?;
-            admission.gates[usize::from(admission.passed)].life = life;
+            let permit = self.pass(policy, &Partition::new(&before.workflow, key.as_deref())).await?;
+            admission.gates[usize::from(admission.passed)].permit = permit;
             admission.passed += 1;
         }
         match rest.get(further) {
             Some(key) => {
-                // Where it stood in the line before counts in the next, too.
+                // Where it stood in the line before counts in the next, too; rounds of different lines do not compare.
                 let next = Partition::new(&before.workflow, key.as_deref());
                 let open = self.open(&next).await?;
-                open.gate.queued += 1;
-                open.is_changed = true;
-                let (ticket, life) = (Ticket { rank: ticket.rank, number: open.gate.queued }, open.gate.life);
-                self.wait_in_line(policy, (&next, life), id, &mut after, &mut admission, ticket);
+                let rank = if policy.is_fair() { open.gate.highest } else { ticket.rank };
+                let ticket = open.enqueue(rank);
+                self.wait_in_line(policy, &next, id, &mut after, &mut admission, ticket);
             }
             None => {
                 after.let_begin(self.now, self.engine.timeout_of(&before.workflow));
@@ -387,7 +434,7 @@ impl<'a> Book<'a> {
         }
         after.admission = Some(admission);
         self.changed.insert(id.clone(), Changed { before, rev: item.rev, after });
-        Ok(())
+        Ok(Place::Admitted)
     }
 
     /// What a commit holds of it all.
@@ -395,7 +442,9 @@ impl<'a> Book<'a> {
         let (engine, keys) = (self.engine, self.keys());
         let mut part = Part::default();
         for (partition, open) in self.gates.iter().filter(|(_, open)| open.is_changed) {
-            part = at(part, &keys.gate(partition), open.rev).put(&keys.gate(partition), open.gate.encode());
+            let (gate, notes) = open.settled();
+            part = at(part, &keys.gate(partition), open.rev).put(&keys.gate(partition), gate.encode());
+            part = notes.fold(part, Part::delete);
         }
         for (partition, filled) in self.buckets.iter().filter(|(_, filled)| filled.is_changed) {
             let key = keys.bucket(partition);

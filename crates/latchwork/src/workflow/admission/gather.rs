@@ -2,7 +2,7 @@
 //! stored with the first start, and waits; each further start changes it, until it begins.
 
 use crate::record::Record;
-use crate::store::{Check, Order, Timestamp, View};
+use crate::store::{Check, Timestamp, View};
 use crate::workflow::admission::book::{Book, Changed, Ruling};
 use crate::workflow::admission::policy::{Asked, Gather, Policy};
 use crate::workflow::admission::stored::{Gathering, Partition};
@@ -26,7 +26,8 @@ impl Book<'_> {
         if self.settled.contains(&partition) {
             return Ok(Some(Ruling::Later));
         }
-        let Some(id) = self.gathering(&partition, key).await? else { return Ok(None) };
+        let is_batch = matches!(gather, Gather::All { .. });
+        let Some(id) = self.gathering(&partition, key, is_batch).await? else { return Ok(None) };
         let item = match gather {
             Gather::Last { window, max_wait } => {
                 let now = self.now;
@@ -47,7 +48,12 @@ impl Book<'_> {
     }
 
     /// The execution that gathers under a key, if it has not begun.
-    async fn gathering(&mut self, partition: &Partition, key: &Option<String>) -> Result<Option<ExecutionId>> {
+    async fn gathering(
+        &mut self,
+        partition: &Partition,
+        key: &Option<String>,
+        is_batch: bool,
+    ) -> Result<Option<ExecutionId>> {
         let place = || format!("what gathers starts of workflow {:?}", partition.workflow());
         let at = self.keys().gathering(partition);
         let found = fetch::<Gathering>(&self.view, &at, place).await?;
@@ -59,7 +65,8 @@ impl Book<'_> {
             return Ok(Some(id));
         }
         let found = fetch_execution(&self.view, &self.engine.spaces.executions, &id).await?;
-        let is_its = |it: &Execution| it.status == Status::Waiting && it.gathers().is_some_and(|it| it.key == *key);
+        let gathers = |it: &Gathers| it.key == *key && it.batch.is_some() == is_batch;
+        let is_its = |it: &Execution| it.status == Status::Waiting && it.gathers().is_some_and(gathers);
         let Some((before, item)) = found.filter(|(found, _)| is_its(found)) else { return Ok(None) };
         let after = before.clone();
         self.changed.insert(id.clone(), Changed { before, rev: item.rev, after });
@@ -131,12 +138,10 @@ impl Book<'_> {
         Ok(())
     }
 
-    /// All inputs of a batch, as a JSON list. They are no longer kept beside.
+    /// All inputs of a batch, as a JSON list. What is kept beside goes with the execution.
     async fn take_inputs(&mut self, id: &ExecutionId) -> Result<String> {
         let mut inputs = inputs_of(self.engine, &self.view, id).await?;
         inputs.extend(self.inputs.remove(id).into_iter().flat_map(|(_, inputs)| inputs));
-        let kept = self.view.scan(&self.engine.kept(id).inputs(), Order::Ascending, usize::MAX).await?;
-        self.writes.extend(kept.into_iter().map(|(key, _)| (key, None)));
         Ok(list(&inputs))
     }
 

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::lane::{Lanes, Part, Placed, Plan, Rider, Runtime};
 use crate::node::SHARD;
-use crate::store::{Commit, Receipt, Refusal, Store, StoreError};
+use crate::store::{Commit, ErrorKind, Receipt, Refusal, Store, StoreError};
 use crate::workflow::admission::book::{Book, Ruling};
 use crate::workflow::admission::policy::{Asked, Policy};
 use crate::workflow::admission::stored::Partition;
@@ -52,14 +52,13 @@ impl Job {
     }
 
     /// The lines that are looked at before it.
-    fn lines(&self, policy: &Policy) -> Vec<Partition> {
+    fn lines(&self) -> Vec<Partition> {
         match self {
             Job::Next(line) => vec![line.clone()],
-            Job::Start(start) if policy.queues() => {
+            Job::Start(start) => {
                 let gate = |key: &Option<String>| Partition::new(&start.first.workflow, key.as_deref());
                 start.asked.gates.iter().map(gate).collect()
             }
-            Job::Start(_) => Vec::new(),
         }
     }
 }
@@ -96,7 +95,7 @@ impl Admissions {
         let mut book = Book::new(&engine).await?;
         let (mut decided, mut next) = (Vec::with_capacity(jobs.len()), BTreeSet::new());
         // The line of the workflow as a whole is the first of them: what is admitted by a key then goes behind it.
-        let lines: BTreeSet<Partition> = jobs.iter().flat_map(|job| job.lines(policy)).collect();
+        let lines: BTreeSet<Partition> = jobs.iter().flat_map(Job::lines).collect();
         for line in &lines {
             if book.admit_next(policy, line, most).await? {
                 next.insert(line.clone());
@@ -182,6 +181,10 @@ impl Plan for Admissions {
             Err(error) => {
                 if !matches!(error, WorkflowError::Stopped | WorkflowError::NotRegistered { .. }) {
                     tracing::warn!(workflow = lane.workflow(), %error, "starts could not be decided");
+                }
+                if error.kind() == ErrorKind::Unavailable {
+                    // The lines are looked at again when the store serves.
+                    self.node.doubt();
                 }
                 taken.into_iter().for_each(|job| job.fail(&error));
                 return None;

@@ -25,9 +25,10 @@ use crate::node::Node;
 use crate::store::{ErrorKind, Order, View};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::{Engine, Inner};
-use crate::workflow::record::{Admission, Execution, Status, fetch};
+use crate::workflow::record::{Admission, Execution, Status};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
+use book::gate_at;
 pub(crate) use book::{Book, Ruling};
 pub(crate) use gather::list;
 use lane::{Job, StartJob, Starter};
@@ -87,8 +88,10 @@ impl PlaceInLine {
         id: &ExecutionId,
         execution: &Execution,
     ) -> Result<Option<PlaceInLine>> {
-        let queued = execution.admission.as_ref().and_then(|it| it.queued(&execution.workflow));
-        let Some((partition, _, ticket)) = queued else { return Ok(None) };
+        let admission = execution.admission.as_ref().filter(|_| !execution.status.is_terminal());
+        let Some((partition, ticket)) = admission.and_then(|it| it.queued(&execution.workflow)) else {
+            return Ok(None);
+        };
         let before = gates.line(&partition).before(&gates.place(&partition, ticket, id));
         let ahead = match before.is_empty() {
             true => 0,
@@ -102,14 +105,9 @@ impl PlaceInLine {
 
 /// How much of a limit is used, as a view shows it.
 async fn limit_use(gates: &Gates, view: &View, partition: &Partition) -> Result<(Gate, LimitUse)> {
-    let place = || format!("limit {partition:?}");
-    let Some((gate, _)) = fetch::<Gate>(view, &gates.gate(partition), place).await? else {
-        return Ok(Default::default());
-    };
-    let count = async |key| view.get(&key).await.map(|found| found.map_or(0, |item| item.rev.0));
-    let (ended, left) =
-        (count(gates.ended(partition, gate.life)).await?, count(gates.left(partition, gate.life)).await?);
-    let (used, waiting) = (gate.admitted.saturating_sub(ended), (gate.queued - gate.taken).saturating_sub(left));
+    let Some((gate, _, ended, left)) = gate_at(gates, view, partition).await? else { return Ok(Default::default()) };
+    let used = gate.held.saturating_sub(ended.len() as u64);
+    let waiting = gate.waiting.saturating_sub(left.len() as u64);
     Ok((gate, LimitUse { used, waiting }))
 }
 
@@ -230,12 +228,12 @@ impl Inner {
         let admission: &Admission = before.admission.as_deref()?;
         let (gates, admissions) = (self.spaces.gates(), self.admissions.clone());
         let (mut part, mut partitions) = (Part::default(), Vec::new());
-        for (partition, life) in admission.held(&before.workflow) {
-            part = part.put(&gates.ended(&partition, life), Vec::new());
+        for (partition, permit) in admission.held(&before.workflow) {
+            part = part.put(&gates.ended(&partition, permit), Vec::new());
             partitions.push(partition);
         }
-        if let Some((partition, life, ticket)) = admission.queued(&before.workflow) {
-            part = part.delete(&gates.place(&partition, ticket, id)).put(&gates.left(&partition, life), Vec::new());
+        if let Some((partition, ticket)) = admission.queued(&before.workflow) {
+            part = part.delete(&gates.place(&partition, ticket, id)).put(&gates.left(&partition, ticket), Vec::new());
             partitions.push(partition);
         }
         let is_any = !partitions.is_empty();

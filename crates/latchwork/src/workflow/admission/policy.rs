@@ -330,6 +330,10 @@ impl Policy {
         matches!(self.when_full, WhenFull::Queue(_))
     }
 
+    pub(crate) fn is_fair(&self) -> bool {
+        matches!(&self.when_full, WhenFull::Queue(queue) if queue.fair.is_some())
+    }
+
     pub(crate) fn depth(&self) -> Option<u32> {
         if let WhenFull::Queue(queue) = &self.when_full { queue.depth } else { None }
     }

@@ -86,6 +86,7 @@ impl FirstCommit {
     fn rise(&mut self) {
         self.waits = None;
         self.boarded.take().into_iter().for_each(|boarded| self.run.put_back(boarded));
+        self.run.with(|state| state.execution.admission = None);
     }
 }
 
@@ -132,6 +133,7 @@ impl Rider<Execution, ()> for FirstCommit {
             }
             (None, None) => None,
         };
+        self.run.with(|state| state.execution.admission = None);
         let is_own = stop.is_some();
         stop.into_iter().for_each(|stop| self.run.set_stop(stop));
         is_own

@@ -53,22 +53,20 @@ impl Partition {
     }
 }
 
-/// The record of a limit. How many hold a permit is what it has admitted less what was given back, and that is
-/// counted by the rev of a key beside it: so an end needs no look at the gate.
+/// The record of a limit. What was given back since it was written is told by notes beside it: so an end needs no look
+/// at the gate. The next commit that writes the gate takes them into account, and away.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Gate {
-    /// Tells this gate from earlier ones of the same partition, that were cleared away when they were not in use.
-    pub(crate) life: u64,
     /// How many it let through at once when it did last.
     pub(crate) limit: u32,
-    /// How many were admitted.
-    pub(crate) admitted: u64,
-    /// How many were put into the line; and how many were taken from it to be admitted. How many have left it
-    /// otherwise is counted by the rev of a key beside.
-    pub(crate) queued: u64,
-    pub(crate) taken: u64,
-    /// The highest rank that was taken from the line.
+    /// How many hold a permit, and how many wait in the line, less the notes.
+    pub(crate) held: u64,
+    pub(crate) waiting: u64,
+    /// The last number that was given to a permit or a place.
+    pub(crate) numbers: u64,
+    /// The highest rank that was taken from the line, and the highest that was given.
     pub(crate) round: u64,
+    pub(crate) highest: u64,
 }
 
 /// The last rank that was given in a line to one of the keys that are served in turn.
@@ -117,7 +115,7 @@ pub(crate) struct Gates {
     /// Records whose revs are checked. They are deleted and made again, and a decision that rests on one from before must
     /// not pass: so their revs are never used again.
     pub(crate) gates: Space,
-    /// Counters of one life of a gate, and lines.
+    /// Notes and lines.
     pub(crate) beside: Space,
 }
 
@@ -134,18 +132,23 @@ impl Gates {
         self.gates.key(Gates::bytes(GATE, partition))
     }
 
-    fn counter(&self, kind: u8, partition: &Partition, life: u64) -> Key {
-        self.beside.key([&Gates::bytes(kind, partition)[..], &life.to_be_bytes()].concat())
+    fn note(&self, kind: u8, partition: &Partition, number: u64) -> Key {
+        self.beside.key([&Gates::bytes(kind, partition)[..], &number.to_be_bytes()].concat())
     }
 
-    /// Written by each end of an execution that holds a permit: its rev counts them.
-    pub(crate) fn ended(&self, partition: &Partition, life: u64) -> Key {
-        self.counter(ENDED, partition, life)
+    /// A note that a permit was given back.
+    pub(crate) fn ended(&self, partition: &Partition, permit: u64) -> Key {
+        self.note(ENDED, partition, permit)
     }
 
-    /// Written by each end of an execution that waits in the line: its rev counts them.
-    pub(crate) fn left(&self, partition: &Partition, life: u64) -> Key {
-        self.counter(LEFT, partition, life)
+    /// A note that a place in the line was left.
+    pub(crate) fn left(&self, partition: &Partition, ticket: Ticket) -> Key {
+        self.note(LEFT, partition, ticket.number)
+    }
+
+    /// All notes of either kind.
+    pub(crate) fn notes(&self, partition: &Partition) -> [Range; 2] {
+        [ENDED, LEFT].map(|kind| self.beside.prefix(Gates::bytes(kind, partition)))
     }
 
     pub(crate) fn flow(&self, partition: &Partition, flow: &str) -> Key {
@@ -224,16 +227,16 @@ impl Gates {
 }
 
 impl Admission {
-    /// The limits that it holds a permit of, and the lives of their gates.
+    /// The limits that it holds a permit of, and the numbers of the permits.
     pub(crate) fn held<'a>(&'a self, workflow: &'a str) -> impl Iterator<Item = (Partition, u64)> + 'a {
         let passed = self.gates.iter().take(self.passed.into());
-        passed.map(move |it| (Partition::new(workflow, it.key.as_deref()), it.life))
+        passed.map(move |it| (Partition::new(workflow, it.key.as_deref()), it.permit))
     }
 
-    /// The limit in whose line it stands, the life of its gate, and its place there.
-    pub(crate) fn queued(&self, workflow: &str) -> Option<(Partition, u64, Ticket)> {
+    /// The limit in whose line it stands, and its place there.
+    pub(crate) fn queued(&self, workflow: &str) -> Option<(Partition, Ticket)> {
         let (ticket, gate) = (self.ticket?, self.gates.get(usize::from(self.passed))?);
-        Some((Partition::new(workflow, gate.key.as_deref()), gate.life, ticket))
+        Some((Partition::new(workflow, gate.key.as_deref()), ticket))
     }
 }
 

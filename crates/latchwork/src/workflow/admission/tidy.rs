@@ -9,17 +9,17 @@ use crate::record::Record;
 use crate::store::{Commit, Key, Order, Outcome, View};
 use crate::workflow::Result;
 use crate::workflow::admission::Admissions;
-use crate::workflow::admission::book::GATE;
+use crate::workflow::admission::book::{GATE, gate_at};
 use crate::workflow::admission::policy::Asked;
-use crate::workflow::admission::stored::{Bucket, Gate, Gates, Partition};
+use crate::workflow::admission::stored::{Bucket, Gates, Partition};
 use crate::workflow::engine::Inner;
-use crate::workflow::record::fetch;
 
 /// How long what is not in use stays at least: it may be used again.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// How many partitions are cleared away by one commit.
-const TOGETHER: usize = 64;
+/// How many partitions are cleared away by one commit, and how many records of each at the most.
+const TOGETHER: usize = 16;
+const MOST: usize = 250;
 
 impl Admissions {
     /// A partition may be of no use any more, or soon.
@@ -41,13 +41,16 @@ impl Admissions {
     }
 
     /// Clears away what a partition has left, unless it is in use. Gives those that are to be looked at again.
-    async fn clear(&self, engine: &Inner, partitions: &[Partition]) -> Result<Vec<Partition>> {
+    async fn clear(self: &Arc<Admissions>, engine: &Inner, partitions: &[Partition]) -> Result<Vec<Partition>> {
         let view = engine.store.view().await?;
         let (mut parts, mut later) = (Vec::new(), Vec::new());
         for partition in partitions {
-            let (part, is_filling) = clearing(engine, &view, partition).await?;
+            let Clearing { part, is_filling, waits } = clearing(engine, &view, partition).await?;
             parts.extend(part);
             later.extend(is_filling.then(|| partition.clone()));
+            if waits {
+                self.look_at(partition);
+            }
         }
         drop(view);
         let all = parts.iter().fold(Commit::new(), |commit, part| part.place(commit).0);
@@ -76,21 +79,34 @@ impl Admissions {
     }
 }
 
-/// What clears a partition away, if it is not in use; and whether its bucket is being filled.
-async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<(Option<Part>, bool)> {
+/// What is to be done for a partition.
+struct Clearing {
+    /// What clears it away, if it is not in use.
+    part: Option<Part>,
+    /// Whether its bucket is being filled.
+    is_filling: bool,
+    /// Whether any wait in its line.
+    waits: bool,
+}
+
+/// What clears a partition away, if it is not in use.
+async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<Clearing> {
     let gates = engine.spaces.gates();
     let place = || format!("limit {partition:?}");
     let mut part = Part::default();
-    if let Some((gate, item)) = fetch::<Gate>(view, &gates.gate(partition), place).await? {
-        let beside = [gates.ended(partition, gate.life), gates.left(partition, gate.life)];
-        let [ended, left] = [view.get(&beside[0]).await?, view.get(&beside[1]).await?];
-        let count = |item: &Option<crate::store::Item>| item.as_ref().map_or(0, |item| item.rev.0);
-        if gate.admitted == count(&ended) && gate.queued == gate.taken + count(&left) {
-            part = part.at_rev(GATE, &gates.gate(partition), item.rev).delete(&gates.gate(partition));
-            let there = beside.iter().zip([ended, left]).filter_map(|(key, item)| Some((key, item?)));
-            part = there.fold(part, |part, (key, item)| part.at_rev(GATE, key, item.rev).delete(key));
-            let flows = view.scan(&gates.flows(partition), Order::Ascending, 1000).await?;
-            part = flows.iter().fold(part, |part, (key, item)| part.at_rev(GATE, key, item.rev).delete(key));
+    let mut waits = false;
+    if let Some((gate, rev, ended, left)) = gate_at(gates, view, partition).await? {
+        waits = gate.waiting > left.len() as u64;
+        let is_used = waits || gate.held > ended.len() as u64;
+        let flows = view.scan(&gates.flows(partition), Order::Ascending, MOST).await?;
+        if !is_used && ended.len() + left.len() < MOST {
+            // No end comes any more, as none holds a permit. A start writes the gate.
+            part = part.at_rev(GATE, &gates.gate(partition), rev);
+            if flows.len() < MOST {
+                part = part.delete(&gates.gate(partition));
+                part = ended.iter().chain(&left).fold(part, Part::delete);
+            }
+            part = flows.iter().map(|(key, _)| key).fold(part, Part::delete);
         }
     }
     let key: Key = gates.bucket(partition);
@@ -103,7 +119,7 @@ async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<
         }
     }
     let is_any = !part.writes().is_empty();
-    Ok((is_any.then_some(part), is_filling))
+    Ok(Clearing { part: is_any.then_some(part), is_filling, waits })
 }
 
 /// Clears away what is not in use, some time after it was.
@@ -125,7 +141,10 @@ pub(crate) async fn keep(engine: Weak<Inner>, admissions: Arc<Admissions>) {
             let Some(inner) = engine.upgrade() else { return };
             match admissions.clear(&inner, some).await {
                 Ok(later) => later.into_iter().for_each(|partition| admissions.note(partition)),
-                Err(error) => tracing::debug!(%error, "limits that are not in use stay for a while"),
+                Err(error) => {
+                    tracing::debug!(%error, "limits that are not in use stay for a while");
+                    some.iter().for_each(|partition| admissions.note(partition.clone()));
+                }
             }
         }
     }

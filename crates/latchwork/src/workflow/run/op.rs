@@ -204,6 +204,15 @@ impl Doing {
         .await
     }
 
+    /// Waits until the execution is stored, and has it be so.
+    pub(crate) async fn stored(&self) {
+        self.until(|state| {
+            state.wants_record |= state.rev.is_none();
+            state.rev.is_some().then_some(())
+        })
+        .await
+    }
+
     /// The same, from outside of the workflow; nothing if the execution has left memory before.
     pub(crate) async fn flushed(&self) -> Option<()> {
         let stamp = self.run.with(State::want_all);

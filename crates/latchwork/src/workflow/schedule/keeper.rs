@@ -234,8 +234,15 @@ impl Inner {
         };
         let mut part = part.put(&spaces.running(name, &id), Vec::new());
         let mut cancelled = Vec::new();
+        let reason = format!("schedule {name:?} has started {id:?}");
         for running in look.running.iter().filter(|_| cancels) {
-            match self.cancelling(running, &format!("schedule {name:?} has started {id:?}"), true).await {
+            match self.cancelling(running, &reason, true).await {
+                // Two that wait in one line cannot leave it in one commit.
+                Ok(Some(cancelling)) if part.writes_any_of(&cancelling) => match self.cancel(running, &reason).await {
+                    Ok(()) => cancelled.push(running.to_string()),
+                    Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
+                    Err(error) => return Err(error),
+                },
                 Ok(Some(cancelling)) => {
                     part = part.and(cancelling);
                     cancelled.push(running.to_string());

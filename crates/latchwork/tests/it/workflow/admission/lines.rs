@@ -224,3 +224,43 @@ async fn a_parent_is_told_of_a_child_that_left_the_line() {
     let told = test.complete(&parent, ()).await.unwrap();
     assert!(told.contains("timed out"), "{told}");
 }
+
+/// The first thing that the code does is to start a child under the same limit: its own first commit must not wait for
+/// that of the child.
+#[tokio::test]
+async fn an_execution_may_start_one_of_its_own_kind_at_once() {
+    let tree = workflow("tree").concurrency(10).when_full(Queue::new());
+    let leaf = workflow("tree").concurrency(10).when_full(Queue::new()).run(async |_: Ctx, n: u32| Ok(n));
+    let tree = tree.run(move |ctx: Ctx, n: u32| {
+        let leaf = leaf.clone();
+        async move { if n == 0 { Ok(1) } else { Ok(1 + ctx.child(&leaf, n - 1).await?) } }
+    });
+    let test = TestEngine::new(&tree, 1).await.unwrap();
+    assert_eq!(test.complete(&tree, 4).await.unwrap(), 5);
+    let left = test.engine().limit_use("tree", None).await.unwrap();
+    assert_eq!((left.used, left.waiting), (0, 0));
+}
+
+/// A commit counts one that leaves a line by one write: the children of one parent leave one after the other.
+#[tokio::test]
+async fn several_children_leave_one_line_with_their_parent() {
+    let import = held(import().concurrency(1).when_full(Queue::new()));
+    let child = import.clone();
+    let parent = workflow("parent").run(move |ctx: Ctx, (): ()| {
+        let import = child.clone();
+        async move {
+            for _ in 0..5 {
+                ctx.child(&import, "child".to_string()).start().await?;
+            }
+            Ok(())
+        }
+    });
+    let test = TestEngine::build(1).register(&import).register(&parent).start().await.unwrap();
+    let first = test.engine().start(&import, "a".into()).id("a").await.unwrap();
+    test.complete(&parent, ()).await.unwrap();
+    settle().await;
+    assert_eq!(used(test.engine(), None).await, (1, 0));
+    test.engine().signal("a", "end", &()).await.unwrap();
+    test.run(first.result()).await.unwrap();
+    assert_eq!(used(test.engine(), None).await, (0, 0));
+}
