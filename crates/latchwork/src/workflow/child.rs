@@ -439,8 +439,8 @@ impl Inner {
         Ok(children)
     }
 
-    /// What goes with the end of an execution: its parent and its schedule are told, its children are cancelled that are
-    /// to be, and the locks that it holds are released. Without a status it begins anew, and only the locks are.
+    /// What goes with the end of an execution: its parent and its schedule are told, its children are cancelled that
+    /// are to be, and the locks that it holds are released. Without a status it begins anew, and only the locks are.
     pub(crate) async fn closing(
         self: &Arc<Inner>,
         id: &ExecutionId,
