@@ -23,6 +23,7 @@ pub struct Collector {
     pub done: u64,
 }
 
+/// Collects for ever.
 pub fn collector() -> Workflow<Collector, ()> {
     workflow("collector").run(async |ctx: Ctx, collector: Collector| {
         let mut done = collector.done;
@@ -59,6 +60,7 @@ async fn flush(number: u64, batch: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Sends ten items, and waits until they were handed on.
 #[tokio::main]
 pub async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let collector = collector();

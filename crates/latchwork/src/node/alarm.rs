@@ -17,8 +17,8 @@ use crate::store::{Env, Item, Key, Result, Space, Timestamp, View};
 /// How many alarms are looked at in one go.
 const BATCH: usize = 256;
 
-/// How long a keeper sleeps at the most, unless it is said: the time of day may be set forward meanwhile, or the machine
-/// have slept.
+/// How long a keeper sleeps at the most, unless it is said: the time of day may be set forward meanwhile, or the
+/// machine have slept.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// How long to wait after the store did not serve.

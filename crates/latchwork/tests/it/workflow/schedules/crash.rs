@@ -24,10 +24,15 @@ async fn look(engine: &Engine, overlap: Overlap) -> Option<String> {
     if schedules.get("s").await.ok()?.is_none() {
         schedules.put(schedule(overlap)).await.ok()?;
     }
+    let mut looks = 0;
     loop {
         let described = schedules.get("s").await.ok()??;
         if described.next_us.is_none() && described.running.is_empty() && described.waiting == 0 {
             break;
+        }
+        looks += 1;
+        if looks > 1000 {
+            return Some(format!("something is left to do: {described:?}"));
         }
         env.sleep(SECOND).await;
     }

@@ -79,6 +79,40 @@ async fn a_trigger_fires_now_and_obeys_the_overlap_policy() {
     assert!(is_missing(schedules.trigger("t").await));
 }
 
+/// Two operators, and the keeper, change a schedule at the same time: none of them overwrites what another has done.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_asked_of_a_schedule_at_the_same_time_is_all_done() {
+    let report = report();
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).register(&report).start().await.unwrap();
+    let often = Schedule::every("s", SECOND).workflow(&report, 0).overlap(Overlap::Allow);
+    engine.schedules().put(often).await.unwrap();
+    let trigger = |number: usize| {
+        let schedules = engine.schedules();
+        tokio::spawn(async move {
+            if number.is_multiple_of(8) {
+                schedules.pause("s", "?").await.unwrap();
+                schedules.resume("s").await.unwrap();
+            }
+            schedules.trigger("s").await.unwrap()
+        })
+    };
+    let triggers: Vec<_> = (0..200).map(trigger).collect();
+    let mut ids = std::collections::BTreeSet::new();
+    for triggered in triggers {
+        assert!(ids.insert(triggered.await.unwrap()), "each has a number of its own");
+    }
+    for id in &ids {
+        for _ in 0..1000 {
+            if engine.describe(id).await.is_ok() {
+                break;
+            }
+            store.env().sleep(SECOND / 200).await;
+        }
+        assert_eq!(engine.handle(&report, id).result().await.unwrap(), 0, "{id}");
+    }
+}
+
 #[tokio::test]
 async fn a_paused_schedule_is_triggered_and_backfilled_all_the_same() {
     let kit = Kit::new().await;
