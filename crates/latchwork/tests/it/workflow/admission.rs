@@ -1,9 +1,12 @@
 //! Admission: limits, lines, rates, and starts that are gathered.
 
 mod crash;
+mod example;
 mod gathered;
+mod kill;
 mod limits;
 mod lines;
+mod many;
 mod rates;
 mod simulation;
 mod supersede;
