@@ -160,15 +160,18 @@ async fn no_crash_leaves_both_or_none() {
                     return;
                 }
                 // A caller that was not answered asks again: the second takes its own place.
-                match engine.start(&report, 2).id("r").supersede(how).await {
-                    Ok(handle) => {
-                        if let Ok(n) = handle.result().await {
-                            let _ = engine.signal("execution", "done", &n).id("done").await;
-                        } else if let Ok(n) = engine.handle(&report, "r").result().await {
-                            let _ = engine.signal("execution", "done", &n).id("done").await;
-                        }
+                if engine.start(&report, 2).id("r").supersede(how).await.is_err() {
+                    return;
+                }
+                // Those whose place was taken are told so.
+                let result = loop {
+                    match engine.handle(&report, "r").result().await {
+                        Err(WorkflowError::Cancelled { .. } | WorkflowError::Failed { .. }) => {}
+                        result => break result,
                     }
-                    Err(error) => eprintln!("not started: {error}"),
+                };
+                if let Ok(n) = result {
+                    let _ = engine.signal("execution", "done", &n).id("done").await;
                 }
             }
         });
