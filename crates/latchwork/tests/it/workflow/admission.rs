@@ -1,6 +1,7 @@
 //! Admission: limits, lines, rates, and starts that are gathered.
 
 mod crash;
+mod example;
 mod gathered;
 mod limits;
 mod lines;

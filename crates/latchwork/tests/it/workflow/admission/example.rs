@@ -1,0 +1,11 @@
+//! The program of docs/workflows/limits.md.
+
+// Its main is not used here, and no other module reaches what it offers.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../../examples/limits.rs"]
+mod limits;
+
+#[tokio::test]
+async fn the_program_of_the_guide_holds_what_it_claims() {
+    limits::run().await.unwrap();
+}
