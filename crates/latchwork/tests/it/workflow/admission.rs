@@ -3,8 +3,10 @@
 mod crash;
 mod example;
 mod gathered;
+mod kill;
 mod limits;
 mod lines;
+mod many;
 mod rates;
 mod simulation;
 mod wrong;

@@ -1,0 +1,133 @@
+//! SIGKILL on the file store, time and again, with a limit of two and a long line: every start is served once, never more
+//! than two at a time, and no permit is left.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use latchwork::workflow::{Ctx, Engine, Failure, History, Queue, Retry, Tx, Workflow, workflow};
+
+use crate::workflow::simulation::number;
+
+const DIRECTORY: &str = "LATCHWORK_ADMISSION_DIRECTORY";
+const STARTS: usize = 1000;
+const LIMIT: usize = 2;
+
+/// Notes in one slot that it is inside, and then that it is outside again, and in another one that it was there. A third
+/// one inside fails, and so does a second visit.
+fn visit() -> Workflow<usize, usize> {
+    workflow("visit").concurrency(LIMIT as u32).when_full(Queue::new()).run(async |ctx: Ctx, n: usize| {
+        let enter = ctx.transaction("enter", async |tx: Tx| {
+            let slot = tx.global::<Vec<usize>>("inside");
+            let mut inside = slot.get().await?.unwrap_or_default();
+            inside.push(n);
+            if inside.len() > LIMIT {
+                return Err(Failure::new(format!("{inside:?} are inside")));
+            }
+            slot.set(inside.clone()).await?;
+            Ok(inside.len())
+        });
+        let seen = enter.await?;
+        ctx.run("look around", async || Ok::<_, Failure>(())).retry(Retry::exponential()).await?;
+        let leave = ctx.transaction("leave", async |tx: Tx| {
+            let slot = tx.global::<Vec<usize>>("inside");
+            let mut inside = slot.get().await?.unwrap_or_default();
+            let place = inside.iter().position(|other| *other == n);
+            inside.remove(place.ok_or_else(|| Failure::new(format!("{n} is not among {inside:?}")))?);
+            slot.set(inside).await?;
+            let visits = tx.global::<u32>(&format!("visits-{n}"));
+            let before = visits.get().await?.unwrap_or(0);
+            if before > 0 {
+                return Err(Failure::new(format!("{n} was here before")));
+            }
+            visits.set(1).await?;
+            tx.global::<u64>("visits").increment(1).await?;
+            Ok(())
+        });
+        leave.await?;
+        Ok(seen)
+    })
+}
+
+/// Not a test by itself: the process that is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_process_that_is_killed() {
+    let Ok(directory) = std::env::var(DIRECTORY) else { return };
+    let engine = Engine::open(directory).register(&visit()).start().await.unwrap();
+    println!("open");
+    let mut starts = tokio::task::JoinSet::new();
+    for n in 0..STARTS {
+        let engine = engine.clone();
+        starts.spawn(async move {
+            let start = engine.start(&visit(), n).id(n.to_string()).or_join();
+            start.await.unwrap().result().await.unwrap();
+        });
+    }
+    starts.join_all().await;
+    std::future::pending::<()>().await;
+}
+
+/// Runs the process, and kills it some time after it has opened the store.
+fn kill(directory: &std::path::Path, after: Duration) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "workflow::admission::kill::the_process_that_is_killed", "--nocapture"])
+        .env(DIRECTORY, directory)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.is_ok_and(|line| line.ends_with("open"))), "the process opens the store");
+    let (_sender, never) = std::sync::mpsc::channel::<()>();
+    let _ = never.recv_timeout(after);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// A store that is new after so many kills: a line that was drained long ago proves nothing.
+const KILLS_OF_A_LINE: u64 = 8;
+
+#[tokio::test]
+async fn killed_processes_exceed_no_limit_and_leak_no_permit() {
+    let mut random = fastrand::Rng::with_seed(number("LATCHWORK_SEED").unwrap_or(1));
+    let mut left = number("LATCHWORK_KILLS").unwrap_or(KILLS_OF_A_LINE);
+    while left > 0 {
+        let kills = left.min(KILLS_OF_A_LINE);
+        left -= kills;
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("data");
+        for _ in 0..kills {
+            kill(&directory, Duration::from_millis(random.u64(1..=60)));
+        }
+        judge(&directory).await;
+    }
+}
+
+/// The last life serves all that is left.
+async fn judge(directory: &std::path::Path) {
+    let engine = Engine::open(directory).register(&visit()).start().await.unwrap();
+    let earlier = History::ids(engine.store()).await.unwrap().len();
+    let served = async || engine.states().global().slot::<u64>("visits").get().await.unwrap().unwrap_or(0);
+    let before = served().await;
+    let mut handles = Vec::new();
+    for n in 0..STARTS {
+        handles.push(engine.start(&visit(), n).id(n.to_string()).or_join().await.unwrap());
+    }
+    let mut most = 0;
+    for handle in &handles {
+        let ended = tokio::time::timeout(Duration::from_secs(60), handle.result()).await;
+        most = most.max(ended.expect("it ends").unwrap());
+    }
+    assert_eq!(most, LIMIT, "two were inside at once, and the transaction has seen no third");
+    assert_eq!(served().await, STARTS as u64, "each was served once");
+    for n in 0..STARTS {
+        let visits = engine.states().global().slot::<u32>(&format!("visits-{n}")).get().await.unwrap();
+        assert_eq!(visits, Some(1), "{n}");
+    }
+    assert_eq!(History::ids(engine.store()).await.unwrap().len(), STARTS, "each start is one execution");
+    let limit = engine.limit_use("visit", None).await.unwrap();
+    assert_eq!((limit.used, limit.waiting), (0, 0));
+    assert!(engine.parked().await.unwrap().is_empty());
+    assert_eq!(engine.store().verify().await.unwrap(), []);
+    println!("{earlier} started and {before} served before the last life");
+}
