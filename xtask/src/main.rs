@@ -25,8 +25,8 @@ enum Task {
     Test,
     /// Runs a suite of benchmarks and prints its figures.
     Bench {
-        /// The suite: store, entities, state, workflows, messages, locks, claims, or peers, which installs other
-        /// engines and runs them beside this one.
+        /// The suite: store, entities, state, workflows, messages, locks, claims, admission, or peers, which installs
+        /// other engines and runs them beside this one.
         suite: String,
         /// One JSON object a line instead of a table.
         #[arg(long)]
@@ -181,11 +181,11 @@ fn install_unless(there: impl Fn() -> bool, what: &str, package: &str) -> Result
 fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> {
     let package = match suite {
         "store" => "latchwork-store",
-        "claims" | "entities" | "locks" | "messages" | "state" | "workflows" => "latchwork",
+        "admission" | "claims" | "entities" | "locks" | "messages" | "state" | "workflows" => "latchwork",
         "peers" if !only.is_empty() => bail!("the suite peers runs as a whole"),
         "peers" => return peers::bench(json, quick),
         other => {
-            let suites = "store, entities, state, workflows, messages, locks, claims, peers";
+            let suites = "store, entities, state, workflows, messages, locks, claims, admission, peers";
             bail!("there is no suite {other}; there are: {suites}")
         }
     };

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use latchwork::lock::LockGuard;
-use latchwork::workflow::{Ctx, Engine, workflow};
+use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
@@ -35,21 +35,41 @@ pub(crate) fn uncontended(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "locks.uncontended", value, unit: "µs", floor, target: "≤ 2.5" });
 }
 
-/// Executions that take one mutex again and again: critical sections a second, against one caller's commits a second.
-pub(crate) fn contended(runtime: &Runtime, report: &Report) {
-    const EXECUTIONS: u64 = 64;
-    if !report.wants("locks.contended.64") {
-        return;
-    }
-    let directory = tempfile::tempdir().expect("a directory");
-    let (rounds, sections) = if report.quick { (4, 50) } else { (10, 100) };
-    let takes = workflow("takes").run(async |ctx: Ctx, sections: u64| {
+/// How many executions take one mutex in turn.
+const EXECUTIONS: u64 = 64;
+
+/// A workflow that takes one mutex again and again.
+pub(crate) fn takes() -> Workflow<u64, ()> {
+    workflow("takes").run(async |ctx: Ctx, sections: u64| {
         for _ in 0..sections {
             let guard = ctx.mutex("m").acquire().await?;
             guard.release().await?;
         }
         Ok(())
-    });
+    })
+}
+
+/// Has executions take it so often each. Gives the critical sections a second.
+pub(crate) async fn take_turns(engine: &Engine, takes: &Workflow<u64, ()>, sections: u64) -> f64 {
+    let begin = Instant::now();
+    let mut handles = Vec::new();
+    for _ in 0..EXECUTIONS {
+        handles.push(engine.start(takes, sections).await.expect("a start"));
+    }
+    for handle in handles {
+        handle.result().await.expect("a result");
+    }
+    (EXECUTIONS * sections) as f64 / begin.elapsed().as_secs_f64()
+}
+
+/// Executions that take one mutex again and again: critical sections a second, against one caller's commits a second.
+pub(crate) fn contended(runtime: &Runtime, report: &Report) {
+    if !report.wants("locks.contended.64") {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let (rounds, sections) = if report.quick { (4, 50) } else { (10, 100) };
+    let takes = takes();
     let (ours, floors) = runtime.block_on(async {
         let builder = Engine::open(directory.path().join("engine")).register(&takes);
         let engine = builder.start().await.expect("an engine");
@@ -57,15 +77,7 @@ pub(crate) fn contended(runtime: &Runtime, report: &Report) {
         let mut caller = callers(&space, 1).remove(0);
         let (mut ours, mut floors) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
-            let begin = Instant::now();
-            let mut handles = Vec::new();
-            for _ in 0..EXECUTIONS {
-                handles.push(engine.start(&takes, sections).await.expect("a start"));
-            }
-            for handle in handles {
-                handle.result().await.expect("a result");
-            }
-            ours.push((EXECUTIONS * sections) as f64 / begin.elapsed().as_secs_f64());
+            ours.push(take_turns(&engine, &takes, sections).await);
             let (begin, count) = (Instant::now(), EXECUTIONS * sections / 4);
             for _ in 0..count {
                 caller.commit(&store).await;

@@ -33,11 +33,7 @@ pub(crate) fn children(runtime: &Runtime, report: &Report) {
     let engine = runtime.block_on(opened).expect("an engine");
     let (rounds, seconds, count) = if report.quick { (1, 1, 5_000) } else { (5, 3, 50_000) };
     let duration = Duration::from_secs(seconds);
-    let tried = rates::IN_FLIGHT.map(|in_flight| {
-        rates::settle(&engine);
-        (rates::run(runtime, &engine, &child, in_flight, duration / 2), in_flight)
-    });
-    let best = tried.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(AT_ONCE, |(_, in_flight)| *in_flight);
+    let best = rates::best_in_flight(runtime, &engine, &child, duration / 2);
     let (mut ours, mut floors) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         rates::settle(&engine);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use latchwork::store::{Space, SpaceSpec, Store};
-use latchwork::workflow::{Ctx, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Failure, Workflow, WorkflowBuilder, workflow};
 use tokio::runtime::Runtime;
 
 use crate::load::callers;
@@ -26,7 +26,12 @@ pub(crate) async fn store(directory: &Path) -> (Store, Space) {
 
 /// A workflow of so many steps that do nothing but add up.
 pub(crate) fn steps_of(name: &str, count: u64) -> Workflow<u64, u64> {
-    workflow(name).run(move |ctx: Ctx, input: u64| async move {
+    steps_in(workflow(name), count)
+}
+
+/// The same with limits.
+pub(crate) fn steps_in(builder: WorkflowBuilder, count: u64) -> Workflow<u64, u64> {
+    builder.run(move |ctx: Ctx, input: u64| async move {
         let mut sum = input;
         for _ in 0..count {
             sum = ctx.run("add", async || Ok::<_, Failure>(sum + 1)).await?;

@@ -38,17 +38,7 @@ fn rate(runtime: &Runtime, report: &Report, steps: u64, name: &str, unit: &str, 
     let mut callers = callers(&space, 256);
     let (rounds, seconds) = if report.quick { (1, 1) } else { (5, 3) };
     let duration = Duration::from_secs(seconds);
-    let tried: Vec<_> = IN_FLIGHT
-        .into_iter()
-        .map(|in_flight| {
-            settle(&engine);
-            (run(runtime, &engine, &several, in_flight, duration / 2), in_flight)
-        })
-        .collect();
-    let best = tried.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(IN_FLIGHT[0], |(_, in_flight)| *in_flight);
-    if std::env::var_os("LATCHWORK_STATS").is_some() {
-        eprintln!("{name} by executions in flight: {tried:.0?}");
-    }
+    let best = best_in_flight(runtime, &engine, &several, duration / 2);
     load::run(runtime, &store, &mut callers, duration / 2, &Arc::default());
     let (mut ours, mut floors) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -77,13 +67,17 @@ pub(crate) fn run(
     duration: Duration,
 ) -> f64 {
     let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let begun = Arc::new(AtomicU64::new(0));
     let begin = Instant::now();
     let tasks: Vec<_> = (0..in_flight)
         .map(|_| {
             let (engine, several, stop, seen) = (engine.clone(), several.clone(), stop.clone(), seen.clone());
+            let begun = begun.clone();
             runtime.spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    let handle = engine.start(&several, 0).await.expect("a start");
+                    // Limits go by the input: no two executions have the same.
+                    let number = begun.fetch_add(1, Ordering::Relaxed);
+                    let handle = engine.start(&several, number).await.expect("a start");
                     handle.result().await.expect("a result");
                     seen.fetch_add(1, Ordering::Relaxed);
                 }
@@ -99,4 +93,21 @@ pub(crate) fn run(
     });
     // All that were begun have ended, and count with the time it took.
     seen.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64()
+}
+
+/// The number in flight that serves best.
+pub(crate) fn best_in_flight(
+    runtime: &Runtime,
+    engine: &Engine,
+    several: &Workflow<u64, u64>,
+    each: Duration,
+) -> usize {
+    let tried = IN_FLIGHT.map(|in_flight| {
+        settle(engine);
+        (run(runtime, engine, several, in_flight, each), in_flight)
+    });
+    if std::env::var_os("LATCHWORK_STATS").is_some() {
+        eprintln!("{} by executions in flight: {tried:.0?}", several.name());
+    }
+    tried.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(IN_FLIGHT[0], |(_, in_flight)| *in_flight)
 }

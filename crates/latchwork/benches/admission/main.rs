@@ -1,0 +1,67 @@
+//! The suite `admission`: what limits, lines, debounce and batches cost, as ratios to the figures of workflows, locks and
+//! the store in the same run. Run it by `cargo xtask bench admission`; docs/BENCHMARKS.md holds the figures and says what
+//! each of them means.
+
+// Benchmarks measure the machine's own time.
+#![allow(clippy::disallowed_methods)]
+
+#[path = "../workflows/common.rs"]
+#[allow(dead_code)]
+mod common;
+#[path = "../../../store/benches/store/floor.rs"]
+#[allow(dead_code)]
+mod floor;
+mod idle;
+mod line;
+#[path = "../../../store/benches/store/load.rs"]
+#[allow(dead_code)]
+mod load;
+mod one;
+#[path = "../workflows/rates.rs"]
+#[allow(dead_code)]
+mod rates;
+#[path = "../../../store/benches/store/report.rs"]
+#[allow(dead_code)]
+mod report;
+mod starts;
+#[path = "../locks/turns.rs"]
+#[allow(dead_code)]
+mod turns;
+
+use common::{as_task, child, given, in_turns, runtime, steps_in, steps_of, store};
+use latchwork::workflow::Engine;
+use report::Report;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let mut words = arguments.iter().map(String::as_str);
+    match words.next() {
+        Some("child-limited") => return idle::child_use(words, true),
+        Some("child-free") => return idle::child_use(words, false),
+        Some("child-idle") => return idle::child_idle(words),
+        _ => {}
+    }
+    let report = Report::from_arguments();
+    let runtime = runtime();
+    starts::limit(&runtime, &report);
+    line::hot(&runtime, &report);
+    line::queue(&runtime, &report);
+    line::depth(&runtime, &report);
+    one::reject(&runtime, &report);
+    one::debounce(&runtime, &report);
+    starts::batch(&runtime, &report);
+    idle::idle(&report);
+    report.finish();
+}
+
+/// How many commits an engine has made so far.
+async fn commits(engine: &Engine) -> u64 {
+    engine.store().generation().await.expect("a generation").0
+}
+
+/// Tells how many commits there were for each of so many, if `LATCHWORK_STATS` is set.
+fn tell_commits(name: &str, what: &str, commits: u64, count: f64) {
+    if std::env::var_os("LATCHWORK_STATS").is_some() {
+        eprintln!("{name}: {:.3} commits for each {what}", commits as f64 / count);
+    }
+}
