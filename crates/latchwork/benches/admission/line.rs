@@ -1,4 +1,5 @@
-//! Starts that wait in a line: many callers of one key, a long line that is drained, and one admission before a long line.
+//! Starts that wait in a line: many callers of one key, a long line that is drained, and one admission before a long
+//! line.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

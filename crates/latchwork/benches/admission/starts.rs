@@ -1,4 +1,4 @@
-//! Many starts at once: under limits that they do not reach, and gathered into batches; against the same starts without.
+//! Many starts at once: under limits that they do not reach, and gathered into batches; against starts without either.
 
 use std::time::{Duration, Instant};
 

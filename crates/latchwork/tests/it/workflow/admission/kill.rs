@@ -1,5 +1,5 @@
-//! SIGKILL on the file store, time and again, with a limit of two and a long line: every start is served once, never more
-//! than two at a time, and no permit is left.
+//! SIGKILL on the file store, time and again, with a limit of two and a long line: every start is served once, never
+//! more than two at a time, and no permit is left.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -13,8 +13,8 @@ const DIRECTORY: &str = "LATCHWORK_ADMISSION_DIRECTORY";
 const STARTS: usize = 1000;
 const LIMIT: usize = 2;
 
-/// Notes in one slot that it is inside, and then that it is outside again, and in another one that it was there. A third
-/// one inside fails, and so does a second visit.
+/// Notes in one slot that it is inside, and then that it is outside again, and in another one that it was there. A
+/// third one inside fails, and so does a second visit.
 fn visit() -> Workflow<usize, usize> {
     workflow("visit").concurrency(LIMIT as u32).when_full(Queue::new()).run(async |ctx: Ctx, n: usize| {
         let enter = ctx.transaction("enter", async |tx: Tx| {
