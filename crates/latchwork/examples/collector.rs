@@ -1,5 +1,5 @@
-//! A collector: gathers what it is sent until there is enough of it, or it has waited long enough, and then hands on the
-//! batch. It never ends: after some batches it goes on as new, so that its journal stays short, and takes along
+//! A collector: gathers what it is sent until there is enough of it, or it has waited long enough, and then hands on
+//! the batch. It never ends: after some batches it goes on as new, so that its journal stays short, and takes along
 //! what it has not handed on.
 //!
 //!     cargo run -p latchwork --example collector

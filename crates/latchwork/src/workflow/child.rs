@@ -365,19 +365,53 @@ impl Run {
         }
     }
 
+    /// Has it admitted that comes to something with its first commit. One that is terminated before that never begins.
+    /// Gives whether that is all there is to do.
+    async fn admitted_with(self: &Arc<Run>, next: &Next) -> Result<bool, Stop> {
+        let asked = self.with(|state| state.asked.take());
+        let is_parked = matches!(next, Next::Rests(Status::Parked(_)));
+        let Some(asked) = asked.filter(|_| is_parked || self.stop().is_none()) else { return Ok(false) };
+        let first = if is_parked { next.clone() } else { Next::Runs };
+        match self.send_admitted(asked, first).await {
+            Sent::Stopped(stop) => Err(stop),
+            _ => Ok(is_parked),
+        }
+    }
+
+    /// What `Inner::closing` goes by.
+    fn as_it_ends(&self) -> Execution {
+        let has_finalizer = self.definition.finalizer.get().is_some();
+        self.with(|state| Execution {
+            workflow: state.execution.workflow.clone(),
+            input: if has_finalizer { state.execution.input.clone() } else { String::new() },
+            started_us: state.execution.started_us,
+            has_children: state.has_children,
+            has_locks: state.has_locks,
+            has_reviews: state.has_reviews,
+            parent: state.execution.parent.clone(),
+            schedule: state.execution.schedule.clone(),
+            admission: state.execution.admission.clone(),
+            superseded: state.execution.superseded,
+            run: state.execution.run,
+            key: state.execution.key.clone(),
+            ..Execution::default()
+        })
+    }
+
+    /// What goes with its end, and what it is from then on: another may take its place.
+    async fn closing_as(&self, next: Next, status: Option<&Status>, how: How) -> Result<(Closing, Next)> {
+        let before = self.as_it_ends();
+        let mut closing = self.engine.closing(&self.id, &before, status, how).await?;
+        let Some(status) = status else { return Ok((closing, next)) };
+        let first = self.engine.succession(&self.id, &before, &mut closing.parts, None).await?;
+        Ok((closing, first.map_or(next, |first| Next::Succeeds(status.clone(), Box::new(first)))))
+    }
+
     /// Commits what it has come to. With an end, its parent is told, its children are cancelled that are to be, and its
     /// locks are released; with a beginning anew, only these.
     pub(crate) async fn close(self: &Arc<Run>, next: Next) -> Result<(), Stop> {
-        // One that ends with its first commit is admitted before; one that is terminated before it never begins.
-        let asked = self.with(|state| state.asked.take());
-        let is_parked = matches!(&next, Next::Rests(Status::Parked(_)));
-        if let Some(asked) = asked.filter(|_| is_parked || self.stop().is_none()) {
-            let first = if is_parked { next.clone() } else { Next::Runs };
-            match self.send_admitted(asked, first).await {
-                Sent::Stopped(stop) => return Err(stop),
-                _ if is_parked => return Ok(()),
-                _ => {}
-            }
+        if self.admitted_with(&next).await? {
+            return Ok(());
         }
         let status = match &next {
             Next::Rests(status) if status.is_terminal() => Some(status.clone()),
@@ -392,35 +426,8 @@ impl Run {
         };
         let mut how = How::default();
         loop {
-            // What `closing` goes by.
-            let has_finalizer = self.definition.finalizer.get().is_some();
-            let before = self.with(|state| Execution {
-                workflow: state.execution.workflow.clone(),
-                input: if has_finalizer { state.execution.input.clone() } else { String::new() },
-                started_us: state.execution.started_us,
-                has_children: state.has_children,
-                has_locks: state.has_locks,
-                has_reviews: state.has_reviews,
-                parent: state.execution.parent.clone(),
-                schedule: state.execution.schedule.clone(),
-                admission: state.execution.admission.clone(),
-                superseded: state.execution.superseded,
-                run: state.execution.run,
-                key: state.execution.key.clone(),
-                ..Execution::default()
-            });
-            let mut closing = match self.engine.closing(&self.id, &before, status.as_ref(), how).await {
-                Ok(closing) => closing,
-                Err(error) => return Err(self.stops(error)),
-            };
-            let mut next = next.clone();
-            if let Some(status) = &status {
-                match self.engine.succession(&self.id, &before, &mut closing.parts, None).await {
-                    Err(error) => return Err(self.stops(error)),
-                    Ok(Some(first)) => next = Next::Succeeds(status.clone(), Box::new(first)),
-                    Ok(None) => {}
-                }
-            }
+            let closed = self.closing_as(next.clone(), status.as_ref(), how).await;
+            let (mut closing, next) = closed.map_err(|error| self.stops(error))?;
             self.forget_effects_on(&closing.parts);
             self.forget_reviews();
             let (mut commit, boarded) = self.board(Commit::new(), next);
@@ -501,8 +508,9 @@ impl Inner {
         Ok(children)
     }
 
-    /// What goes with the end of an execution: its parent and its schedule are told, its children are cancelled that are
-    /// to be, the locks that it holds are released, its permits given back, its reviews closed, and its finalizer started.
+    /// What goes with the end of an execution: its parent and its schedule are told, its children are cancelled that
+    /// are to be, the locks that it holds are released, its permits given back, its reviews closed, and its finalizer
+    /// started.
     /// Without a status it begins anew: then it is only locks and reviews.
     pub(crate) async fn closing(
         self: &Arc<Inner>,

@@ -75,8 +75,8 @@ impl WorkflowBuilder {
         self
     }
 
-    /// Starts are gathered: one execution is given a list of inputs, and gives a list of outputs in the same order. Each
-    /// caller starts it with one input, and its handle gives the output for that.
+    /// Starts are gathered: one execution is given a list of inputs, and gives a list of outputs in the same order.
+    /// Each caller starts it with one input, and its handle gives the output for that.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -85,7 +85,7 @@ impl WorkflowBuilder {
     /// # use latchwork::store::Store;
     /// # use latchwork::workflow::{Batch, Ctx, Engine, workflow};
     /// let double = workflow("double").batch(Batch::new(100, Duration::from_millis(5)));
-    /// let double = double.run(async |_: Ctx, numbers: Vec<u64>| Ok(numbers.iter().map(|number| number * 2).collect()));
+    /// let double = double.run(async |_: Ctx, numbers: Vec<u64>| Ok(numbers.iter().map(|n| n * 2).collect()));
     /// # let engine = Engine::on(&Store::memory().await?).register(&double).start().await?;
     /// let (a, b) = (engine.start(&double, 1).await?, engine.start(&double, 2).await?);
     /// assert_eq!((a.result().await?, b.result().await?), (2, 4));

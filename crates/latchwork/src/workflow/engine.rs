@@ -13,8 +13,8 @@ use tokio::task::AbortHandle;
 use crate::damage::{Scanned, scan_around};
 use crate::entity::Entities;
 use crate::lane::Lanes;
+use crate::lock;
 use crate::lock::service::Service;
-use crate::lock::{self, Lock, LockName, Locks, ReadWriteLock};
 use crate::node::Node;
 use crate::node::alarm::{self, Alarms};
 use crate::state::States;
@@ -330,22 +330,30 @@ impl EngineBuilder {
         inner.locks.serve(executions);
         inner.admissions.serve(Arc::downgrade(&inner));
         if !inner.rehearsal.is_replay() && !inner.idle {
-            inner.locks.sessions.end_previous().await?;
-            let running = inner.store.view().await?;
-            let (node, weak) = (&inner.node, || Arc::downgrade(&inner));
-            node.chore(recover::recover(weak(), running));
-            node.chore(recover::doubt(weak()));
-            node.chore(alarm::keep::<recover::Wake>(weak(), inner.since));
-            node.chore(alarm::keep::<remove::Remove>(weak(), Timestamp(0)));
-            node.chore(alarm::keep::<Fire>(weak(), Timestamp(0)));
-            node.chore(StopWithRuntime(weak()).wait());
-            node.chore(let_go(weak()));
-            inner.locks.begin_chores();
-            node.chore(deadlock::watch(weak(), suspected));
-            node.chore(admission::keep(weak(), inner.admissions.clone()));
-            node.chore(admission::look_once(weak()));
+            inner.begin(suspected).await?;
         }
         Ok(Engine { _stop: Arc::new(StopOnDrop(inner.clone())), inner })
+    }
+}
+
+impl Inner {
+    /// Begins what an engine does by itself.
+    async fn begin(self: &Arc<Inner>, suspected: mpsc::UnboundedReceiver<Suspect>) -> Result<()> {
+        self.locks.sessions.end_previous().await?;
+        let running = self.store.view().await?;
+        let (node, weak) = (&self.node, || Arc::downgrade(self));
+        node.chore(recover::recover(weak(), running));
+        node.chore(recover::doubt(weak()));
+        node.chore(alarm::keep::<recover::Wake>(weak(), self.since));
+        node.chore(alarm::keep::<remove::Remove>(weak(), Timestamp(0)));
+        node.chore(alarm::keep::<Fire>(weak(), Timestamp(0)));
+        node.chore(StopWithRuntime(weak()).wait());
+        node.chore(let_go(weak()));
+        self.locks.begin_chores();
+        node.chore(deadlock::watch(weak(), suspected));
+        node.chore(admission::keep(weak(), self.admissions.clone()));
+        node.chore(admission::look_once(weak()));
+        Ok(())
     }
 }
 
@@ -368,26 +376,6 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
 }
 
 impl Engine {
-    /// The locks of this engine: for operators, and for sessions of one's own.
-    pub fn locks(&self) -> Locks {
-        Locks::of(&self.inner.locks)
-    }
-
-    /// A mutex, for code outside of workflows. It is held by this process, whose lease is renewed by itself.
-    pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
-        self.locks().mutex(name)
-    }
-
-    /// A semaphore of so many permits, for code outside of workflows.
-    pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> Lock {
-        self.locks().semaphore(name, permits)
-    }
-
-    /// A read-write lock, for code outside of workflows.
-    pub fn rw_lock(&self, name: impl Into<LockName>) -> ReadWriteLock {
-        self.locks().rw_lock(name)
-    }
-
     /// Releases everything that code outside of workflows holds here, stops all executions where they are, and closes
     /// the store if the engine has opened it. To be called at the end of a program: what a guard is dropped for then
     /// would not be done, and the next process that wants the lock would have to wait for the end of the lease.

@@ -14,7 +14,7 @@ use crate::json::{self, JsonError};
 use crate::lane::Part;
 use crate::record::Record;
 use crate::store::Timestamp;
-use crate::workflow::admission::{Asked, Book, Ruling, Started, Stored};
+use crate::workflow::admission::{Asked, Started, Stored};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Engine, Inner, News, check_name};
 use crate::workflow::kept::{Delivered, Letter, Message};
@@ -184,8 +184,8 @@ impl<O> Start<O> {
     }
 
     /// Takes the place of the execution of that id, if there is one that has not ended: in one step, which no crash can
-    /// leave half done, that one is made to end, and this follows it. One that has ended is removed. The other's callers
-    /// are told that it was cancelled or terminated.
+    /// leave half done, that one is made to end, and this follows it. One that has ended is removed. The other's
+    /// callers are told that it was cancelled or terminated.
     ///
     /// ```
     /// # use latchwork::workflow::{Engine, Result, Supersede, Workflow};
@@ -243,46 +243,6 @@ impl Inner {
     /// Waits for the end of an execution and gives its output.
     pub(crate) async fn result_of<T: DeserializeOwned>(&self, id: &ExecutionId) -> Result<T> {
         read_as(id, &self.output(id, None).await?)
-    }
-
-    /// The starts of executions, as a part of a commit of another layer's. They begin when the commit has landed, if
-    /// they are admitted by then; one that is rejected is an error. Inputs are JSON text.
-    pub(crate) async fn starting(self: &Arc<Inner>, starts: &[(&str, String, ExecutionId)]) -> Result<Part> {
-        self.starting_for(starts, None).await
-    }
-
-    /// The same, for a schedule if there is one: that is told of the end.
-    pub(crate) async fn starting_for(
-        self: &Arc<Inner>,
-        starts: &[(&str, String, ExecutionId)],
-        schedule: Option<&str>,
-    ) -> Result<Part> {
-        let (now, mut part) = (self.store.env().now(), Part::default());
-        let mut book = None;
-        for (workflow, input, id) in starts {
-            check_name("the id of an execution", id)?;
-            let (definition, input) = self.accept(workflow, Ok(input.clone()))?;
-            definition.check(&input)?;
-            let asked = definition.asked(&input)?.map(Asked::alone);
-            let mut first = definition.first_record(definition.alone(input), Labels::default(), now, now);
-            first.schedule = schedule.map(str::to_string);
-            if let Some(asked) = asked {
-                let book = match &mut book {
-                    Some(book) => book,
-                    none => none.insert(Book::new(self).await?),
-                };
-                if let Ruling::Rejected(error) = book.decide(&definition.policy, &asked, id, &mut first).await? {
-                    return Err(error);
-                }
-            }
-            part = part.and(Stored::new(self, id, |part| part).part(&first));
-            let (engine, workflow) = (self.clone(), workflow.to_string());
-            part = part.then(move |_| engine.metrics.started(&workflow));
-        }
-        Ok(match book {
-            Some(book) => part.and(self.admissions.looking_later(book)),
-            None => part,
-        })
     }
 }
 

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use crate::lock::lane::{Answer, Ask, Want};
 use crate::lock::stored::Forced;
-use crate::lock::{LockError, LockKind, LockName, LockRefused, LockScope, Owner, Token};
+use crate::lock::{Lock, LockError, LockKind, LockName, LockRefused, LockScope, Locks, Owner, ReadWriteLock, Token};
 use crate::record::Record;
 use crate::store::{StoreError, Timestamp};
 use crate::workflow::Failure;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::deadlock::Suspect;
+use crate::workflow::engine::Engine;
 use crate::workflow::kept::Letter;
 use crate::workflow::place::Place;
 use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
@@ -54,6 +55,28 @@ pub struct CtxReadWriteLock<'a>(CtxLock<'a>);
 #[derive(Clone)]
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct CtxReadWriteLockWithin<'a>(CtxLockWithin<'a>);
+
+impl Engine {
+    /// The locks of this engine: for operators, and for sessions of one's own.
+    pub fn locks(&self) -> Locks {
+        Locks::of(&self.inner.locks)
+    }
+
+    /// A mutex, for code outside of workflows. It is held by this process, whose lease is renewed by itself.
+    pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
+        self.locks().mutex(name)
+    }
+
+    /// A semaphore of so many permits, for code outside of workflows.
+    pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> Lock {
+        self.locks().semaphore(name, permits)
+    }
+
+    /// A read-write lock, for code outside of workflows.
+    pub fn rw_lock(&self, name: impl Into<LockName>) -> ReadWriteLock {
+        self.locks().rw_lock(name)
+    }
+}
 
 impl Ctx {
     fn lock(&self, name: impl Into<LockName>, kind: LockKind) -> CtxLock<'_> {

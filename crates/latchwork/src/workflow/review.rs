@@ -1,5 +1,5 @@
-//! Reviews: questions to people, with the options that they have. A review is open as long as its key is in the space of
-//! open reviews; what opens it, decides it or no longer waits for it writes that key in the same commit.
+//! Reviews: questions to people, with the options that they have. A review is open as long as its key is in the space
+//! of open reviews; what opens it, decides it or no longer waits for it writes that key in the same commit.
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;

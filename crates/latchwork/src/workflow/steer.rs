@@ -14,7 +14,7 @@ use crate::workflow::handle::Handle;
 use crate::workflow::history::ExecutionState;
 use crate::workflow::kept::Letter;
 use crate::workflow::record::{Execution, Status, Supersede, Wait, WaitsFor, failure_text};
-use crate::workflow::run::{Listed, RECORD, Stop, turn};
+use crate::workflow::run::{Listed, RECORD, Run, Stop, turn};
 use crate::workflow::supersede::Marked;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -156,6 +156,18 @@ impl Inner {
         terminated.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
+    /// Ends an execution that is in memory. Gives whether it has ended as this.
+    async fn terminate_resident(&self, run: &Arc<Run>, status: &Status) -> Result<bool> {
+        // What is on its way lands, and then it ends.
+        run.set_stop(Stop::Terminated(status.clone()));
+        let doing = Listed::begin(run, WaitsFor::Store);
+        doing.outside(|_| None::<()>).await;
+        if self.is_stopped() {
+            return Err(WorkflowError::Stopped);
+        }
+        Ok(run.ended_as().as_ref() == Some(status))
+    }
+
     /// Ends an execution. If another takes its place, that is its first record, unless it is stored already.
     pub(crate) async fn terminate_now(
         self: &Arc<Inner>,
@@ -167,15 +179,11 @@ impl Inner {
         let status = Status::Failed(failure_text(&failure));
         let (mut is_tried, mut is_large, mut is_marked) = (false, false, false);
         loop {
-            let is_queued = async || Ok::<_, WorkflowError>(self.known(id).await?.0.is_queued());
-            if let Some(successor) = successor.as_ref().filter(|_| !is_marked)
-                && (self.is_resident(id) || is_queued().await?)
-            {
-                match self.supersede(id, successor, Supersede::Terminate).await? {
-                    Marked::Given => return Ok(()),
-                    Marked::Refused => continue,
-                    Marked::Ends => is_marked = true,
-                }
+            match self.mark_if_need_be(id, successor.as_ref().filter(|_| !is_marked)).await? {
+                None => {}
+                Some(Marked::Given) => return Ok(()),
+                Some(Marked::Refused) => continue,
+                Some(Marked::Ends) => is_marked = true,
             }
             let resident = self.resident(id);
             // It may have ended by itself, and what is in memory by now be the other.
@@ -184,17 +192,10 @@ impl Inner {
             }
             if let Some(run) = resident {
                 is_tried = true;
-                // What is on its way lands, and then it ends.
-                run.set_stop(Stop::Terminated(status.clone()));
-                let doing = Listed::begin(&run, WaitsFor::Store);
-                doing.outside(|_| None::<()>).await;
-                if self.is_stopped() {
-                    return Err(WorkflowError::Stopped);
+                match self.terminate_resident(&run, &status).await? {
+                    true => return Ok(()),
+                    false => continue,
                 }
-                if run.ended_as().as_ref() == Some(&status) {
-                    return Ok(());
-                }
-                continue;
             }
             // It may be taken up meanwhile, and come to more that goes with its end: that does not change its record.
             let view = self.store.view().await?;

@@ -136,6 +136,19 @@ impl Inner {
         Ok(self.send(part).await?.map_or(Marked::Refused, |_| Marked::Ends))
     }
 
+    /// Marks an execution that cannot be ended in the same commit: one that is in memory, or waits in a line.
+    pub(crate) async fn mark_if_need_be(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        successor: Option<&Execution>,
+    ) -> Result<Option<Marked>> {
+        let Some(successor) = successor else { return Ok(None) };
+        if !self.is_resident(id) && !self.known(id).await?.0.is_queued() {
+            return Ok(None);
+        }
+        self.supersede(id, successor, Supersede::Terminate).await.map(Some)
+    }
+
     /// The record that takes the place of an execution's, in the commit that ends it, if another takes its place. What
     /// the commit has to hold for that is added to its parts.
     pub(crate) async fn succession(

@@ -113,8 +113,8 @@ enum Place {
 /// What a start comes to.
 #[derive(Debug)]
 pub(crate) enum Ruling {
-    /// Its execution is stored as it is now: it runs, waits in a line or until a time, or gathers. For a batch, it is the
-    /// input of this number.
+    /// Its execution is stored as it is now: it runs, waits in a line or until a time, or gathers. For a batch, it is
+    /// the input of this number.
     Starts(Option<u32>),
     /// It goes to an execution that gathers: for a batch, as the input of this number.
     Joins(ExecutionId, Option<u32>),

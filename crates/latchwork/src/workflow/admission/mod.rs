@@ -170,8 +170,8 @@ impl Admissions {
         }
     }
 
-    /// What decisions make of a commit that is made elsewhere. When it has landed, its lines are looked at: what was put
-    /// into one may have missed a permit that was given back meanwhile.
+    /// What decisions make of a commit that is made elsewhere. When it has landed, its lines are looked at: what was
+    /// put into one may have missed a permit that was given back meanwhile.
     pub(crate) fn looking_later(self: &Arc<Admissions>, book: Book<'_>) -> Part {
         let (admissions, lines) = (self.clone(), book.queued.clone());
         book.into_part().then(move |_| lines.iter().for_each(|line| admissions.look_at(line)))

@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 use crate::lane::{Part, Placed, Rider};
 use crate::node::SHARD;
 use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
-use crate::workflow::ExecutionId;
-use crate::workflow::admission::Asked;
-use crate::workflow::engine::Inner;
-use crate::workflow::record::{Execution, Status};
+use crate::workflow::admission::{Asked, Book, Ruling};
+use crate::workflow::engine::{Inner, check_name};
+use crate::workflow::record::{Execution, Labels, Status};
 use crate::workflow::run::{Boarded, KEYED, Next, RECORD, Run, Sent, Stop, Verdict, turn};
+use crate::workflow::{ExecutionId, Result};
 
 /// The first record of an execution that does not run at once, as a part of a commit.
 fn first_record(engine: &Arc<Inner>, id: &ExecutionId, first: &Execution) -> Part {
@@ -161,5 +161,47 @@ impl Run {
             (None, Err(error)) => Sent::Stopped(self.stop().unwrap_or(Stop::Rejected(error))),
             (None, Ok(_)) => Sent::Stopped(self.stop().unwrap_or(Stop::Fenced)),
         }
+    }
+}
+
+impl Inner {
+    /// The starts of executions, as a part of a commit of another layer's. They begin when the commit has landed, if
+    /// they are admitted by then; one that is rejected is an error. Inputs are JSON text.
+    pub(crate) async fn starting(self: &Arc<Inner>, starts: &[(&str, String, ExecutionId)]) -> Result<Part> {
+        self.starting_for(starts, None).await
+    }
+
+    /// The same, for a schedule if there is one: that is told of the end.
+    pub(crate) async fn starting_for(
+        self: &Arc<Inner>,
+        starts: &[(&str, String, ExecutionId)],
+        schedule: Option<&str>,
+    ) -> Result<Part> {
+        let (now, mut part) = (self.store.env().now(), Part::default());
+        let mut book = None;
+        for (workflow, input, id) in starts {
+            check_name("the id of an execution", id)?;
+            let (definition, input) = self.accept(workflow, Ok(input.clone()))?;
+            definition.check(&input)?;
+            let asked = definition.asked(&input)?.map(Asked::alone);
+            let mut first = definition.first_record(definition.alone(input), Labels::default(), now, now);
+            first.schedule = schedule.map(str::to_string);
+            if let Some(asked) = asked {
+                let book = match &mut book {
+                    Some(book) => book,
+                    none => none.insert(Book::new(self).await?),
+                };
+                if let Ruling::Rejected(error) = book.decide(&definition.policy, &asked, id, &mut first).await? {
+                    return Err(error);
+                }
+            }
+            part = part.and(Stored::new(self, id, |part| part).part(&first));
+            let (engine, workflow) = (self.clone(), workflow.to_string());
+            part = part.then(move |_| engine.metrics.started(&workflow));
+        }
+        Ok(match book {
+            Some(book) => part.and(self.admissions.looking_later(book)),
+            None => part,
+        })
     }
 }

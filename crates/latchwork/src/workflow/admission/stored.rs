@@ -1,5 +1,5 @@
-//! What is stored of limits: gates, lines, buckets, and starts that are gathered; and their keys. All keys start with the
-//! shard of their partition: its owner goes through the lines.
+//! What is stored of limits: gates, lines, buckets, and starts that are gathered; and their keys. All keys start with
+//! the shard of their partition: its owner goes through the lines.
 
 use std::sync::Arc;
 
@@ -112,8 +112,8 @@ pub(crate) enum Kind {
 /// The keys of what is stored of limits.
 #[derive(Clone)]
 pub(crate) struct Gates {
-    /// Records whose revs are checked. They are deleted and made again, and a decision that rests on one from before must
-    /// not pass: so their revs are never used again.
+    /// Records whose revs are checked. They are deleted and made again, and a decision that rests on one from before
+    /// must not pass: so their revs are never used again.
     pub(crate) gates: Space,
     /// Notes and lines.
     pub(crate) beside: Space,

@@ -1,6 +1,6 @@
-//! Limits under faults from a seed: crashes, restarts, pauses with a second engine, lost answers, slow commits and jumps
-//! of the clock; with executions that complete, fail, continue as new, time out, are cancelled, terminated and forked,
-//! from outside and as children.
+//! Limits under faults from a seed: crashes, restarts, pauses with a second engine, lost answers, slow commits and
+//! jumps of the clock; with executions that complete, fail, continue as new, time out, are cancelled, terminated and
+//! forked, from outside and as children.
 //!
 //! The store's commits are audited one by one (`testing/admitted.rs`): no limit is exceeded at any generation, a gate
 //! counts exactly the executions that hold a permit, and lines are served in order. Here it is judged from outside that
