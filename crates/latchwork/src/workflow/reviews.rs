@@ -345,7 +345,14 @@ impl ReviewHandle {
                 Ok(true) => return Ok(decision),
                 // Another caller was faster, or it is no longer waited for: the next look tells.
                 Ok(false) => {}
-                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => return Err(closed()),
+                // It may have ended with the decision of another caller.
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {
+                    let view = engine.store.view().await?;
+                    let found = Found::read(&engine.spaces, &view, &self.id).await?;
+                    if found.is_none_or(|found| found.record.decision.is_none()) {
+                        return Err(closed());
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -152,7 +152,7 @@ impl Inner {
     /// nobody else changes the locks in it.
     pub(crate) async fn terminate(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
         let (engine, id, reason) = (self.clone(), id.clone(), reason.to_string());
-        let terminated = self.node.runtime.run(async move { engine.terminate_now(&id, &reason, None).await });
+        let terminated = self.node.runtime.run(async move { engine.terminate_now(&id, &reason, None, false).await });
         terminated.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
@@ -168,16 +168,18 @@ impl Inner {
         Ok(run.ended_as().as_ref() == Some(status))
     }
 
-    /// Ends an execution. If another takes its place, that is its first record, unless it is stored already.
+    /// Ends an execution. If another takes its place, that is its first record, unless it is stored already. One that is
+    /// marked is ended only as long as it is: the next of its id is another.
     pub(crate) async fn terminate_now(
         self: &Arc<Inner>,
         id: &ExecutionId,
         reason: &str,
         successor: Option<Execution>,
+        mut is_marked: bool,
     ) -> Result<()> {
         let failure = Failure::new(format!("{TERMINATED_FOR}{reason}")).with_code(TERMINATED);
         let status = Status::Failed(failure_text(&failure));
-        let (mut is_tried, mut is_large, mut is_marked) = (false, false, false);
+        let (mut is_tried, mut is_large) = (false, false);
         loop {
             match self.mark_if_need_be(id, successor.as_ref().filter(|_| !is_marked)).await? {
                 None => {}
@@ -200,7 +202,7 @@ impl Inner {
             // It may be taken up meanwhile, and come to more that goes with its end: that does not change its record.
             let view = self.store.view().await?;
             let (mut before, rev) = self.known(id).await?;
-            if is_tried && self.is_followed(&before, successor.as_ref()) {
+            if is_marked && before.superseded.is_none() || is_tried && self.is_followed(&before, successor.as_ref()) {
                 return Ok(());
             }
             before.superseded = before.superseded.or(successor.as_ref().map(|_| Supersede::Terminate));

@@ -78,7 +78,7 @@ impl Inner {
                         Ok(marked != Marked::Refused)
                     }
                     Supersede::Terminate => {
-                        let ended = engine.terminate_now(&execution, REASON, Some(first)).await;
+                        let ended = engine.terminate_now(&execution, REASON, Some(first), false).await;
                         ended.map(|()| true)
                     }
                 }
@@ -215,7 +215,7 @@ impl Inner {
     pub(crate) fn end_superseded(self: &Arc<Inner>, id: &ExecutionId) {
         let (engine, id) = (self.clone(), id.clone());
         self.node.runtime.spawn(async move {
-            match engine.terminate_now(&id, REASON, None).await {
+            match engine.terminate_now(&id, REASON, None, true).await {
                 Ok(()) | Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
                 Err(error) => {
                     tracing::warn!(%id, %error, "an execution whose place another takes could not be ended yet");
