@@ -90,7 +90,8 @@ async fn how_often(store: &Store) -> Result {
     let call = workflow("call").rate_limit(limit().delay()).run(async |_: Ctx, to: String| Ok(to));
     let engine = Engine::on(store).register(&mail).register(&call).start().await?;
     let start = || engine.start(&mail, "ada".to_string());
-    (start().await?, start().await?);
+    start().await?;
+    start().await?;
     match start().await {
         Err(WorkflowError::RateLimited { key, retry_after, .. }) => {
             println!("{key} gets the next mail in {} ms", retry_after.as_millis());

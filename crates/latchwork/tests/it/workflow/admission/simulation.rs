@@ -93,7 +93,7 @@ impl Play {
                 ctx.sleep(Duration::from_millis(job.pause_ms)).await?;
                 match first {
                     // The other is cancelled with the end of its parent.
-                    Ok(first) if job.how % 2 == 0 => Ok(first.result().await.unwrap_or_default()),
+                    Ok(first) if job.how.is_multiple_of(2) => Ok(first.result().await.unwrap_or_default()),
                     _ => Ok(0),
                 }
             }
