@@ -168,8 +168,8 @@ impl Inner {
         Ok(run.ended_as().as_ref() == Some(status))
     }
 
-    /// Ends an execution. If another takes its place, that is its first record, unless it is stored already. One that is
-    /// marked is ended only as long as it is: the next of its id is another.
+    /// Ends an execution. If another takes its place, that is its first record, unless it is stored already. One that
+    /// is marked is ended only as long as it is: the next of its id is another.
     pub(crate) async fn terminate_now(
         self: &Arc<Inner>,
         id: &ExecutionId,
