@@ -17,7 +17,7 @@ use crate::lock::free::Freed;
 use crate::lock::lane::Ask;
 use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Order, Outcome, Timestamp, Write};
-use crate::workflow::admission::Asked;
+use crate::workflow::admission::{Asked, EndLane};
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::{Inner, check_name};
@@ -25,7 +25,7 @@ use crate::workflow::kept::{self, Letter};
 use crate::workflow::place::Place;
 use crate::workflow::post::Mail;
 use crate::workflow::record::{
-    Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
+    Attribute, Close, Entry, EntryState, Execution, Intent, Kind, Labels, Parent, Status, WaitsFor, failure_text,
 };
 use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Doing, Effect, Listed, Next, Run, Sent, Stop, hash_text, turn};
@@ -214,6 +214,9 @@ fn first_commit(
 ) -> Effect {
     let engine = &run.engine;
     let (close, birth) = child.parent.as_ref().map(|parent| (parent.close, parent.birth)).unwrap_or_default();
+    if child.status == Status::Running {
+        child.intent = Some(Intent::of_first(run.env().now()));
+    }
     let part = admission.put(&run.kept().child(id), kept::Child { close, birth }.encode());
     let (part, _) = turn(engine, engine.at_record(id, None).and(part), id, None, &mut child, None);
     let (engine, id) = (engine.clone(), id.clone());
@@ -424,7 +427,8 @@ impl Run {
             Next::Continues(_) => None,
             _ => return self.commit(next).await,
         };
-        let mut how = How::default();
+        // What it is about to do to others may keep the lane of its end waiting.
+        let mut how = How { is_alone: self.with(|state| state.has_effects()), ..How::default() };
         loop {
             let closed = self.closing_as(next.clone(), status.as_ref(), how).await;
             let (mut closing, next) = closed.map_err(|error| self.stops(error))?;
@@ -441,7 +445,18 @@ impl Run {
                 (commit, place, rest) = part.place_whole(commit);
                 placed.push((rest, place));
             }
-            match self.measured(commit).await {
+            let outcome = match closing.lane.take() {
+                None => self.measured(commit).await,
+                Some(lane) => match self.engine.admissions.end(lane, commit).await {
+                    Some(outcome) => outcome,
+                    None => {
+                        self.put_back(boarded);
+                        how.is_alone = true;
+                        continue;
+                    }
+                },
+            };
+            match outcome {
                 Ok(Outcome::Applied(receipt)) => {
                     self.landed(boarded, &receipt);
                     status.iter().for_each(|status| self.engine.metrics.ended(&self.definition.name, status));
@@ -483,11 +498,15 @@ pub(crate) struct How {
     pub(crate) from_store: bool,
     /// Whether it was more than a commit can hold: what can be done before or afterwards is.
     pub(crate) is_large: bool,
+    /// Whether it is committed by itself, and not with the admission of those that wait for its permits.
+    pub(crate) is_alone: bool,
 }
 
 /// What goes with the end of an execution. As long as it is there, no other commit changes the locks in it.
 pub(crate) struct Closing {
     pub(crate) parts: Vec<Part>,
+    /// Where it is committed, if those that wait for its permits are to be admitted with it.
+    pub(crate) lane: Option<EndLane>,
     _turns: Vec<Turn>,
 }
 
@@ -558,11 +577,14 @@ impl Inner {
             (true, false) => self.locks.freed(&owner, how.from_store).await?,
         };
         freed.notices.into_iter().for_each(|notices| mail.notices(notices));
+        // A commit writes each key once: ends that change others do not share one.
+        let is_alone = how.is_alone || how.is_large || before.has_locks || !mail.is_empty();
         let mut parts = mail.parts(self, how.from_store, &BTreeSet::new()).await?;
         parts.extend(freed.parts);
         // The permits of one whose place is taken go over to the other.
         let gives_back = status.is_some() && before.superseded.is_none();
-        parts.extend(gives_back.then(|| self.giving_back(id, before)).flatten());
+        let lane = (gives_back && !is_alone).then(|| self.admissions.lane_of_end(before)).flatten();
+        parts.extend((gives_back && lane.is_none()).then(|| self.giving_back(id, before)).flatten());
         if let (Some(schedule), Some(_)) = (&before.schedule, status) {
             parts.push(self.ending_scheduled(schedule, id));
         }
@@ -572,6 +594,6 @@ impl Inner {
         if let Some(status) = status {
             parts.extend(self.finalizing(id, before, status, how).await?);
         }
-        Ok(Closing { parts, _turns: freed.turns })
+        Ok(Closing { parts, lane, _turns: freed.turns })
     }
 }

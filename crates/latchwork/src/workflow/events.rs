@@ -10,7 +10,7 @@ use crate::workflow::engine::Engine;
 use crate::workflow::executions::Executions;
 use crate::workflow::history::{Operation, read_entry};
 use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{Entry, journal_key, run_key};
+use crate::workflow::record::{Entry, Intent, journal_key, run_key};
 use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
 /// How many operations a page holds, unless it is said, and at the most.
@@ -83,8 +83,8 @@ impl Operations {
                 intents.extend(next.map(|next| (after.branch.at(after.number + 1), next, item.time)));
             }
             range = range.after(&key);
-        } else if let Some(first) = execution.intent.clone() {
-            intents.push((Path::default().at(0), first.into_entry(), changed));
+        } else if let Some(first) = execution.intent.clone().and_then(Intent::into_entry) {
+            intents.push((Path::default().at(0), first, changed));
         }
         for (key, item) in view.scan(&range, Order::Ascending, limit + 1).await? {
             let (place, entry, next) = read_entry(&id, &key, &item.value)?;

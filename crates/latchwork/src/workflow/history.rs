@@ -12,7 +12,7 @@ use crate::store::{Generation, Item, Key, Space, Store, Timestamp, View};
 use crate::workflow::engine::{Engine, Spaces};
 use crate::workflow::place::{Path, Place};
 use crate::workflow::record::{
-    Entry, EntryState, Execution, Kind, Status, fetch_execution, next_page, read_place, run_key,
+    Entry, EntryState, Execution, Intent, Kind, Status, fetch_execution, next_page, read_place, run_key,
 };
 use crate::workflow::step::read_failure;
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -251,7 +251,8 @@ pub(crate) async fn entries(
     own: &Item,
 ) -> Result<Vec<(Place, Recorded)>> {
     let mut entries = BTreeMap::new();
-    let first = execution.intent.clone().map(|first| (Path::default().at(0), Recorded::by(own, first.into_entry())));
+    let first = execution.intent.clone().and_then(Intent::into_entry);
+    let first = first.map(|first| (Path::default().at(0), Recorded::by(own, first)));
     // A step that is begun for the first time has no record of its own.
     let mut intents: Vec<(Place, Recorded)> = first.into_iter().collect();
     let mut rest = journal.prefix(run_key(id, execution.run));

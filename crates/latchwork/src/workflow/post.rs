@@ -455,6 +455,10 @@ impl Mail {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Adds a cancellation.
     pub(crate) fn cancel(&mut self, id: &ExecutionId, reason: String) {
         self.0.entry(id.clone()).or_default().cancel = Some(reason);

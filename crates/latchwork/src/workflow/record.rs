@@ -337,7 +337,7 @@ impl Entry {
     /// The operation that a record tells of, and the one that was to be next, if it tells of that.
     pub(crate) fn decode_with(bytes: &[u8]) -> Result<(Entry, Option<Entry>), Unreadable> {
         let Told(entry, next) = Told::decode(bytes)?;
-        Ok((entry, next.map(Intent::into_entry)))
+        Ok((entry, next.and_then(Intent::into_entry)))
     }
 
     pub(crate) fn failed(&mut self, failure: &Failure, at: Timestamp) {
@@ -451,9 +451,25 @@ impl Intent {
         Intent { name: entry.name.clone(), argument: entry.argument, since_us: entry.since_us }
     }
 
-    pub(crate) fn into_entry(self) -> Entry {
+    /// That of a step that is not known yet. An execution that is set running by a commit of another's is begun at
+    /// once: with this in its record, its first operation needs no commit before it is begun, if it is a step. One that
+    /// was not begun, because the process ended before, counts as begun all the same.
+    pub(crate) fn of_first(since: Timestamp) -> Intent {
+        Intent { name: "".into(), argument: ANYTHING, since_us: since.0 }
+    }
+
+    /// Since when a step may be under way that is not known.
+    pub(crate) fn since_of_first(&self) -> Option<u64> {
+        (self.name.is_empty() && self.argument == ANYTHING).then_some(self.since_us)
+    }
+
+    /// What the journal would hold of it; nothing if it is not known.
+    pub(crate) fn into_entry(self) -> Option<Entry> {
+        if self.since_of_first().is_some() {
+            return None;
+        }
         let entry = Entry::new(Kind::Step, self.name, self.argument, Timestamp(self.since_us), EntryState::Begun);
-        Entry { attempts: 1, ..entry }
+        Some(Entry { attempts: 1, ..entry })
     }
 }
 

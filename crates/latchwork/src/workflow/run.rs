@@ -122,7 +122,7 @@ pub(crate) struct State {
     /// The locks of which something is being released that was dropped, each as often.
     pub(crate) leaving: Vec<LockName>,
     /// Whether there is nothing in its journal.
-    is_fresh: bool,
+    pub(crate) is_fresh: bool,
     /// Commits of operations' own.
     submitted: Vec<Submitted>,
     /// The input to go on with, anew.

@@ -211,7 +211,7 @@ impl Inner {
                 let is_done = is_tried && before.status == status;
                 return if is_done { Ok(()) } else { Err(WorkflowError::Ended { id: id.clone() }) };
             }
-            let how = How { from_store: true, is_large };
+            let how = How { from_store: true, is_large, is_alone: true };
             let mut closing = self.closing(id, &before, Some(&status), how).await?;
             let ended = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
             let first = self.succession(id, &before, &mut closing.parts, successor.as_ref()).await?;

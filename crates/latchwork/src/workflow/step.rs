@@ -15,8 +15,8 @@ use crate::store::{Timestamp, Uuid};
 use crate::workflow::beats::{Beats, BeatsEnd};
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::kept::Letter;
-use crate::workflow::place::Place;
-use crate::workflow::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
+use crate::workflow::place::{Path, Place};
+use crate::workflow::record::{Entry, EntryState, Intent, Kind, WaitsFor, failure_text};
 use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Effect, Run, Waited};
 use crate::workflow::{Boxed, Failure, Retry};
@@ -168,6 +168,7 @@ where
     async fn execute(&self, mut operation: Journaled<'_>) -> Result<B::Output, Failure> {
         let run = &self.ctx.run;
         run.effect().await;
+        let mut is_counted = operation.is_counted();
         loop {
             if operation.entry.attempts > 0 {
                 Box::pin(self.wait_for_turn(&operation)).await;
@@ -181,7 +182,9 @@ where
             operation.entry.attempts += 1;
             operation.put(EntryState::Begun);
             // What is to be in that commit is only that.
-            let _ = operation.doing.flush().await;
+            if !std::mem::take(&mut is_counted) {
+                let _ = operation.doing.flush().await;
+            }
             // If this is dropped, the attempt is over.
             let place = operation.place.clone();
             let _beats = BeatsEnd { run, place: &place };
@@ -297,6 +300,21 @@ where
             Poll::Pending
         });
         ended.instrument(span).await
+    }
+}
+
+impl Journaled<'_> {
+    /// Whether the commit that set the execution running has counted the first attempt. If that was in an earlier life,
+    /// the attempt is over.
+    fn is_counted(&mut self) -> bool {
+        let is_first = self.is_new && self.place == Path::default().at(0);
+        let counted = self.ctx.run.with(|state| {
+            let since = state.execution.intent.as_ref().filter(|_| is_first).and_then(Intent::since_of_first);
+            since.map(|since| (since, state.is_fresh))
+        });
+        let Some((since_us, is_fresh)) = counted else { return false };
+        (self.entry.since_us, self.entry.attempts) = (since_us, u32::from(!is_fresh));
+        is_fresh
     }
 }
 

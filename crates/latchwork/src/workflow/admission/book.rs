@@ -12,7 +12,9 @@ use crate::workflow::admission::policy::{Asked, Policy};
 use crate::workflow::admission::stored::{Bucket, Flow, Gate, Gates, Partition};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::Inputs;
-use crate::workflow::record::{Admission, Execution, Needed, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution};
+use crate::workflow::record::{
+    Admission, Execution, Intent, Needed, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution,
+};
 use crate::workflow::run::{Run, turn};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -264,6 +266,13 @@ impl<'a> Book<'a> {
         Ok(open.number())
     }
 
+    /// Gives a permit of a limit back, in the same commit.
+    pub(super) async fn give_back(&mut self, partition: &Partition) -> Result<()> {
+        let open = self.open(partition).await?;
+        (open.gate.held, open.is_changed) = (open.gate.held.saturating_sub(1), true);
+        Ok(())
+    }
+
     /// Takes a token from the bucket of a rate limit. Gives when the execution may begin, if that is not now.
     async fn take_token(
         &mut self,
@@ -508,16 +517,19 @@ impl Inner {
     /// The change of an execution that was stored before, and has not begun.
     fn changing_stored(self: &Arc<Inner>, id: ExecutionId, changed: Changed) -> Part {
         let Changed { before, rev, mut after } = changed;
+        let definition = self.definition(&after.workflow).cloned().filter(|_| after.status == Status::Running);
+        if definition.is_some() {
+            after.intent = Some(Intent::of_first(self.store.env().now()));
+        }
         let (part, _) = turn(self, self.at_record(&id, Some(rev)), &id, Some(&before), &mut after, None);
         let engine = self.clone();
-        part.then(move |landing| match (after.status == Status::Running, after.timer_us) {
-            (true, _) => {
-                let Some(definition) = engine.definition(&after.workflow).cloned() else { return };
+        part.then(move |landing| match (definition, after.timer_us) {
+            (Some(definition), _) => {
                 let run = Run::new(engine.clone(), definition, id, after, landing.last()).not_begun();
                 engine.spawn_stored(Arc::new(run));
             }
-            (false, Some(timer)) => engine.timers.set(&id, Timestamp(timer)),
-            (false, None) => {}
+            (None, Some(timer)) => engine.timers.set(&id, Timestamp(timer)),
+            (None, None) => {}
         })
     }
 }

@@ -1,5 +1,5 @@
-//! From starts to commits: the starts of a partition that come while a commit is on its way share the next one, and
-//! those that wait in its line are admitted before them.
+//! From starts and ends to commits: those of a partition that come while a commit is on its way share the next one.
+//! What ends gives its permits back, then those that wait in the line are admitted, then starts are decided.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::lane::{Lanes, Part, Placed, Plan, Rider, Runtime};
 use crate::node::SHARD;
-use crate::store::{Commit, ErrorKind, Receipt, Refusal, Store, StoreError};
+use crate::store::{Commit, ErrorKind, FailedCheck, Outcome, Receipt, Refusal, Store, StoreError};
 use crate::workflow::admission::book::{Book, Ruling};
 use crate::workflow::admission::policy::{Asked, Policy};
 use crate::workflow::admission::stored::Partition;
@@ -25,6 +25,7 @@ pub(crate) type Starter = Box<dyn Rider<Execution, ()>>;
 /// What is done in a lane.
 pub(crate) enum Job {
     Start(Box<StartJob>),
+    End(Box<EndJob>),
     /// There may be room for the next in a line.
     Next(Partition),
 }
@@ -41,8 +42,45 @@ pub(crate) struct StartJob {
     pub(super) answer: oneshot::Sender<Result<Started>>,
 }
 
+/// The end of an execution that holds permits: the rest of the commit that makes it so.
+pub(crate) struct EndJob {
+    pub(super) permits: Vec<Partition>,
+    pub(super) commit: Commit,
+    /// Where its checks and writes begin in the commit of the lane.
+    pub(super) first: (usize, usize),
+    /// What became of it; nothing if the lane could not serve.
+    pub(super) answer: oneshot::Sender<Result<Outcome, StoreError>>,
+}
+
+impl EndJob {
+    fn board(&mut self, commit: Commit) -> Commit {
+        self.first = (commit.checks().len(), commit.writes().len());
+        let commit = self.commit.checks().iter().cloned().fold(commit, Commit::check);
+        self.commit.writes().iter().cloned().fold(commit, Commit::write)
+    }
+
+    fn landed(self, receipt: &Receipt) {
+        let writes = self.first.1..self.first.1 + self.commit.writes().len();
+        let revs = receipt.revs.get(writes).unwrap_or_default().to_vec();
+        let _ = self.answer.send(Ok(Outcome::Applied(Receipt { revs, ..receipt.clone() })));
+    }
+
+    /// The commit was refused. The end is given back if that was not for one of its own checks.
+    fn refused(self, refusal: &Refusal) -> Option<EndJob> {
+        let its = self.first.0..self.first.0 + self.commit.checks().len();
+        let failed = refusal.failed.iter().filter(|failed| its.contains(&failed.index));
+        let failed: Vec<_> = failed.map(|it| FailedCheck { index: it.index - its.start, ..it.clone() }).collect();
+        if failed.is_empty() {
+            return Some(self);
+        }
+        let _ = self.answer.send(Ok(Outcome::Refused(Refusal { failed, ..refusal.clone() })));
+        None
+    }
+}
+
 impl Job {
     fn fail(self, error: &WorkflowError) {
+        // An end that is given no answer is committed elsewhere.
         if let Job::Start(mut start) = self {
             if let WorkflowError::Store(error) = error {
                 start.starter.failed(error);
@@ -51,10 +89,16 @@ impl Job {
         }
     }
 
+    /// The limits of which it gives a permit back.
+    fn given_back(&self) -> &[Partition] {
+        if let Job::End(end) = self { &end.permits } else { &[] }
+    }
+
     /// The lines that are looked at before it.
     fn lines(&self) -> Vec<Partition> {
         match self {
             Job::Next(line) => vec![line.clone()],
+            Job::End(end) => end.permits.clone(),
             Job::Start(start) => {
                 let gate = |key: &Option<String>| Partition::new(&start.first.workflow, key.as_deref());
                 start.asked.gates.iter().map(gate).collect()
@@ -94,6 +138,10 @@ impl Admissions {
         let engine = self.engine().ok_or(WorkflowError::Stopped)?;
         let mut book = Book::new(&engine).await?;
         let (mut decided, mut next) = (Vec::with_capacity(jobs.len()), BTreeSet::new());
+        let given_back: Vec<Partition> = jobs.iter().flat_map(Job::given_back).cloned().collect();
+        for partition in &given_back {
+            book.give_back(partition).await?;
+        }
         // The line of the workflow as a whole is the first of them: what is admitted by a key then goes behind it.
         let lines: BTreeSet<Partition> = jobs.iter().flat_map(Job::lines).collect();
         for line in &lines {
@@ -103,7 +151,7 @@ impl Admissions {
         }
         while let Some(mut job) = jobs.pop_front() {
             let decision = match &mut job {
-                Job::Next(_) => Ruling::Starts(None),
+                Job::Next(_) | Job::End(_) => Ruling::Starts(None),
                 Job::Start(start) => {
                     let mut first = start.first.clone();
                     let decision = match book.decide(policy, &start.asked, &start.id, &mut first).await {
@@ -119,7 +167,10 @@ impl Admissions {
                 }
             };
             if let Ruling::Later = decision {
-                jobs.push_front(job);
+                // Ends are in the book already.
+                let (ends, later): (Vec<Job>, Vec<Job>) = jobs.drain(..).partition(|job| matches!(job, Job::End(_)));
+                decided.extend(ends.into_iter().map(|end| (end, Ruling::Starts(None))));
+                jobs.extend([job].into_iter().chain(later));
                 break;
             }
             decided.push((job, decision));
@@ -130,8 +181,7 @@ impl Admissions {
     }
 
     /// Answers a job whose decision is stored, or needs nothing to be.
-    fn answer(&self, job: Job, decision: Ruling) {
-        let Job::Start(start) = job else { return };
+    fn answer(&self, start: StartJob, decision: Ruling) {
         self.note_used(&start.first.workflow, &start.asked);
         let _ = start.answer.send(match decision {
             Ruling::Starts(item) => Ok(Started { id: start.id, item }),
@@ -192,18 +242,25 @@ impl Plan for Admissions {
         };
         taken.into_iter().rev().for_each(|job| jobs.push_front(job));
         let starts = |(_, decision): &(Job, Ruling)| matches!(decision, Ruling::Starts(_));
-        let is_start = |it: &(Job, Ruling)| matches!(it.0, Job::Start(_)) && starts(it);
-        if part.is_none() && !decided.iter().any(is_start) {
-            decided.into_iter().for_each(|(job, decision)| self.answer(job, decision));
+        let is_written = |it: &(Job, Ruling)| !matches!(it.0, Job::Next(_)) && starts(it);
+        if part.is_none() && !decided.iter().any(is_written) {
+            for (job, decision) in decided {
+                if let Job::Start(start) = job {
+                    self.answer(*start, decision);
+                }
+            }
             return None;
         }
         let part = self.node.for_any(lane.as_bytes()).and(part.unwrap_or_default());
         let (mut commit, placed, rest) = part.place_whole(Commit::new());
         for (job, decision) in &mut decided {
-            if let (Job::Start(start), Ruling::Starts(_)) = (job, decision)
-                && let Some(first) = &start.decided
-            {
-                commit = start.starter.board(commit, first);
+            match (job, decision) {
+                (Job::Start(start), Ruling::Starts(_)) => {
+                    let Some(first) = &start.decided else { continue };
+                    commit = start.starter.board(commit, first);
+                }
+                (Job::End(end), _) => commit = end.board(commit),
+                _ => {}
             }
         }
         Some((commit, Batch { jobs: decided, placed, rest, next }))
@@ -216,11 +273,20 @@ impl Plan for Admissions {
     fn landed(self: &Arc<Admissions>, _: &Partition, known: &mut Known, batch: Batch, receipt: &Receipt) {
         *known = Known::default();
         batch.rest.land(batch.placed.landing(receipt));
-        for (mut job, decision) in batch.jobs {
-            if let (Job::Start(start), Ruling::Starts(_)) = (&mut job, &decision) {
-                start.starter.landed(receipt);
+        for (job, decision) in batch.jobs {
+            match job {
+                Job::Start(mut start) => {
+                    if let Ruling::Starts(_) = decision {
+                        start.starter.landed(receipt);
+                    }
+                    self.answer(*start, decision);
+                }
+                Job::End(end) => {
+                    end.permits.iter().for_each(|partition| self.note(partition.clone()));
+                    end.landed(receipt);
+                }
+                Job::Next(_) => {}
             }
-            self.answer(job, decision);
         }
         // What was put into a line may have missed a permit that was given back meanwhile.
         batch.next.iter().for_each(|line| self.look_at(line));
@@ -238,11 +304,19 @@ impl Plan for Admissions {
         batch.rest.refuse(&batch.placed, &refusal);
         let mut again = Vec::with_capacity(batch.jobs.len());
         for (mut job, decision) in batch.jobs {
-            if let (Job::Start(start), Ruling::Starts(_)) = (&mut job, &decision)
-                && start.starter.refused(&refusal)
-            {
-                continue;
-            }
+            job = match job {
+                Job::Start(mut start) if matches!(decision, Ruling::Starts(_)) => {
+                    if start.starter.refused(&refusal) {
+                        continue;
+                    }
+                    Job::Start(start)
+                }
+                Job::End(end) => match end.refused(&refusal) {
+                    Some(end) => Job::End(Box::new(end)),
+                    None => continue,
+                },
+                job => job,
+            };
             if is_fenced {
                 job.fail(&WorkflowError::Stopped);
             } else {
@@ -265,7 +339,11 @@ impl Plan for Admissions {
 
     fn failed(self: &Arc<Admissions>, _: &mut Known, batch: Batch, error: StoreError, _: &mut VecDeque<Job>) {
         self.node.doubt();
-        let error = WorkflowError::Store(error);
-        batch.jobs.into_iter().for_each(|(job, _)| job.fail(&error));
+        for (job, _) in batch.jobs {
+            match job {
+                Job::End(end) => drop(end.answer.send(Err(error.clone()))),
+                job => job.fail(&WorkflowError::Store(error.clone())),
+            }
+        }
     }
 }

@@ -22,7 +22,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::lane::{Lanes, Part, Turn};
 use crate::node::Node;
-use crate::store::{ErrorKind, Order, View};
+use crate::store::{Commit, ErrorKind, Order, Outcome, StoreError, View};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::record::{Admission, Execution, Status};
@@ -31,7 +31,7 @@ use crate::workflow::{ExecutionId, Result, WorkflowError};
 use book::gate_at;
 pub(crate) use book::{Book, Ruling};
 pub(crate) use gather::list;
-use lane::{Job, StartJob, Starter};
+use lane::{EndJob, Job, StartJob, Starter};
 pub(crate) use policy::{Asked, Policy};
 pub(crate) use starter::Stored;
 use stored::{Gate, Gates, Partition};
@@ -52,6 +52,12 @@ impl From<ExecutionId> for Started {
     fn from(id: ExecutionId) -> Started {
         Started { id, item: None }
     }
+}
+
+/// Where the end of an execution is committed, and the limits that it holds permits of.
+pub(crate) struct EndLane {
+    lane: Partition,
+    permits: Vec<Partition>,
 }
 
 /// How much of a limit is used.
@@ -155,6 +161,28 @@ impl Admissions {
         let job = StartJob { asked, id: id.clone(), first, decided: None, starter, answer };
         Lanes::submit(self, &lane, Job::Start(Box::new(job))).map_err(|_| WorkflowError::Stopped)?;
         answered.await.ok().transpose()
+    }
+
+    /// The lane that the end of an execution is to be committed in, if the permits that it holds may be waited for: then
+    /// the next in line is admitted by the same commit.
+    pub(crate) fn lane_of_end(&self, before: &Execution) -> Option<EndLane> {
+        let policy = &self.engine()?.definition(&before.workflow)?.policy.clone();
+        let permits: Vec<Partition> =
+            before.admission.iter().flat_map(|it| it.held(&before.workflow)).map(|(it, _)| it).collect();
+        let lane = policy.lane(permits.first().filter(|_| policy.queues())?);
+        permits.iter().all(|partition| policy.lane(partition) == lane).then_some(EndLane { lane, permits })
+    }
+
+    /// Has the end of an execution committed, and the next in line admitted with it. None if the lane cannot serve.
+    pub(crate) async fn end(
+        self: &Arc<Admissions>,
+        EndLane { lane, permits }: EndLane,
+        commit: Commit,
+    ) -> Option<Result<Outcome, StoreError>> {
+        let (answer, answered) = oneshot::channel();
+        let job = EndJob { permits, commit, first: (0, 0), answer };
+        Lanes::submit(self, &lane, Job::End(Box::new(job))).ok()?;
+        answered.await.ok()
     }
 
     /// Keeps the lane of a start from making commits, for one that is decided elsewhere.
@@ -284,7 +312,8 @@ impl Inner {
         if !tells_parent {
             ended.parent = None;
         }
-        let closing = self.closing(id, &ended, Some(&status), How { from_store: true, is_large: false }).await?;
+        let closing =
+            self.closing(id, &ended, Some(&status), How { from_store: true, is_alone: true, ..How::default() }).await?;
         let mut after = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
         let part = self.at_record(id, Some(rev));
         let (part, due) = crate::workflow::run::turn(self, part, id, Some(&before), &mut after, None);

@@ -131,7 +131,8 @@ impl Run {
             }
             Next::Rests(status) => after.status = status,
             Next::Continues(input) => {
-                (after.input, after.run, after.intent) = (input, after.run + 1, None);
+                let first = Intent::of_first(self.env().now());
+                (after.input, after.run, after.intent) = (input, after.run + 1, Some(first));
                 continues = true;
                 boarded.pending.retain(|pending| pending.effect.is_some());
             }

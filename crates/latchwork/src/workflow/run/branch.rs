@@ -57,7 +57,7 @@ impl Branch {
     /// The function itself.
     pub(crate) fn root(run: &Run) -> Arc<Branch> {
         let (more, intent) = run.with(|state| (!state.is_fresh, state.execution.intent.clone()));
-        Branch::new(Path::default(), more, intent.filter(|_| more).map(Intent::into_entry))
+        Branch::new(Path::default(), more, intent.filter(|_| more).and_then(Intent::into_entry))
     }
 
     /// One that was forked off. `more` tells whether the journal may tell of it.

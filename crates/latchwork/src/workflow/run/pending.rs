@@ -132,6 +132,11 @@ impl State {
         self.pending.len() + self.draft.entries.len() >= MOST_PENDING || self.pending_bytes >= MOST_PENDING_BYTES
     }
 
+    /// Whether what is pending changes others.
+    pub(crate) fn has_effects(&self) -> bool {
+        self.pending.values().chain(self.draft.entries.values()).any(|pending| pending.effect.is_some())
+    }
+
     pub(super) fn put(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
         let pending = self.stamped(place, entry, effect);
         if self.is_polled {

@@ -121,7 +121,8 @@ impl Play {
         let (env, engine) = (caller.env().clone(), caller.engine().clone());
         loop {
             let turn = *done.lock();
-            if turn == 14 {
+            // The client of the life before may have counted its last turn as well.
+            if turn >= 14 {
                 return Ok(());
             }
             let id = format!("{number}-{turn}");
