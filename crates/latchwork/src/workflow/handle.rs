@@ -279,11 +279,9 @@ impl UntypedStart {
             None => None,
         };
         if definition.policy.gather().is_some() {
-            let (workflow, reason) = (
-                name.clone(),
-                "its starts are gathered, so none has an idempotency key, a signal or a time of its own",
-            );
-            let is_alone = self.key.is_some() || signal.is_some() || !matches!(self.begins, Begins::Now);
+            let (workflow, reason) =
+                (name.clone(), "its starts are gathered, so none has a signal or a time of its own");
+            let is_alone = signal.is_some() || !matches!(self.begins, Begins::Now);
             if is_alone {
                 return Err(WorkflowError::Start { workflow, reason });
             }
@@ -391,7 +389,7 @@ impl Starting {
         if let Some(signal) = self.signal(&id) {
             signal.send().await?;
         }
-        Ok(Some(Started::from(id)))
+        Ok(Some(Started { id, item: found.item }))
     }
 
     /// What is to be sent to one that has been started.

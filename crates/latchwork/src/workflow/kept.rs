@@ -168,6 +168,8 @@ enum What {
     Review,
     Inputs = 16,
     Successor,
+    /// The idempotency key of a start that was gathered.
+    StartKey,
 }
 
 /// The keys of an execution's things.
@@ -244,6 +246,20 @@ impl<'a> Kept<'a> {
 
     pub(crate) fn inputs(&self) -> Range {
         self.space.prefix(self.bytes(What::Inputs, &[]))
+    }
+
+    /// That one of the starts that were gathered had this idempotency key.
+    pub(crate) fn start_key(&self, key: &str) -> Key {
+        self.key(What::StartKey, key.as_bytes())
+    }
+
+    pub(crate) fn start_keys(&self) -> Range {
+        self.space.prefix(self.bytes(What::StartKey, &[]))
+    }
+
+    /// The idempotency key that a key tells of.
+    pub(crate) fn read_start_key<'k>(&self, key: &'k Key) -> Option<&'k str> {
+        std::str::from_utf8(key.bytes().get(self.prefix.len() + 1..)?).ok()
     }
 
     /// Whether a key, of whatever execution, is of a child.

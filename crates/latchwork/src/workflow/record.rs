@@ -488,13 +488,15 @@ pub(crate) struct Keyed {
     pub(crate) id: String,
     /// A hash of what it was started with.
     pub(crate) input: u64,
+    /// Which input of a batch it is.
+    pub(crate) item: Option<u32>,
 }
 
 /// What a record of the journal tells: an operation, and the intent to do the next.
 #[derive(Serialize, Deserialize)]
 struct Told(Entry, Option<Intent>);
 
-stored!(Execution => [b"\0\0\0\0"], Removal, Keyed, Told => [b""]);
+stored!(Execution => [b"\0\0\0\0"], Removal, Keyed => [b"\0"], Told => [b""]);
 
 /// The record under a key, as a view shows it. One that cannot be read is an error that tells its place.
 pub(crate) async fn fetch<R: Record>(

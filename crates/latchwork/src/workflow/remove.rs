@@ -10,7 +10,7 @@ use crate::node::alarm::{Alarms, Due, Keeper, alarm_key, read_alarm_key};
 use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Key, Order, Range, Rev, Timestamp};
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{Execution, Keyed, Removal, keyed_key};
+use crate::workflow::record::{Execution, Keyed, Removal, keyed_key, next_page};
 use crate::workflow::run::{RECORD, journal_range};
 use crate::workflow::{ExecutionId, Result};
 
@@ -146,22 +146,34 @@ impl<'a> Broom<'a> {
         self.empty(&journal_range(self.engine, id, None)).await?;
         self.empty(&self.engine.states.execution(id).all()).await?;
         self.slots_of_tree(id, &execution).await?;
+        self.start_keys(id, &execution).await?;
         self.empty(&self.engine.kept(id).all()).await?;
         // The rest goes in one commit: as long as there is a record, there is an alarm for it.
         let listed = self.engine.spaces.lists.list(Part::default(), id, Some(&execution), None, None);
         let mut last: Vec<Key> = listed.writes().iter().map(|write| write.key().clone()).collect();
         last.extend(execution.removal_us.map(|due| self.engine.spaces.removals.key(alarm_key(Timestamp(due), id))));
         if let Some(key) = &execution.key {
-            let key = self.engine.spaces.keys.key(keyed_key(&execution.workflow, key));
-            let found = self.engine.store.view().await?.get(&key).await?;
-            let is_its = |value: &[u8]| Keyed::decode(value).is_ok_and(|keyed| keyed.id == **id);
-            last.extend(found.filter(|item| is_its(&item.value)).map(|_| key));
+            last.extend(keyed(self.engine, id, &execution, key).await?);
         }
         last.push(self.engine.record_of(id));
         if self.part.writes().len() + last.len() > WRITES {
             self.sweep().await?;
         }
         last.iter().for_each(|key| self.note(key));
+        Ok(())
+    }
+
+    /// Removes the idempotency keys of starts that were gathered.
+    async fn start_keys(&mut self, id: &ExecutionId, execution: &Execution) -> Result<()> {
+        let kept = self.engine.kept(id);
+        let mut rest = kept.start_keys();
+        while let Some(found) = next_page(&self.engine.store.view().await?, &mut rest, WRITES).await? {
+            for key in found.iter().filter_map(|(key, _)| kept.read_start_key(key)) {
+                if let Some(keyed) = keyed(self.engine, id, execution, key).await? {
+                    self.add(&keyed).await?;
+                }
+            }
+        }
         Ok(())
     }
 
@@ -217,4 +229,12 @@ impl<'a> Broom<'a> {
         self.is_refused |= !self.engine.store.commit(part.place(Commit::new()).0).await?.is_applied();
         Ok(())
     }
+}
+
+/// What is stored under an idempotency key of an execution's start.
+async fn keyed(engine: &Inner, id: &ExecutionId, execution: &Execution, key: &str) -> Result<Option<Key>> {
+    let key = engine.spaces.keys.key(keyed_key(&execution.workflow, key));
+    let found = engine.store.view().await?.get(&key).await?;
+    let is_its = |value: &[u8]| Keyed::decode(value).is_ok_and(|keyed| keyed.id == **id);
+    Ok(found.filter(|item| is_its(&item.value)).map(|_| key))
 }

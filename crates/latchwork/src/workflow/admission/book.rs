@@ -13,7 +13,7 @@ use crate::workflow::admission::stored::{Bucket, Flow, Gate, Gates, Partition};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::Inputs;
 use crate::workflow::record::{
-    Admission, Execution, Intent, Needed, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution,
+    Admission, Execution, Intent, Keyed, Needed, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution,
 };
 use crate::workflow::run::{Run, turn};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -39,6 +39,8 @@ pub(crate) struct Book<'a> {
     pub(super) gatherings: BTreeMap<Partition, Check>,
     /// Where what gathers has begun, or is another one: what follows is for the next commit.
     pub(super) settled: BTreeSet<Partition>,
+    /// What is stored under idempotency keys of gathered starts.
+    pub(super) keyed: BTreeMap<Key, Keyed>,
     /// Further inputs of batches, and the number of the first of them.
     pub(super) inputs: BTreeMap<ExecutionId, (u32, Vec<String>)>,
 }
@@ -164,6 +166,7 @@ impl<'a> Book<'a> {
             queued: Vec::new(),
             gatherings: BTreeMap::new(),
             settled: BTreeSet::new(),
+            keyed: BTreeMap::new(),
             inputs: BTreeMap::new(),
         })
     }
@@ -210,6 +213,20 @@ impl<'a> Book<'a> {
     /// Decides a start. `first` is the record that its execution would have without any limits; it is the one that it
     /// has, if it starts.
     pub(crate) async fn decide(
+        &mut self,
+        policy: &Policy,
+        asked: &Asked,
+        id: &ExecutionId,
+        first: &mut Execution,
+    ) -> Result<Ruling> {
+        match first.key.take_if(|_| asked.gathers.is_some()) {
+            Some(key) => self.decide_keyed(policy, asked, id, first, &key).await,
+            None => self.decide_new(policy, asked, id, first).await,
+        }
+    }
+
+    /// Decides a start that was not made before.
+    pub(super) async fn decide_new(
         &mut self,
         policy: &Policy,
         asked: &Asked,

@@ -8,9 +8,11 @@ use crate::workflow::admission::policy::{Asked, Gather, Policy};
 use crate::workflow::admission::stored::{Gathering, Partition};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::Inputs;
-use crate::workflow::record::{Admission, Execution, Gathers, Status, fetch, fetch_execution, next_page};
-use crate::workflow::run::largest;
-use crate::workflow::{ExecutionId, Result};
+use crate::workflow::record::{
+    Admission, Execution, Gathers, Keyed, Status, fetch, fetch_execution, keyed_key, next_page,
+};
+use crate::workflow::run::{hash_text, largest};
+use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 impl Book<'_> {
     /// Sends a start to the execution that gathers under its key. None if there is none.
@@ -45,6 +47,46 @@ impl Book<'_> {
             },
         };
         Ok(Some(Ruling::Joins(id, item)))
+    }
+
+    /// Decides a start under an idempotency key that is gathered, unless it was made before: then it is given the same
+    /// answer again. The key is kept beside the execution that it has become a part of.
+    pub(super) async fn decide_keyed(
+        &mut self,
+        policy: &Policy,
+        asked: &Asked,
+        id: &ExecutionId,
+        first: &mut Execution,
+        key: &str,
+    ) -> Result<Ruling> {
+        let at = self.engine.spaces.keys.key(keyed_key(&first.workflow, key));
+        let input = hash_text(&first.input);
+        let known = match self.keyed.get(&at) {
+            Some(known) => Some(known.clone()),
+            None => {
+                let found = fetch::<Keyed>(&self.view, &at, || format!("idempotency key {key:?}")).await?;
+                found.map(|(known, _)| known)
+            }
+        };
+        if let Some(known) = known {
+            let id = ExecutionId::from(known.id);
+            return Ok(match known.input == input {
+                true => Ruling::Joins(id, known.item),
+                false => Ruling::Rejected(WorkflowError::KeyReused { key: key.into(), id }),
+            });
+        }
+        let ruling = self.decide_new(policy, asked, id, first).await?;
+        let (id, item) = match &ruling {
+            Ruling::Starts(item) => (id, *item),
+            Ruling::Joins(id, item) => (id, *item),
+            Ruling::Rejected(_) | Ruling::Later => return Ok(ruling),
+        };
+        let keyed = Keyed { id: id.to_string(), input, item };
+        self.checks.push(Check::Absent(at.clone()));
+        self.writes.insert(at.clone(), Some(keyed.encode()));
+        self.writes.insert(self.engine.kept(id).start_key(key), Some(crate::store::Bytes::new()));
+        self.keyed.insert(at, keyed);
+        Ok(ruling)
     }
 
     /// The execution that gathers under a key, if it has not begun.

@@ -429,7 +429,7 @@ pub(crate) fn turn(
     }
     if let (None, Some(key)) = (before, &after.key) {
         let place = spaces.keys.key(keyed_key(&after.workflow, key));
-        let keyed = Keyed { id: id.to_string(), input: hash_text(&after.input) };
+        let keyed = Keyed { id: id.to_string(), input: hash_text(&after.input), item: None };
         part = part.absent(KEYED, &place).put(&place, keyed.encode());
     }
     if after.status != Status::Waiting {

@@ -1,11 +1,11 @@
 //! Recovery: the next engine goes on with everything by itself; a former owner can change nothing any more.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use latchwork::store::{Env, Limits, Store};
-use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, Retry, workflow};
+use latchwork::workflow::{Attempt, Ctx, Engine, ExecutionState, Failure, Queue, Retry, workflow};
 
 async fn settle() {
     for _ in 0..200 {
@@ -106,6 +106,60 @@ async fn a_step_that_never_ends_is_parked_at_its_cap() {
     engine.resume("p").await.unwrap();
     settle().await;
     assert_eq!(bodies.load(Ordering::SeqCst), 4);
+}
+
+/// The same of a first step that has no commit of its own before its first attempt, as another's commit has set the
+/// execution running: its parent's, that of the run before, or that of the execution that ended before it in a line.
+#[tokio::test]
+async fn a_first_step_is_parked_at_its_cap_however_the_execution_was_set_running() {
+    for how in ["child", "next run", "line"] {
+        let attempts = Arc::new(Mutex::new(Vec::new()));
+        let seen = attempts.clone();
+        let builder = workflow("poison").concurrency(1).when_full(Queue::new());
+        let poison = builder.run(move |ctx: Ctx, (is_poison, again): (bool, bool)| {
+            let seen = seen.clone();
+            async move {
+                if again {
+                    ctx.sleep(Duration::from_millis(1)).await?;
+                    return ctx.continue_as_new(&(is_poison, false)).await;
+                }
+                let step = ctx.run_with("first", async |attempt: Attempt| {
+                    if is_poison {
+                        seen.lock().unwrap().push(attempt.number);
+                        std::future::pending::<()>().await;
+                    }
+                    Ok::<_, Failure>(())
+                });
+                step.retry(Retry::exponential().max_attempts(3)).await
+            }
+        });
+        let child = poison.clone();
+        let parent = workflow("parent").run(move |ctx: Ctx, ()| {
+            let child = child.clone();
+            async move { ctx.child(&child, (true, false)).id("p").await }
+        });
+        let store = Store::memory().await.unwrap();
+        for life in 0..6 {
+            let engine = Engine::on(&store).register(&poison).register(&parent).start().await.unwrap();
+            match (life, how) {
+                (0, "child") => drop(engine.start(&parent, ()).id("parent").await.unwrap()),
+                (0, "line") => {
+                    engine.start(&poison, (false, false)).id("before").await.unwrap();
+                    engine.start(&poison, (true, false)).id("p").await.unwrap();
+                }
+                (0, _) => drop(engine.start(&poison, (true, true)).id("p").await.unwrap()),
+                _ => {}
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            settle().await;
+            engine.stop();
+            settle().await;
+        }
+        assert_eq!(*attempts.lock().unwrap(), [1, 2, 3], "{how}");
+        let engine = Engine::on(&store).register(&poison).register(&parent).start().await.unwrap();
+        let parked = engine.parked().await.unwrap();
+        assert_eq!(parked, [("p".into(), "step \"first\" was begun 3 times and did not end".to_string())], "{how}");
+    }
 }
 
 /// Code that takes the process with it, in a step that may be tried for ever, outside of steps, or after a sleep: it is

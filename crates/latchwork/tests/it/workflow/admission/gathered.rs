@@ -6,7 +6,7 @@ use std::time::Duration;
 use latchwork::store::Store;
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Batch, Ctx, Debounce, Engine, Failure, Queue, Workflow, WorkflowBuilder, WorkflowError, workflow,
+    Batch, Ctx, Debounce, Engine, Failure, Handle, Queue, Workflow, WorkflowBuilder, WorkflowError, workflow,
 };
 
 fn index(debounce: Debounce) -> Workflow<(String, u32), (u32, u64)> {
@@ -196,4 +196,52 @@ async fn batches_are_limited_as_other_executions_are() {
     assert_eq!(numbers, [1, 2, 3, 4, 5]);
     let (first, second, third) = (results[0].1, results[2].1, results[4].1);
     assert!(second >= first + 100 && third >= second + 100, "{results:?}");
+}
+
+/// A start that is sent again under its key is used once: while its batch gathers, in the same commit, and after the
+/// batch has ended; in this life and the next. With the execution the key is forgotten.
+#[tokio::test]
+async fn a_gathered_start_that_is_sent_again_under_its_key_is_used_once() {
+    let double = double(workflow("double").keep(Duration::from_secs(600)), Batch::new(3, Duration::from_secs(60)));
+    let test = TestEngine::new(&double, 1).await.unwrap();
+    let engine = test.engine();
+    let start = |n: u64| engine.start(&double, n).idempotency_key(format!("k{n}"));
+    let (one, again, two) = tokio::join!(start(1), start(1), start(2));
+    let place = |handle: &Handle<u64>| (handle.id().clone(), handle.item());
+    let (one, two) = (one.unwrap(), two.unwrap());
+    assert_eq!(place(&one), place(&again.unwrap()));
+    assert_ne!(place(&one), place(&two));
+    assert_eq!(place(&start(2).await.unwrap()), place(&two));
+    let other = engine.start(&double, 7).idempotency_key("k1").await;
+    assert!(matches!(other, Err(WorkflowError::KeyReused { .. })), "{other:?}");
+    let three = start(3).await.unwrap();
+    let results = async |handles: [&Handle<u64>; 3]| {
+        let mut results = Vec::new();
+        for handle in handles {
+            results.push(test.run(handle.result()).await.unwrap());
+        }
+        results
+    };
+    assert_eq!(results([&one, &two, &three]).await, [1003, 2003, 3003]);
+    let known = start(2).await.unwrap();
+    assert_eq!((place(&known), test.run(known.result()).await.unwrap()), (place(&two), 2003));
+    engine.stop();
+    let next = Engine::on(engine.store()).register(&double).start().await.unwrap();
+    let known = next.start(&double, 3).idempotency_key("k3").await.unwrap();
+    assert_eq!(place(&known), place(&three));
+    test.run(test.env().sleep(Duration::from_secs(1200))).await;
+    let anew = next.start(&double, 3).idempotency_key("k3").await.unwrap();
+    assert_ne!(anew.id(), three.id());
+}
+
+#[tokio::test]
+async fn a_debounced_start_that_is_sent_again_under_its_key_replaces_nothing() {
+    let index = index(Debounce::new(Duration::from_secs(10)));
+    let test = TestEngine::new(&index, 1).await.unwrap();
+    let start = |n: u32| test.engine().start(&index, ("a".into(), n)).idempotency_key(format!("k{n}"));
+    let first = start(1).await.unwrap();
+    start(2).await.unwrap();
+    assert_eq!(start(1).await.unwrap().id(), first.id());
+    assert_eq!(test.run(first.result()).await.unwrap().0, 2);
+    assert_eq!(test.run(start(1).await.unwrap().result()).await.unwrap().0, 2);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Ctx, ExecutionState, Filter, Is, Queue, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
+    Ctx, ExecutionState, Failure, Filter, Is, Queue, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
 };
 
 use super::{engine_of, held, import, settle, used};
@@ -263,4 +263,23 @@ async fn several_children_leave_one_line_with_their_parent() {
     test.engine().signal("a", "end", &()).await.unwrap();
     test.run(first.result()).await.unwrap();
     assert_eq!(used(test.engine(), None).await, (0, 0));
+}
+
+/// What an execution costs that waits in a line: the commit of its start, and that of its end, which admits the next.
+#[tokio::test]
+async fn the_commit_of_an_end_admits_the_next_in_line() {
+    let once = workflow("once").concurrency(1).when_full(Queue::new());
+    let once = once.run(async |ctx: Ctx, n: u32| ctx.run("once", async || Ok::<_, Failure>(n)).await);
+    let test = TestEngine::new(&once, 1).await.unwrap();
+    let engine = test.engine();
+    let generation = async || engine.store().generation().await.unwrap().0;
+    let mut handles = Vec::new();
+    let before = generation().await;
+    for n in 0..20 {
+        handles.push(engine.start(&once, n).await.unwrap());
+    }
+    for (n, handle) in (0..).zip(handles) {
+        assert_eq!(test.run(handle.result()).await.unwrap(), n);
+    }
+    assert!(generation().await - before <= 41, "{} commits", generation().await - before);
 }

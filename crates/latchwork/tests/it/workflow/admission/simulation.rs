@@ -136,15 +136,16 @@ impl Play {
                 2 | 3 => engine.start(&self.queueing, job).id(&*id).or_join().await.map(drop),
                 4 => engine.start(&self.fair, job).id(&*id).or_join().await.map(drop),
                 5 => engine.start(&self.parent, job).id(&*id).or_join().await.map(drop),
-                6 => engine.start(&self.debounced, number * 100 + turn).await.map(|handle| {
+                6 => engine.start(&self.debounced, number * 100 + turn).idempotency_key(&*id).await.map(|handle| {
                     self.seen.lock().gathered.insert(handle.id().clone());
                 }),
                 _ => {
                     let n = number * 100 + turn;
-                    engine.start(&self.batched, n).await.map(|handle| {
+                    // In an earlier life it may have been started, and the answer lost.
+                    engine.start(&self.batched, n).idempotency_key(&*id).await.map(|handle| {
                         let place = (handle.id().clone(), handle.item().unwrap_or(u32::MAX));
                         let taken = self.seen.lock().items.insert(place.clone(), n);
-                        if let Some(other) = taken {
+                        if let Some(other) = taken.filter(|other| *other != n) {
                             self.seen.lock().complaints.push(format!("{place:?} is {other} and {n}"));
                         }
                     })
@@ -209,6 +210,15 @@ impl Play {
             let given = engine.handle_by_id(&id).of_item(item).result().await;
             if given.as_ref().ok().and_then(|given| given.as_u64()) != Some(n * 2) {
                 complaints.push(format!("input {n}, which is {item} of {id}, gave {given:?}"));
+            }
+        }
+        let mut used = BTreeSet::new();
+        for listed in engine.list(Filter::new().workflow("batched").limit(1000)).await?.executions {
+            let inputs = engine.history(&listed.id).await?.input;
+            for n in inputs.as_array().into_iter().flatten().filter_map(|n| n.as_u64()) {
+                if !used.insert(n) {
+                    complaints.push(format!("input {n} was used twice"));
+                }
             }
         }
         for id in gathered {
