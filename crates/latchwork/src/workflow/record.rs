@@ -96,7 +96,7 @@ pub(crate) struct Needed {
 }
 
 /// A place in a line. The lowest is served first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub(crate) struct Ticket {
     pub(crate) rank: u64,
     /// In the order in which they came.

@@ -92,7 +92,9 @@ impl Open {
     fn enqueue(&mut self, rank: u64) -> Ticket {
         self.gate.waiting += 1;
         self.gate.highest = self.gate.highest.max(rank);
-        Ticket { rank, number: self.number() }
+        let ticket = Ticket { rank, number: self.number() };
+        self.gate.head = self.gate.head.min(ticket);
+        ticket
     }
 
     fn used(&self) -> u64 {
@@ -393,27 +395,40 @@ impl<'a> Book<'a> {
         if room == 0 {
             return Ok(false);
         }
-        let line = self.view.scan(&self.keys().line(partition), Order::Ascending, room).await?;
+        let from = self.keys().line_from(partition, self.open(partition).await?.gate.head);
+        let mut line = self.view.scan(&from, Order::Ascending, room).await?;
+        if line.len() < room {
+            line = self.view.scan(&self.keys().line(partition), Order::Ascending, room).await?;
+        }
         if line.len() < room {
             // Places were lost to damage: those that come are not to wait for them.
             let open = self.open(partition).await?;
             open.gate.waiting = (open.left.len() + line.len()) as u64;
             open.is_changed = true;
         }
+        let mut is_first = true;
         for (key, _) in &line {
-            let admitted = match Gates::read_place(key) {
-                Some((ticket, id)) => self.admit(policy, partition, ticket, &id).await?,
+            let place = Gates::read_place(key);
+            let admitted = match &place {
+                Some((ticket, id)) => self.admit(policy, partition, *ticket, id).await?,
                 None => Place::Empty,
             };
             match admitted {
                 Place::Admitted => {}
                 Place::Empty => tracing::error!(%key, "a place in a line is of no execution, and is taken away"),
-                Place::Unknown => continue,
+                Place::Unknown => {
+                    is_first = false;
+                    continue;
+                }
             }
             self.writes.insert(key.clone(), None);
             let open = self.open(partition).await?;
             open.gate.waiting = open.gate.waiting.saturating_sub(1);
-            open.gate.round = open.gate.round.max(Gates::read_place(key).map_or(0, |(ticket, _)| ticket.rank));
+            if let Some((Ticket { rank, number }, _)) = place {
+                open.gate.round = open.gate.round.max(rank);
+                // One that is left where it is stays before all others.
+                open.gate.head = if is_first { Ticket { rank, number: number + 1 } } else { open.gate.head };
+            }
             open.is_changed = true;
         }
         Ok(line.len() == most)

@@ -98,12 +98,12 @@ impl PlaceInLine {
         let Some((partition, ticket)) = admission.and_then(|it| it.queued(&execution.workflow)) else {
             return Ok(None);
         };
-        let before = gates.line(&partition).before(&gates.place(&partition, ticket, id));
+        let (gate, LimitUse { used, .. }) = limit_use(gates, view, &partition).await?;
+        let before = gates.line_from(&partition, gate.head).before(&gates.place(&partition, ticket, id));
         let ahead = match before.is_empty() {
             true => 0,
             false => view.scan(&before, Order::Ascending, COUNTED).await?.len() as u64,
         };
-        let (gate, LimitUse { used, .. }) = limit_use(gates, view, &partition).await?;
         let key = partition.key().unwrap_or(partition.workflow()).to_string();
         Ok(Some(PlaceInLine { key, ahead, used, limit: gate.limit }))
     }

@@ -67,6 +67,8 @@ pub(crate) struct Gate {
     /// The highest rank that was taken from the line, and the highest that was given.
     pub(crate) round: u64,
     pub(crate) highest: u64,
+    /// No place in the line is before this one. Those that were served are not walked over again.
+    pub(crate) head: Ticket,
 }
 
 /// The last rank that was given in a line to one of the keys that are served in turn.
@@ -87,7 +89,7 @@ pub(crate) struct Gathering {
     pub(crate) id: ExecutionId,
 }
 
-stored!(Gate, Flow, Bucket, Gathering);
+stored!(Gate => [b"\0\0"], Flow, Bucket, Gathering);
 
 /// The kinds of keys, behind the shard.
 const GATE: u8 = b'g';
@@ -182,6 +184,11 @@ impl Gates {
     /// All places in a line, the first to be served first.
     pub(crate) fn line(&self, partition: &Partition) -> Range {
         self.beside.prefix(Gates::bytes(LINE, partition))
+    }
+
+    /// The places in a line from one on.
+    pub(crate) fn line_from(&self, partition: &Partition, head: Ticket) -> Range {
+        self.line(partition).from(&self.place(partition, head, &"".into()))
     }
 
     /// Behind all places in a line: no id has such a byte.
