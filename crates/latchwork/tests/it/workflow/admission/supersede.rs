@@ -186,3 +186,67 @@ async fn no_crash_leaves_both_or_none() {
         assert!(ended >= 10, "{ended}");
     }
 }
+
+/// The old one goes on as new again and again, also while it cleans up: the mark goes along, and the new one takes the
+/// place of the last run. Right before and right after each commit of all that, the process ends.
+#[tokio::test]
+async fn one_that_continues_as_new_is_superseded_all_the_same() {
+    for how in [Supersede::Cancel, Supersede::Terminate] {
+        let report: Workflow<u32, u32> = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
+            let often = Retry::exponential().max_attempts(100);
+            ctx.run("begin", async || Ok::<_, Failure>(())).retry(often.clone()).await?;
+            match n {
+                2 => ctx.run("end", async || Ok::<_, Failure>(n)).retry(often).await,
+                // It cleans up in three further runs.
+                10..13 => {
+                    let cleans = ctx.shielded();
+                    cleans.run("clean", async || Ok::<_, Failure>(())).retry(often).await?;
+                    cleans.continue_as_new(n + 1).await
+                }
+                13 => Err(Failure::new("it has cleaned up")),
+                _ => match ctx.sleep(Duration::from_millis(100)).await {
+                    Ok(()) => ctx.continue_as_new(1).await,
+                    Err(_) => ctx.shielded().continue_as_new(10).await,
+                },
+            }
+        });
+        let second = report.clone();
+        let drives = workflow("drives").run(async |ctx: Ctx, (): ()| ctx.receive::<(u32, u64)>("done").await);
+        let crashes = Crashes::of(&drives, ()).register(&report).outside(move |engine| {
+            let report = second.clone();
+            async move {
+                // In a life in which the second has ended already, there is nothing more to do.
+                let is_second = |n: &u32| *n == 2;
+                let known = engine.describe("r").await.ok().and_then(|it| match it.state {
+                    latchwork::workflow::ExecutionState::Completed(n) => n.as_u64(),
+                    _ => None,
+                });
+                if known.is_none() {
+                    if engine.start(&report, 1).id("r").or_join().await.is_err() {
+                        return;
+                    }
+                    engine.store().env().sleep(Duration::from_millis(250)).await;
+                    if engine.start(&report, 2).id("r").supersede(how).await.is_err() {
+                        return;
+                    }
+                }
+                let mut result = engine.handle(&report, "r").result().await;
+                for _ in 0..10 {
+                    if !result.as_ref().is_ok_and(is_second) {
+                        result = engine.handle(&report, "r").result().await;
+                    }
+                }
+                let Ok(n) = result else { return };
+                let Ok(left) = engine.limit_use("import", None).await else { return };
+                let _ = engine.signal("execution", "done", &(n, left.used + left.waiting)).id("done").await;
+            }
+        });
+        let mut ended = 0;
+        let crashes = crashes.run(|outcome| {
+            assert_eq!(outcome.result.as_ref().ok(), Some(&(2, 0)), "{how:?} {:?}", outcome.crash);
+            ended += 1;
+        });
+        assert_eq!(crashes.await, ended);
+        assert!(ended >= 30, "{ended}");
+    }
+}
