@@ -98,10 +98,15 @@ impl Lives {
 
     /// How many records there are of limits, lines and what gathers.
     async fn records(&self) -> usize {
+        self.count(&["workflow.gates", "workflow.admission"]).await
+    }
+
+    /// How many records there are in spaces.
+    async fn count(&self, spaces: &[&str]) -> usize {
         let view = self.store.view().await.unwrap();
         let mut found = 0;
         for space in self.store.spaces().await.unwrap() {
-            if ["workflow.gates", "workflow.admission"].contains(&space.name()) {
+            if spaces.contains(&space.name()) {
                 found += view.scan(&space.all(), Order::Ascending, 10_000).await.unwrap().len();
             }
         }
