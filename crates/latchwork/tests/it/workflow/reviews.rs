@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use latchwork::json;
 use latchwork::store::ErrorKind;
-use latchwork::testing::{Crashes, TestEngine};
+use latchwork::testing::{Crashes, Side, TestEngine};
 use latchwork::workflow::{
     Ctx, Engine, ExecutionState, Failure, Filter, First2, ReviewError, ReviewState, WaitsFor, Workflow, WorkflowError,
     workflow,
 };
+
+use crate::lock::turnstile::Stage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -393,34 +395,39 @@ async fn a_decider_that_comes_while_the_execution_ends_is_told_of_the_decision()
     }
 }
 
-/// A decision is on its way when the time is up: the review is closed or decided, and both sides are told the same.
+/// Either the decision or the end of the time is on its way to the store when the other lands. The first counts, and
+/// both sides are told the same.
 #[tokio::test]
 async fn a_decision_that_races_with_the_end_of_the_time_is_accepted_or_not() {
-    let timed = workflow("timed").run(async |ctx: Ctx, ()| {
-        let decided = ctx.review("slow", &"?", ["yes"]).timeout(5 * SECOND).await?;
-        Ok(decided.is_some())
-    });
-    let (mut counted, mut closed) = (0, 0);
-    for turns in 0..60 {
-        let test = TestEngine::new(&timed, 1).await.unwrap();
-        let engine = test.engine();
+    for decides_first in [false, true] {
+        let timed = workflow("timed").run(async |ctx: Ctx, ()| {
+            let decided = ctx.review("slow", &"?", ["yes"]).timeout(5 * SECOND).await?;
+            Ok(decided.is_some())
+        });
+        let stage = Stage::new(|builder| builder.register(&timed)).await;
+        let engine = stage.engine.clone();
         let handle = engine.start(&timed, ()).id("t").await.unwrap();
-        settled().await;
-        let review = engine.review(open(engine).await.pop().unwrap());
-        let decides = async {
-            test.env().sleep(5 * SECOND - Duration::from_millis(1)).await;
-            // Time goes on after 64 turns in which nothing else is done.
-            for _ in 0..40 + turns {
-                tokio::task::yield_now().await;
-            }
-            review.decide("yes", "ada", "").await
+        stage.turns().await;
+        let review = engine.review(open(&engine).await.pop().unwrap());
+        stage.hold_to("workflow.reviews", Side::Before).await;
+        let decided = if decides_first {
+            // The review is about to be closed.
+            stage.pass(6 * SECOND).await;
+            let decided = review.decide("yes", "ada", "").await;
+            stage.open();
+            decided
+        } else {
+            let decides = stage.begins(async move { review.decide("yes", "ada", "").await }).await;
+            stage.pass(6 * SECOND).await;
+            stage.open();
+            stage.turns().await;
+            stage.done(decides).await
         };
-        let decided = test.run(decides).await;
-        let was_decided = test.run(handle.result()).await.unwrap();
-        assert_eq!(decided.is_ok(), was_decided, "after {turns} turns: {decided:?}");
-        if was_decided { counted += 1 } else { closed += 1 }
+        stage.turns().await;
+        assert_eq!(decided.is_ok(), decides_first, "{decided:?}");
+        assert_eq!(handle.result().await.unwrap(), decides_first);
+        assert_eq!(open(&engine).await, [""; 0]);
     }
-    assert!(counted > 0 && closed > 0, "{counted} and {closed}: both happen");
 }
 
 /// The next run knows nothing of the reviews of the one before.

@@ -23,6 +23,8 @@ fn batches(builder: WorkflowBuilder, given: &Given) -> Workflow<u64, u64> {
         let given = given.clone();
         async move {
             given.lock().extend(&numbers);
+            // A function that is given nothing has no business to run.
+            given.lock().extend(numbers.is_empty().then_some(0));
             ctx.sleep(SECOND).await?;
             Ok(numbers)
         }
@@ -51,7 +53,7 @@ async fn every_caller_of_a_batch_that_never_begins_is_told() {
             }
         }
         let mut handles = Vec::new();
-        for n in 0..5 {
+        for n in 1..5 {
             handles.push(engine.start(&batch, n).id("b").await.unwrap());
         }
         let waits = handles.pop().unwrap();

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use latchwork::store::Store;
-use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, Engine, ExecutionState, Queue, RateLimit, Workflow, WorkflowError, workflow};
+use latchwork::testing::{Side, TestEngine};
+use latchwork::workflow::{Ctx, ExecutionState, Queue, RateLimit, Workflow, WorkflowError, workflow};
 
 use super::{engine_of, held, import, judge, settle, used};
+use crate::lock::turnstile::Stage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -156,31 +156,31 @@ async fn the_time_in_a_line_is_over_while_the_first_of_it_is_admitted() {
     assert_eq!(seen.len(), 2, "it was admitted, and it timed out");
 }
 
-/// The same on two threads, as often as it takes for the commits to come in every order.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_in_line_is_cancelled_on_another_thread_while_it_is_admitted() {
+/// The commit that takes it out of the line, as cancelled, is on its way when it is admitted: it is refused, and the
+/// execution is cancelled as one that runs.
+#[tokio::test]
+async fn one_that_is_admitted_meanwhile_does_not_leave_the_line() {
     let import = held(import().concurrency(1).when_full(Queue::new()));
-    let engine = Engine::on(&Store::memory().await.unwrap()).register(&import).start().await.unwrap();
-    for round in 0..300 {
-        let ids = ["a", "b", "c"].map(|name| format!("{name}{round}"));
-        for id in &ids {
-            engine.start(&import, id.clone()).id(&**id).await.unwrap();
-        }
-        let (ends, cancels) = (engine.clone(), engine.clone());
-        let (first, second) = (ids[0].clone(), ids[1].clone());
-        let ends = tokio::spawn(async move { ends.signal(first, "end", &()).await });
-        let cancels = tokio::spawn(async move {
-            for _ in 0..round % 30 {
-                tokio::task::yield_now().await;
-            }
-            cancels.cancel(second, "not needed").await
-        });
-        (ends.await.unwrap().unwrap(), cancels.await.unwrap().unwrap());
-        engine.signal(&*ids[2], "end", &()).await.unwrap();
-        let third = engine.handle(&import, &*ids[2]);
-        let third = tokio::time::timeout(30 * SECOND, third.result()).await;
-        assert_eq!(third.expect("the line goes on").unwrap(), ids[2]);
-        assert!(engine.handle(&import, &*ids[1]).result().await.is_err());
-        assert_eq!(used(&engine, None).await, (0, 0), "in round {round}");
+    let stage = Stage::new(|builder| builder.register(&import)).await;
+    let engine = stage.engine.clone();
+    for id in ["a", "b", "c"] {
+        engine.start(&import, id.into()).id(id).await.unwrap();
     }
+    stage.turns().await;
+    stage.hold_to("workflow.admission", Side::Before).await;
+    let cancels = engine.clone();
+    let cancels = stage.begins(async move { cancels.cancel("b", "not needed").await }).await;
+    engine.terminate("a", "enough").await.unwrap();
+    stage.turns().await;
+    assert_eq!(used(&engine, None).await, (1, 1), "b is admitted");
+    stage.open();
+    stage.turns().await;
+    stage.done(cancels).await.unwrap();
+    let told = engine.handle(&import, "b").result().await;
+    assert!(matches!(told, Err(WorkflowError::Cancelled { .. })), "{told:?}");
+    stage.turns().await;
+    judge(&engine, None, 1).await;
+    engine.signal("c", "end", &()).await.unwrap();
+    assert_eq!(engine.handle(&import, "c").result().await.unwrap(), "c");
+    assert_eq!(used(&engine, None).await, (0, 0));
 }

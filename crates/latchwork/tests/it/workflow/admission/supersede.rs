@@ -46,6 +46,8 @@ async fn a_start_cancels_the_one_that_runs_and_follows_it() {
     );
     assert!(test.env().now().0 - began.0 >= 10_000_000);
     settle().await;
+    assert_eq!(used(engine, None).await, (1, 0), "the second holds it");
+    assert!(matches!(engine.start(&report, 9).await, Err(WorkflowError::LimitReached { .. })));
     engine.signal("r", "end", &"second").await.unwrap();
     assert_eq!(test.run(second.result()).await.unwrap(), (2, 1, "second".into()), "its slots are its own");
     assert_eq!(used(engine, None).await, (0, 0));
