@@ -81,8 +81,8 @@ impl<I, O> Workflow<I, O> {
         self.with_finalizer(function, false)
     }
 
-    /// The same for a workflow with batches: a finalizer is told what the function was given, which is a list of inputs.
-    /// Of a batch that has ended before it began, those are the inputs that were gathered by then.
+    /// The same for a workflow with batches: a finalizer is told what the function was given, a list of inputs. Of a
+    /// batch that has ended before it began, those are the inputs that were gathered by then.
     ///
     /// ```
     /// # use std::time::Duration;

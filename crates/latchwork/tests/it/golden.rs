@@ -3,8 +3,8 @@
 //!
 //!     LATCHWORK_GOLDEN=write cargo test -p latchwork-tests --test it golden
 //!
-//! writes the last of them anew. Raise `LAST` before to keep those that are there, and write a file that says what is in
-//! the new one, as `limits` does for 2: the code of the others must go on with what they hold.
+//! writes the last of them anew. Raise `LAST` before to keep those that are there, and write a file that says what the
+//! new one holds, as `limits` does for 2: the code of the others must go on with what they hold.
 
 mod limits;
 mod pack;

@@ -95,7 +95,8 @@ async fn the_first_in_line_is_cancelled_while_it_is_admitted() {
             engine.cancel("b", "not needed").await
         };
         let (ended, cancelled) = tokio::join!(engine.signal("a", "end", &()), cancels);
-        (ended.unwrap(), cancelled.unwrap());
+        ended.unwrap();
+        cancelled.unwrap();
         let told = test.run(engine.handle(&import, "b").result()).await;
         assert!(matches!(told, Err(WorkflowError::Cancelled { .. })), "{told:?}");
         seen.insert(engine.history("b").await.unwrap().operations.is_empty());
