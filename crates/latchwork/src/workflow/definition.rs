@@ -158,8 +158,8 @@ impl WorkflowBuilder {
             }))
         };
         let WorkflowBuilder { name, timeout, keep, validators, policy } = self;
-        let (begin, takes, finalizer) = (Box::new(begin), json::fits::<I>, OnceLock::new());
-        let definition = Definition { name, timeout, keep, validators, policy, finalizer, fits, takes, begin };
+        let (begin, takes, finalizer, wrong) = (Box::new(begin), json::fits::<I>, OnceLock::new(), OnceLock::new());
+        let definition = Definition { name, timeout, keep, validators, policy, finalizer, wrong, fits, takes, begin };
         Workflow { definition: Arc::new(definition), types: PhantomData }
     }
 }
@@ -210,8 +210,9 @@ pub(crate) struct Definition {
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
     pub(crate) validators: HashMap<String, Validator>,
-    /// What runs after any end of an execution.
+    /// What runs after any end of an execution, and what is wrong with how that was said.
     pub(crate) finalizer: OnceLock<Arc<Definition>>,
+    pub(crate) wrong: OnceLock<&'static str>,
     /// What it says of its starts.
     pub(crate) policy: Policy,
     /// Checks what callers give, and what the function is given.
@@ -221,6 +222,13 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
+    /// Rejects what cannot be meant.
+    pub(crate) fn check_meaning(&self) -> Result<()> {
+        self.policy.check(&self.name)?;
+        let wrong = self.wrong.get().map(|reason| (self.name.clone(), reason.to_string()));
+        wrong.map_or(Ok(()), |(workflow, reason)| Err(WorkflowError::Policy { workflow, reason }))
+    }
+
     /// Refuses an input, as JSON text, that a caller cannot give.
     pub(crate) fn check(&self, input: &str) -> Result<()> {
         (self.fits)(input).map_err(|cause| WorkflowError::Input { workflow: self.name.clone(), cause })

@@ -281,7 +281,7 @@ impl EngineBuilder {
         let mut definitions = HashMap::new();
         for definition in self.definitions {
             check_name("the name of a workflow", &definition.name)?;
-            definition.policy.check(&definition.name)?;
+            definition.check_meaning()?;
             let name = definition.name.clone();
             if definitions.insert(name.clone(), definition).is_some() {
                 return Err(WorkflowError::RegisteredTwice { name });

@@ -132,7 +132,7 @@ pub enum WorkflowError {
         "workflow {workflow:?} is started {max} times in {per:?} for {key:?} at the most; try again in {retry_after:?}"
     )]
     RateLimited { workflow: String, key: String, max: u32, per: Duration, retry_after: Duration },
-    /// A definition whose limits cannot be meant.
+    /// A definition whose limits or finalizer cannot be meant.
     #[error("workflow {workflow:?} cannot be registered: {reason}")]
     Policy { workflow: String, reason: String },
     /// A key, or a priority, that the definition could not compute from the input.

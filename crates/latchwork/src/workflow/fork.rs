@@ -341,6 +341,10 @@ async fn store(
     let last = chunks.pop().unwrap_or_default();
     let mut before = None;
     if !chunks.is_empty() {
+        // A fork that a limit rejects is, before anything is stored.
+        if let Some(asked) = &asked {
+            engine.would_run(definition, asked).await?;
+        }
         let reason = "its fork was not completed; terminate it and fork anew".to_string();
         let mut parked = Execution { status: Status::Parked(reason), ..execution.clone() };
         let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut parked, None);
@@ -354,7 +358,13 @@ async fn store(
     loop {
         let mut first = execution.clone();
         let (admission, _turn) = match &asked {
-            Some(asked) => engine.admitting(definition, asked, id, &mut first).await?,
+            Some(asked) => match engine.admitting(definition, asked, id, &mut first).await {
+                Err(error) if error.is_rejection() => {
+                    discard(engine, id, before.as_ref().zip(rev)).await?;
+                    return Err(error);
+                }
+                admitting => admitting?,
+            },
             None => Default::default(),
         };
         let part = last.iter().cloned().fold(engine.at_record(id, rev).and(admission), Part::write);
@@ -370,6 +380,17 @@ async fn store(
             return Err(WorkflowError::AlreadyStarted { id: id.clone() });
         }
     }
+}
+
+/// Takes away what is stored of a fork that a limit rejects after all. It has never begun, so its end is told to none.
+async fn discard(engine: &Arc<Inner>, id: &ExecutionId, parked: Option<(&Execution, Rev)>) -> Result<()> {
+    let Some((parked, rev)) = parked else { return Ok(()) };
+    let mut ended = Execution { status: Status::Cancelled("a limit has rejected the fork".into()), ..parked.clone() };
+    let (part, _) = turn(engine, engine.at_record(id, Some(rev)), id, Some(parked), &mut ended, None);
+    if engine.send(part).await?.is_some() {
+        engine.purge(id).await?;
+    }
+    Ok(())
 }
 
 /// Commits a part, and gives the rev of what it has written last.

@@ -44,7 +44,7 @@ pub(crate) use seat::{Note, Seat};
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
 
 /// How much of a value is left to everything but what the caller has put there.
-const ROOM: usize = 256 << 10;
+pub(crate) const ROOM: usize = 256 << 10;
 
 pub(crate) struct Run {
     pub(crate) engine: Arc<Inner>,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lane::Part;
 use crate::lock::Owner;
-use crate::store::{Check, ErrorKind, Timestamp};
+use crate::store::{Check, ErrorKind, Generation, Rev, Timestamp};
 use crate::workflow::admission::PlaceInLine;
 use crate::workflow::child::How;
 use crate::workflow::engine::{Engine, Inner};
@@ -147,6 +147,18 @@ impl<O> Handle<O> {
     }
 }
 
+/// An end of an execution that is not in memory.
+pub(crate) struct Ending<'a> {
+    /// Its record, and the rev of that.
+    pub(crate) before: Execution,
+    pub(crate) rev: Rev,
+    pub(crate) status: &'a Status,
+    /// The first record of the execution that takes its place, unless it is stored already.
+    pub(crate) successor: Option<&'a Execution>,
+    /// Whether it was more than a commit can hold.
+    pub(crate) is_large: bool,
+}
+
 impl Inner {
     /// Ends an execution, in a task of its own: whoever asks for it may give up, or not be polled, and until it is done
     /// nobody else changes the locks in it.
@@ -211,36 +223,45 @@ impl Inner {
                 let is_done = is_tried && before.status == status;
                 return if is_done { Ok(()) } else { Err(WorkflowError::Ended { id: id.clone() }) };
             }
-            let how = How { from_store: true, is_large, is_alone: true };
-            let mut closing = self.closing(id, &before, Some(&status), how).await?;
-            let ended = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
-            let first = self.succession(id, &before, &mut closing.parts, successor.as_ref()).await?;
-            let mut after = first.unwrap_or(ended);
-            let requests = self.locks.spaces.owned_by(&Owner::Execution(id.clone()));
-            let unchanged = |range| Check::Unchanged(range, view.generation());
-            let part = self.at_record(id, Some(rev)).check(RECORD, unchanged(requests));
-            let part = part.check(RECORD, unchanged(self.kept(id).children()));
-            let part = part.check(RECORD, unchanged(self.kept(id).reviews()));
-            let (part, due) = turn(self, part, id, Some(&before), &mut after, None);
-            let part = closing.parts.drain(..).fold(part, Part::and);
-            let performed = match self.perform(part).await {
-                Err(error) if error.kind() == ErrorKind::Invalid && !is_large => {
-                    is_large = true;
-                    false
-                }
-                performed => performed?,
-            };
-            if performed {
-                due.into_iter().for_each(|due| self.removals.set(id, due));
-                self.set_aside.lock().remove(id);
-                if !after.status.is_terminal() {
-                    self.wake_up(id);
-                }
-                self.metrics.ended(&before.workflow, &status);
-                self.ended(id, Some(status));
-                return Ok(());
+            let ending = Ending { before, rev, status: &status, successor: successor.as_ref(), is_large };
+            match self.end_stored(id, view.generation(), ending).await {
+                Err(error) if error.kind() == ErrorKind::Invalid && !is_large => is_large = true,
+                Ok(false) => {}
+                ended => return ended.map(drop),
             }
         }
+    }
+
+    /// Ends an execution that is not in memory, as it was known at a generation. Gives whether it was still so.
+    pub(crate) async fn end_stored(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        known: Generation,
+        Ending { before, rev, status, successor, is_large }: Ending<'_>,
+    ) -> Result<bool> {
+        let how = How { from_store: true, is_large, is_alone: true };
+        let mut closing = self.closing(id, &before, Some(status), how).await?;
+        let ended = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
+        let first = self.succession(id, &before, &mut closing.parts, successor).await?;
+        let mut after = first.unwrap_or(ended);
+        let requests = self.locks.spaces.owned_by(&Owner::Execution(id.clone()));
+        let unchanged = |range| Check::Unchanged(range, known);
+        let part = self.at_record(id, Some(rev)).check(RECORD, unchanged(requests));
+        let part = part.check(RECORD, unchanged(self.kept(id).children()));
+        let part = part.check(RECORD, unchanged(self.kept(id).reviews()));
+        let (part, due) = turn(self, part, id, Some(&before), &mut after, None);
+        let part = closing.parts.drain(..).fold(part, Part::and);
+        if !self.perform(part).await? {
+            return Ok(false);
+        }
+        due.into_iter().for_each(|due| self.removals.set(id, due));
+        self.set_aside.lock().remove(id);
+        if !after.status.is_terminal() {
+            self.wake_up(id);
+        }
+        self.metrics.ended(&before.workflow, status);
+        self.ended(id, Some(status.clone()));
+        Ok(true)
     }
 
     pub(crate) async fn cancel(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {

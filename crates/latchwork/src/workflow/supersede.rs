@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use crate::lane::{Part, Tag};
 use crate::record::Record;
-use crate::store::{Check, Commit, Key, Order, Outcome, Range, Write};
+use crate::store::{Check, Commit, ErrorKind, Key, Order, Outcome, Range, Write};
 use crate::workflow::admission::Asked;
 use crate::workflow::engine::Inner;
 use crate::workflow::record::{Admission, Execution, Needed, Status, Supersede, fetch, keyed_key};
+use crate::workflow::steer::Ending;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// What the old execution has left is as it was found.
@@ -23,6 +24,10 @@ const MOST: usize = 1000;
 const REASON: &str = "another start has taken its place";
 
 impl Execution {
+    fn is_parked(&self) -> bool {
+        matches!(self.status, Status::Parked(_))
+    }
+
     /// Whether it needs the same permits.
     fn needs_as(&self, other: &Execution) -> bool {
         let keys = |it: &Execution| -> Vec<Option<String>> {
@@ -73,6 +78,9 @@ impl Inner {
             let first = Execution { admission, ..successor.clone() };
             let taken = self.node.runtime.run(async move {
                 match how {
+                    Supersede::Cancel if engine.known(&execution).await?.0.is_parked() => {
+                        engine.replace_parked(&execution, &first).await
+                    }
                     Supersede::Cancel => {
                         let marked = engine.supersede(&execution, &first, how).await?;
                         Ok(marked != Marked::Refused)
@@ -134,6 +142,30 @@ impl Inner {
             }
         });
         Ok(self.send(part).await?.map_or(Marked::Refused, |_| Marked::Ends))
+    }
+
+    /// Ends a parked execution as cancelled, with another in its place: it runs no code, so there is no cleaning up to
+    /// wait for. Gives whether that was done; an operator may have let it go on meanwhile.
+    async fn replace_parked(self: &Arc<Inner>, id: &ExecutionId, successor: &Execution) -> Result<bool> {
+        let view = self.store.view().await?;
+        let (mut before, rev) = self.known(id).await?;
+        let is_same = before.workflow == successor.workflow && before.needs_as(successor);
+        if !before.is_parked() || !is_same || self.is_resident(id) {
+            // It is about to leave memory, or to go on.
+            tokio::task::yield_now().await;
+            return Ok(false);
+        }
+        before.superseded = before.superseded.or(Some(Supersede::Cancel));
+        let status = Status::Cancelled(before.cancel.clone().unwrap_or_else(|| REASON.into()));
+        for is_large in [false, true] {
+            let before = before.clone();
+            let ending = Ending { before, rev, status: &status, successor: Some(successor), is_large };
+            match self.end_stored(id, view.generation(), ending).await {
+                Err(error) if error.kind() == ErrorKind::Invalid && !is_large => {}
+                ended => return ended,
+            }
+        }
+        Ok(false)
     }
 
     /// Marks an execution that cannot be ended in the same commit: one that is in memory, or waits in a line.

@@ -97,7 +97,7 @@ impl Book<'_> {
         is_batch: bool,
     ) -> Result<Option<ExecutionId>> {
         let place = || format!("what gathers starts of workflow {:?}", partition.workflow());
-        let at = self.keys().gathering(partition);
+        let at = self.keys().gathering(partition, is_batch);
         let found = fetch::<Gathering>(&self.view, &at, place).await?;
         // A start that finds none becomes the one: no other may.
         let check = found.as_ref().map_or(Check::Absent(at.clone()), |(_, item)| Check::AtRev(at.clone(), item.rev));
@@ -221,7 +221,8 @@ impl Book<'_> {
         first.begin_at(self.now, begins);
         admission.gathers = Some(Gathers { key: key.clone(), since_us: self.now.0, batch });
         self.checks.extend(self.gatherings.get(&partition).cloned());
-        self.writes.insert(self.keys().gathering(&partition), Some(Gathering { id: id.clone() }.encode()));
+        self.writes
+            .insert(self.keys().gathering(&partition, batch.is_some()), Some(Gathering { id: id.clone() }.encode()));
         self.settled.insert(partition);
     }
 }

@@ -98,7 +98,8 @@ const LEFT: u8 = b'l';
 const LINE: u8 = b'q';
 const FLOW: u8 = b'f';
 const BUCKET: u8 = b'r';
-const GATHERING: u8 = b'p';
+const DEBOUNCE: u8 = b'p';
+const BATCH: u8 = b'b';
 
 /// What a key is of.
 #[cfg(feature = "testing")]
@@ -168,8 +169,9 @@ impl Gates {
         self.gates.key(Gates::bytes(BUCKET, partition))
     }
 
-    pub(crate) fn gathering(&self, partition: &Partition) -> Key {
-        self.gates.key(Gates::bytes(GATHERING, partition))
+    /// Which execution gathers, as a batch or for a debounce. A workflow that had batches may have a debounce by now.
+    pub(crate) fn gathering(&self, partition: &Partition, is_batch: bool) -> Key {
+        self.gates.key(Gates::bytes(if is_batch { BATCH } else { DEBOUNCE }, partition))
     }
 
     /// A place in a line.

@@ -438,7 +438,7 @@ pub(crate) fn turn(
     // What has begun gathers no more.
     if let Some(gathers) = before.and_then(Execution::gathers).filter(|_| after.gathers().is_none()) {
         let partition = Partition::new(&after.workflow, gathers.key.as_deref());
-        part = part.delete(&spaces.gates().gathering(&partition));
+        part = part.delete(&spaces.gates().gathering(&partition, gathers.batch.is_some()));
     }
     let now = engine.store.env().now();
     let removal = match after.status.is_terminal() {

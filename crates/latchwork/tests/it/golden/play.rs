@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::as_time_goes_by;
 
-const SECOND: Duration = Duration::from_secs(1);
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[error("{missing} is missing")]
@@ -25,7 +25,7 @@ struct Broke {
 }
 
 /// What has ended stays as long as a test can take.
-fn kept(name: &str) -> WorkflowBuilder {
+pub(super) fn kept(name: &str) -> WorkflowBuilder {
     workflow(name).keep(100 * 365 * DAY)
 }
 
@@ -156,7 +156,7 @@ async fn engine(store: &Store, is_mended: bool) -> Engine {
 }
 
 /// Lets others go on, and a little time pass.
-async fn pause(clock: &VirtualClock) {
+pub(super) async fn pause(clock: &VirtualClock) {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
@@ -164,13 +164,13 @@ async fn pause(clock: &VirtualClock) {
 }
 
 /// Until all that is started waits for something that does not come, or for a day.
-async fn until_all_wait(engine: &Engine, clock: &VirtualClock) {
+pub(super) async fn until_all_wait(engine: &Engine, clock: &VirtualClock) {
     while engine.residents() > 0 {
         pause(clock).await;
     }
 }
 
-async fn waits_for(engine: &Engine, id: &str) -> Vec<WaitsFor> {
+pub(super) async fn waits_for(engine: &Engine, id: &str) -> Vec<WaitsFor> {
     engine.why(id).await.unwrap().waits.into_iter().map(|wait| wait.what).collect()
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use latchwork::store::Store;
 use latchwork::testing::{Crashes, TestEngine};
 use latchwork::workflow::{
-    Ctx, Engine, ExecutionState, Failure, Filter, Finished, FinishedAs, Retry, Workflow, WorkflowError, workflow,
+    Batch, Ctx, Engine, ExecutionState, Failure, Filter, Finished, FinishedAs, Queue, Retry, Supersede, Workflow,
+    WorkflowError, workflow,
 };
 use serde_json::json;
 
@@ -159,7 +160,10 @@ async fn every_restart_of_an_id_has_a_finalizer_of_its_own() {
 #[tokio::test]
 async fn an_end_that_is_as_large_as_can_be_is_stored_with_its_finalizer() {
     let large = |bytes: usize| {
-        let echo = workflow("echo").run(move |_: Ctx, _: String| async move { Ok("o".repeat(bytes)) });
+        // With what the step has given, the end is more than one commit holds.
+        let echo = workflow("echo").run(move |ctx: Ctx, _: String| async move {
+            ctx.run("give", async || Ok::<_, Failure>("o".repeat(bytes))).await
+        });
         echo.finally(async |ctx: Ctx, finished: Finished<String>| {
             let whole = matches!(&finished.outcome, FinishedAs::Completed(Some(_)));
             ctx.state().global::<(usize, bool)>("told").set((finished.input.len(), whole)).await?;
@@ -188,8 +192,8 @@ async fn an_end_that_is_as_large_as_can_be_is_stored_with_its_finalizer() {
                 other => panic!("{input} and {output}: {other:?}"),
             }
         };
-        let (told, _): (usize, bool) = told.unwrap();
-        assert_eq!(told, input);
+        let told: (usize, bool) = told.unwrap();
+        assert_eq!(told, (input, true), "the finalizer is told all of it");
     }
 }
 
@@ -200,4 +204,169 @@ async fn a_workflow_and_its_finalizer_are_registered_together() {
     let store = Store::memory().await.unwrap();
     let twice = Engine::on(&store).register(&ends).register(&other).start().await;
     assert!(matches!(twice, Err(WorkflowError::RegisteredTwice { .. })));
+}
+
+/// What cannot be meant is told at the registration.
+#[tokio::test]
+async fn a_finalizer_that_cannot_be_is_told_at_the_registration() {
+    let plain = || workflow("w").run(async |_: Ctx, n: u64| Ok(n));
+    let batch = || workflow("w").batch(Batch::new(2, SECOND)).run(async |_: Ctx, all: Vec<u64>| Ok(all));
+    let (one, many) = (async |_: Ctx, _: Finished<u64>| Ok(()), async |_: Ctx, _: Finished<Vec<u64>>| Ok(()));
+    for (wrong, told) in [
+        (plain().finally(one).finally(one), "it has two finalizers"),
+        (batch().finally_batch(many).finally_batch(many), "it has two finalizers"),
+        (batch().finally(one), "it has batches, so its finalizer is given with `finally_batch`"),
+        (plain().finally_batch(many), "it has no batches, so its finalizer is given with `finally`"),
+    ] {
+        let store = Store::memory().await.unwrap();
+        match Engine::on(&store).register(&wrong).start().await {
+            Err(error @ WorkflowError::Policy { .. }) => {
+                assert_eq!(error.to_string(), format!("workflow \"w\" cannot be registered: {told}"));
+            }
+            other => panic!("{told}: {other:?}"),
+        }
+    }
+}
+
+/// What a finalizer of a batch was told: how many inputs, and how it ended.
+type ToldOfBatch = Vec<(String, Vec<u64>, FinishedAs)>;
+
+/// It is told what the function was given: also of a batch that never began.
+#[tokio::test]
+async fn a_finalizer_of_a_batch_is_told_all_inputs() {
+    let batch = workflow("batch").batch(Batch::new(3, 60 * SECOND)).run(async |_: Ctx, all: Vec<u64>| Ok(all));
+    let batch = batch.finally_batch(async |ctx: Ctx, finished: Finished<Vec<u64>>| {
+        let told = (finished.id.to_string(), finished.input, finished.outcome);
+        ctx.state().global::<ToldOfBatch>("told").append(told).await?;
+        Ok(())
+    });
+    let test = TestEngine::new(&batch, 1).await.unwrap();
+    let engine = test.engine();
+    for n in 1..=3 {
+        engine.start(&batch, n).id("full").await.unwrap();
+    }
+    test.run(engine.handle(&batch, "full").of_item(2).result()).await.unwrap();
+    for how in ["cancelled", "terminated"] {
+        for n in 4..=5 {
+            engine.start(&batch, n).id(how).await.unwrap();
+        }
+        match how {
+            "cancelled" => engine.cancel(how, "enough").await.unwrap(),
+            _ => engine.terminate(how, "enough").await.unwrap(),
+        }
+    }
+    test.run(test.env().sleep(SECOND)).await;
+    let mut told = engine.states().global().slot::<ToldOfBatch>("told").get().await.unwrap().unwrap();
+    told.sort_by(|a, b| a.0.cmp(&b.0));
+    let expected = [
+        ("cancelled".to_string(), vec![4, 5], FinishedAs::Cancelled("enough".into())),
+        ("full".to_string(), vec![1, 2, 3], FinishedAs::Completed(Some(json!([1, 2, 3])))),
+        ("terminated".to_string(), vec![4, 5], FinishedAs::Terminated("enough".into())),
+    ];
+    assert_eq!(told, expected);
+}
+
+/// One that never began has ended as well: in a line, by its time there, and with its parent.
+#[tokio::test]
+async fn a_finalizer_runs_after_the_end_of_one_that_waits_in_a_line() {
+    let limited = workflow("ends").concurrency(1).when_full(Queue::new().timeout(1000 * SECOND));
+    let limited = limited.run(async |ctx: Ctx, _: String| ctx.receive::<()>("end").await);
+    let limited = limited.finally(async |ctx: Ctx, finished: Finished<String>| {
+        ctx.state().global::<Vec<Finished<String>>>("told").append(finished).await?;
+        Ok(())
+    });
+    let child = limited.clone();
+    let parent = workflow("parent").run(move |ctx: Ctx, ()| {
+        let limited = child.clone();
+        async move { ctx.child(&limited, "child".into()).id("child").start().await.map(drop) }
+    });
+    let test = TestEngine::build(1).register(&limited).register(&parent).start().await.unwrap();
+    let engine = test.engine();
+    for id in ["runs", "cancelled", "terminated", "timed out"] {
+        engine.start(&limited, id.into()).id(id).await.unwrap();
+    }
+    engine.cancel("cancelled", "enough").await.unwrap();
+    engine.terminate("terminated", "enough").await.unwrap();
+    test.complete(&parent, ()).await.unwrap();
+    test.run(test.env().sleep(1010 * SECOND)).await;
+    let mut told = told(engine).await;
+    told.sort_by(|a, b| a.0.cmp(&b.0));
+    let outcomes: Vec<_> = told.iter().map(|(id, input, outcome)| (&**id, &**input, outcome.clone())).collect();
+    let parent = r#"has ended"#;
+    assert!(matches!(&outcomes[1].2, FinishedAs::Cancelled(reason) if reason.contains(parent)), "{outcomes:?}");
+    assert_eq!((outcomes[1].0, outcomes.len()), ("child", 4));
+    let others = [
+        ("cancelled", "cancelled", FinishedAs::Cancelled("enough".into())),
+        ("terminated", "terminated", FinishedAs::Terminated("enough".into())),
+        ("timed out", "timed out", FinishedAs::TimedOut),
+    ];
+    assert_eq!([&outcomes[0], &outcomes[2], &outcomes[3]], others.each_ref());
+}
+
+/// Another has taken its place: it has ended all the same.
+#[tokio::test]
+async fn a_finalizer_runs_after_the_end_of_one_that_was_superseded() {
+    for how in [Supersede::Cancel, Supersede::Terminate] {
+        for away in [false, true] {
+            let ends = ends();
+            let test = TestEngine::new(&ends, 1).await.unwrap();
+            let engine = test.engine();
+            engine.start(&ends, "first".into()).id("e").await.unwrap();
+            if away {
+                test.run(test.env().sleep(5 * SECOND)).await;
+            }
+            engine.start(&ends, "completes".into()).id("e").supersede(how).await.unwrap();
+            test.run(test.env().sleep(60 * SECOND)).await;
+            let mut told = told(engine).await;
+            told.sort_by(|a, b| b.1.cmp(&a.1));
+            let inputs: Vec<&str> = told.iter().map(|(_, input, _)| &**input).collect();
+            assert_eq!(inputs, ["first", "completes"], "{how:?} {away}");
+            let reason = "another start has taken its place".to_string();
+            let expected = match how {
+                Supersede::Cancel => FinishedAs::Cancelled(reason),
+                _ => FinishedAs::Terminated(reason),
+            };
+            assert_eq!(told[0].2, expected, "{how:?} {away}");
+        }
+    }
+}
+
+/// It holds a lock that the commit releases: continuing as new is no end all the same.
+#[tokio::test]
+async fn no_finalizer_runs_when_an_execution_continues_as_new() {
+    let continues = workflow("ends").run(async |ctx: Ctx, n: u64| {
+        let _guard = ctx.mutex("lock").acquire().await?;
+        if n < 3 { ctx.continue_as_new(n + 1).await } else { Ok(n) }
+    });
+    let continues = continues.finally(async |_: Ctx, _: Finished<u64>| Ok(()));
+    let test = TestEngine::new(&continues, 1).await.unwrap();
+    assert_eq!(test.complete(&continues, 0).await.unwrap(), 3);
+    let page = test.engine().list(Filter::new().workflow("ends.finally")).await.unwrap();
+    assert_eq!(page.executions.len(), 1);
+}
+
+/// The end of a parent with more children than one commit can cancel.
+#[tokio::test]
+async fn an_end_that_takes_several_commits_has_one_finalizer() {
+    let child = workflow("child").run(async |ctx: Ctx, _: String| ctx.receive::<()>("never").await);
+    let parent = {
+        let child = child.clone();
+        workflow("ends").run(move |ctx: Ctx, count: u64| {
+            let child = child.clone();
+            async move {
+                for number in 0..count {
+                    ctx.child(&child, "c".repeat(3 << 20)).id(format!("child {number}")).start().await?;
+                }
+                ctx.sleep(10 * SECOND).await?;
+                Err::<(), _>(Failure::new("enough"))
+            }
+        })
+    };
+    let parent = parent.finally(async |_: Ctx, _: Finished<u64>| Ok(()));
+    let test = TestEngine::build(1).register(&child).register(&parent).start().await.unwrap();
+    let handle = test.engine().start(&parent, 5).await.unwrap();
+    let failed = test.run(handle.result()).await;
+    assert!(matches!(failed, Err(WorkflowError::Failed { .. })), "{failed:?}");
+    let page = test.engine().list(Filter::new().workflow("ends.finally")).await.unwrap();
+    assert_eq!(page.executions.len(), 1);
 }

@@ -222,3 +222,43 @@ async fn what_cannot_be_is_a_typed_failure() {
     let failed = test.complete(&wrong, ("taken".into(), 1, 1000, 1)).await;
     assert!(matches!(failed, Err(WorkflowError::Failed { .. })), "{failed:?}");
 }
+
+/// A family shares one bucket, with code outside that names its root; another family has one of its own.
+#[tokio::test]
+async fn a_family_shares_the_bucket_of_its_tree() {
+    let child = workflow("child")
+        .run(async |ctx: Ctx, ()| ctx.rate_limit("vendor", 2, 100 * SECOND).of_tree().try_acquire().await);
+    let root = {
+        let child = child.clone();
+        workflow("root").run(move |ctx: Ctx, ()| {
+            let child = child.clone();
+            async move {
+                let own = ctx.rate_limit("vendor", 2, 100 * SECOND).of_tree().try_acquire().await?;
+                Ok((own, ctx.child(&child, ()).await?, ctx.child(&child, ()).await?))
+            }
+        })
+    };
+    let test = TestEngine::build(1).register(&root).register(&child).start().await.unwrap();
+    let engine = test.engine();
+    let outside = |id: &str| engine.rate_limit("vendor", 2, 100 * SECOND).of_tree(id);
+    assert!(outside("b").try_acquire().await.unwrap());
+    for (id, expected) in [("a", (true, true, false)), ("b", (true, false, false))] {
+        let handle = engine.start(&root, ()).id(id).await.unwrap();
+        assert_eq!(test.run(handle.result()).await.unwrap(), expected, "{id}");
+        assert!(!outside(id).try_acquire().await.unwrap(), "{id}");
+    }
+}
+
+/// Each waits for its time, and the time of day may be set meanwhile.
+#[tokio::test]
+async fn code_outside_waits_for_its_time() {
+    let test = TestEngine::build(1).start().await.unwrap();
+    let limit = test.engine().rate_limit("vendor", 2, 10 * SECOND);
+    let began = test.env().now().0;
+    let mut waited = Vec::new();
+    for count in [1, 1, 1, 2, 1] {
+        test.run(limit.acquire_many(count)).await.unwrap();
+        waited.push((test.env().now().0 - began) / 1_000_000);
+    }
+    assert_eq!(waited, [0, 0, 5, 15, 20]);
+}

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use latchwork::json;
 use latchwork::store::ErrorKind;
-use latchwork::testing::{Crashes, TestEngine};
+use latchwork::testing::{Crashes, Side, TestEngine};
 use latchwork::workflow::{
     Ctx, Engine, ExecutionState, Failure, Filter, First2, ReviewError, ReviewState, WaitsFor, Workflow, WorkflowError,
     workflow,
 };
+
+use crate::lock::turnstile::Stage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -361,4 +363,121 @@ async fn a_review_that_cannot_be_is_a_typed_failure() {
         assert!(told.contains(why), "{told}");
     }
     assert!(open(test.engine()).await.is_empty());
+}
+
+/// The execution ends with the decision of the first. Another that is on its way is told of that, and not that the
+/// review was closed.
+#[tokio::test]
+async fn a_decider_that_comes_while_the_execution_ends_is_told_of_the_decision() {
+    let asks = workflow("asks").run(async |ctx: Ctx, ()| Ok(ctx.review("q", &(), ["yes", "no"]).await?.option));
+    for turns in 0..60 {
+        let test = TestEngine::new(&asks, 1).await.unwrap();
+        let engine = test.engine();
+        let handle = engine.start(&asks, ()).id("a").await.unwrap();
+        settled().await;
+        let id = open(engine).await.pop().unwrap();
+        let (first, second) = (engine.review(&id), engine.review(&id));
+        let later = async {
+            for _ in 0..turns {
+                tokio::task::yield_now().await;
+            }
+            second.decide("no", "bob", "").await
+        };
+        let (first, second) = tokio::join!(first.decide("yes", "ada", ""), later);
+        match (first, second) {
+            (Ok(made), Err(WorkflowError::ReviewDecided { decision, .. }))
+            | (Err(WorkflowError::ReviewDecided { decision, .. }), Ok(made)) => {
+                assert_eq!(*decision, made, "after {turns} turns");
+                assert_eq!(test.run(handle.result()).await.unwrap(), made.option);
+            }
+            other => panic!("after {turns} turns: {other:?}"),
+        }
+    }
+}
+
+/// Either the decision or the end of the time is on its way to the store when the other lands. The first counts, and
+/// both sides are told the same.
+#[tokio::test]
+async fn a_decision_that_races_with_the_end_of_the_time_is_accepted_or_not() {
+    for decides_first in [false, true] {
+        let timed = workflow("timed").run(async |ctx: Ctx, ()| {
+            let decided = ctx.review("slow", &"?", ["yes"]).timeout(5 * SECOND).await?;
+            Ok(decided.is_some())
+        });
+        let stage = Stage::new(|builder| builder.register(&timed)).await;
+        let engine = stage.engine.clone();
+        let handle = engine.start(&timed, ()).id("t").await.unwrap();
+        stage.turns().await;
+        let review = engine.review(open(&engine).await.pop().unwrap());
+        stage.hold_to("workflow.reviews", Side::Before).await;
+        let decided = if decides_first {
+            // The review is about to be closed.
+            stage.pass(6 * SECOND).await;
+            let decided = review.decide("yes", "ada", "").await;
+            stage.open();
+            decided
+        } else {
+            let decides = stage.begins(async move { review.decide("yes", "ada", "").await }).await;
+            stage.pass(6 * SECOND).await;
+            stage.open();
+            stage.turns().await;
+            stage.done(decides).await
+        };
+        stage.turns().await;
+        assert_eq!(decided.is_ok(), decides_first, "{decided:?}");
+        assert_eq!(handle.result().await.unwrap(), decides_first);
+        assert_eq!(open(&engine).await, [""; 0]);
+    }
+}
+
+/// The next run knows nothing of the reviews of the one before.
+#[tokio::test]
+async fn a_review_of_a_run_that_was_continued_is_not_known() {
+    let continues = workflow("continues").run(async |ctx: Ctx, n: u32| {
+        let review = ctx.review("q", &n, ["yes"]).open().await?;
+        if n == 0 {
+            ctx.receive::<()>("on").await?;
+            return ctx.continue_as_new(1).await;
+        }
+        Ok(review.decision().await?.map(|decision| decision.option))
+    });
+    let test = TestEngine::new(&continues, 1).await.unwrap();
+    let engine = test.engine();
+    let handle = engine.start(&continues, 0).id("c").await.unwrap();
+    settled().await;
+    let first = open(engine).await.pop().unwrap();
+    engine.signal("c", "on", &()).await.unwrap();
+    settled().await;
+    let known = open(engine).await;
+    assert!(known.len() == 1 && known[0] != first, "{known:?}");
+    let error = engine.review(&first).decide("yes", "ada", "").await.unwrap_err();
+    assert!(matches!(error, WorkflowError::UnknownReview { .. }), "{error:?}");
+    engine.review(&known[0]).decide("yes", "ada", "").await.unwrap();
+    assert_eq!(test.run(handle.result()).await.unwrap().as_deref(), Some("yes"));
+}
+
+/// The review was in a branch that lost: the fork keeps who won, and asks nobody.
+#[tokio::test]
+async fn a_fork_opens_no_review_that_was_given_up() {
+    let races = workflow("races").run(async |ctx: Ctx, ()| {
+        let first = ctx.select((
+            async |ctx: Ctx| ctx.review("q", &"raced", ["yes"]).await.map(drop),
+            async |ctx: Ctx| ctx.receive::<()>("end").await,
+        ));
+        assert!(matches!(first.await, First2::Second(Ok(()))));
+        ctx.run("last", async || Ok::<_, Failure>(())).await?;
+        ctx.receive::<()>("end").await
+    });
+    let test = TestEngine::new(&races, 1).await.unwrap();
+    let engine = test.engine();
+    engine.start(&races, ()).id("r").await.unwrap();
+    settled().await;
+    assert_eq!(open(engine).await.len(), 1);
+    engine.signal("r", "end", &()).await.unwrap();
+    settled().await;
+    let fork = engine.fork("r").at_step("last").start().await.unwrap();
+    settled().await;
+    assert_eq!(open(engine).await, [""; 0]);
+    engine.signal(&fork, "end", &()).await.unwrap();
+    test.run(engine.handle(&races, &fork).result()).await.unwrap();
 }

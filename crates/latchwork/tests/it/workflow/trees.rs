@@ -162,3 +162,31 @@ async fn a_fork_has_copies_of_the_slots_of_the_tree_as_they_were_at_that_place()
     }
     assert_eq!(sum("root").get().await.unwrap(), Some(22), "the source's stay as they were");
 }
+
+/// A child is removed while the root is still there: the slots stay.
+#[tokio::test]
+async fn slots_of_a_tree_stay_when_a_child_is_removed() {
+    let child = workflow("child")
+        .keep(SECOND)
+        .run(async |ctx: Ctx, ()| Ok(ctx.state().tree::<u64>("n").increment(1).await?.value));
+    let root = {
+        let child = child.clone();
+        workflow("root").run(move |ctx: Ctx, ()| {
+            let child = child.clone();
+            async move {
+                ctx.child(&child, ()).id("child").await?;
+                ctx.sleep(10 * SECOND).await?;
+                Ok(ctx.state().tree::<u64>("n").get().await?)
+            }
+        })
+    };
+    let stage = Stage::new(|builder| builder.register(&root).register(&child)).await;
+    let handle = stage.engine.start(&root, ()).id("root").await.unwrap();
+    for _ in 0..5 {
+        stage.pass(SECOND).await;
+    }
+    assert!(stage.engine.describe("child").await.is_err(), "it is removed");
+    assert_eq!(stage.engine.states().tree("root").slot::<u64>("n").get().await.unwrap(), Some(1));
+    stage.pass(10 * SECOND).await;
+    assert_eq!(handle.result().await.unwrap(), Some(1));
+}

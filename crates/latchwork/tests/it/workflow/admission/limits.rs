@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use latchwork::store::{Order, Store};
-use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, Engine, Failure, WorkflowError, workflow};
+use latchwork::store::{Key, Order, Store};
+use latchwork::testing::{Side, TestEngine};
+use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, WorkflowError, workflow};
 
 use super::{engine_of, held, import, settle, used};
+use crate::lock::turnstile::Stage;
 
 /// What the seed's program does.
 #[tokio::test]
@@ -215,4 +216,78 @@ async fn keys_that_are_not_in_use_are_cleared_away() {
     test.run(test.env().sleep(Duration::from_secs(60))).await;
     assert_eq!(stored().await, 0);
     assert_eq!(test.complete(&import, 7).await.unwrap(), 7);
+}
+
+/// What is cleared away is not in use: a permit that is held stays, though others of the same limit were given back.
+#[tokio::test]
+async fn a_limit_that_is_in_use_is_not_cleared_away() {
+    let import = held(import().concurrency(2));
+    let test = engine_of(&import).await;
+    let engine = test.engine();
+    for round in 0..3 {
+        engine.start(&import, "x".into()).id(format!("{round}")).await.unwrap();
+        let other = engine.start(&import, "y".into()).await;
+        if round > 0 {
+            assert!(matches!(other, Err(WorkflowError::LimitReached { .. })), "{other:?}");
+            engine.signal(format!("{}", round - 1), "end", &()).await.unwrap();
+            test.run(engine.handle(&import, format!("{}", round - 1)).result()).await.unwrap();
+        } else {
+            other.unwrap().terminate("enough").await.unwrap();
+        }
+        test.run(test.env().sleep(Duration::from_secs(60))).await;
+        assert_eq!(used(engine, None).await, (1, 0), "in round {round}");
+    }
+}
+
+/// Records of an execution, by its id, in the spaces of journals and of executions.
+async fn records_of(store: &Store, id: &str) -> usize {
+    let view = store.view().await.unwrap();
+    let mut found = 0;
+    for space in store.spaces().await.unwrap() {
+        if ["workflow.journal", "workflow.executions", "workflow.running"].contains(&space.name()) {
+            let all = view.scan(&space.all(), Order::Ascending, usize::MAX).await.unwrap();
+            let is_its = |key: &Key| key.bytes().windows(id.len()).any(|bytes| bytes == id.as_bytes());
+            found += all.iter().filter(|(key, _)| is_its(key)).count();
+        }
+    }
+    found
+}
+
+/// A fork that takes several commits is rejected before the first of them, or taken away again: nothing is left of it.
+#[tokio::test]
+async fn a_large_fork_that_is_rejected_leaves_nothing() {
+    let import = import().concurrency(1).run(async |ctx: Ctx, input: String| {
+        for n in 0..2500_u32 {
+            ctx.publish("n", &n).await?;
+        }
+        ctx.run("last", async || Ok::<_, Failure>(())).await?;
+        if input != "ends" { ctx.receive::<()>("end").await } else { Ok(()) }
+    });
+    let stage = Stage::new(|builder| builder.register(&import)).await;
+    let engine = stage.engine.clone();
+    engine.start(&import, "ends".into()).id("source").await.unwrap().result().await.unwrap();
+    let fork = |id: &str| engine.fork("source").at_step("last").id(id).start();
+    // The other start is there before; and it comes when a part of the fork is stored.
+    let other = engine.start(&import, "waits".into()).id("before").await.unwrap();
+    let rejected = fork("rejected").await;
+    assert!(matches!(rejected, Err(WorkflowError::LimitReached { .. })), "{rejected:?}");
+    assert_eq!(records_of(engine.store(), "rejected").await, 0);
+    other.terminate("enough").await.unwrap();
+    stage.turns().await;
+    stage.hold_to("workflow.journal", Side::Before).await;
+    let forks = stage.begins(fork("discarded")).await;
+    assert!(matches!(engine.describe("discarded").await.unwrap().state, ExecutionState::Parked(_)));
+    let other = engine.start(&import, "waits".into()).id("meanwhile").await.unwrap();
+    stage.open();
+    for _ in 0..20 {
+        stage.turns().await;
+    }
+    let rejected = stage.done(forks).await;
+    assert!(matches!(rejected, Err(WorkflowError::LimitReached { .. })), "{rejected:?}");
+    assert_eq!(records_of(engine.store(), "discarded").await, 0);
+    assert_eq!((engine.parked().await.unwrap(), used(&engine, None).await), (vec![], (1, 0)));
+    other.terminate("enough").await.unwrap();
+    let accepted = fork("accepted").await.unwrap();
+    engine.handle(&import, accepted).result().await.unwrap();
+    assert_eq!(used(&engine, None).await, (0, 0));
 }

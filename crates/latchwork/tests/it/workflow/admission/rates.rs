@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, RateLimit, WorkflowError, workflow};
+use latchwork::workflow::{Ctx, Debounce, RateLimit, WorkflowBuilder, WorkflowError, workflow};
 
 /// A full bucket allows a burst; then there is one token each `per / max`.
 #[tokio::test]
@@ -68,4 +68,39 @@ async fn a_rejected_start_takes_no_token() {
     test.engine().signal("b", "end", &()).await.unwrap();
     test.run(second.result()).await.unwrap();
     assert!(matches!(test.engine().start(&rated, ()).await, Err(WorkflowError::RateLimited { .. })));
+}
+
+/// A message that comes before, and an operator who wakes it, have it begin no earlier: by its token, by what it was
+/// started with, and while it gathers.
+#[tokio::test]
+async fn nothing_that_is_sent_has_an_execution_begin_before_its_time() {
+    let waits = |builder: WorkflowBuilder| {
+        builder.run(async |ctx: Ctx, ()| {
+            let began = ctx.now().await.0;
+            ctx.receive::<()>("end").await?;
+            Ok(began)
+        })
+    };
+    let second = Duration::from_secs(1);
+    let rated = waits(workflow("rated").rate_limit(RateLimit::new(1, 100 * second).delay()));
+    let delayed = waits(workflow("delayed"));
+    let debounced = waits(workflow("debounced").debounce(Debounce::new(100 * second)));
+    let test = TestEngine::build(1).register(&rated).register(&delayed).register(&debounced).start().await.unwrap();
+    let engine = test.engine();
+    let began = test.env().now().0;
+    engine.start(&rated, ()).id("at once").await.unwrap();
+    engine.start(&rated, ()).id("rated").await.unwrap();
+    engine.start(&delayed, ()).id("delayed").delay(100 * second).await.unwrap();
+    engine.start(&debounced, ()).id("debounced").await.unwrap();
+    let all = [("rated", &rated), ("delayed", &delayed), ("debounced", &debounced)];
+    for (id, _) in all {
+        engine.signal(id, "end", &()).await.unwrap();
+        engine.wake(id).await.unwrap();
+        test.run(test.env().sleep(second)).await;
+    }
+    for (id, workflow) in all {
+        let handle = engine.handle(workflow, id);
+        let seconds = (test.run(handle.result()).await.unwrap() - began) / 1_000_000;
+        assert_eq!(seconds, 100, "{id}");
+    }
 }

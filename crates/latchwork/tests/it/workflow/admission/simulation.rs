@@ -13,8 +13,8 @@ use std::time::Duration;
 use latchwork::store::ErrorKind;
 use latchwork::testing::{Caller, Faults, Report, Simulation};
 use latchwork::workflow::{
-    Batch, Ctx, Debounce, Engine, ExecutionId, Failure, Queue, RateLimit, Result, Retry, Workflow, WorkflowBuilder,
-    WorkflowError, workflow,
+    Batch, Ctx, Debounce, Engine, ExecutionId, Failure, Filter, Queue, RateLimit, Result, Retry, Workflow,
+    WorkflowBuilder, WorkflowError, workflow,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -213,7 +213,7 @@ impl Play {
             }
         }
         let mut used = BTreeSet::new();
-        for listed in engine.list(Filter::new().workflow("batched").limit(1000)).await?.executions {
+        for listed in engine.list(Filter::new().workflow("batched")).limit(1000).await?.executions {
             let inputs = engine.history(&listed.id).await?.input;
             for n in inputs.as_array().into_iter().flatten().filter_map(|n| n.as_u64()) {
                 if !used.insert(n) {

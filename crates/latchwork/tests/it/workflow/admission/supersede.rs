@@ -1,9 +1,14 @@
 //! Starts that take the place of another execution of the same id.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use latchwork::store::Order;
 use latchwork::testing::{Crashes, TestEngine};
-use latchwork::workflow::{Ctx, Failure, Queue, Retry, Supersede, Workflow, WorkflowBuilder, WorkflowError, workflow};
+use latchwork::workflow::{
+    Ctx, Engine, ExecutionState, Failure, Queue, Retry, Supersede, Workflow, WorkflowBuilder, WorkflowError, workflow,
+};
 
 use super::{settle, used};
 
@@ -41,6 +46,8 @@ async fn a_start_cancels_the_one_that_runs_and_follows_it() {
     );
     assert!(test.env().now().0 - began.0 >= 10_000_000);
     settle().await;
+    assert_eq!(used(engine, None).await, (1, 0), "the second holds it");
+    assert!(matches!(engine.start(&report, 9).await, Err(WorkflowError::LimitReached { .. })));
     engine.signal("r", "end", &"second").await.unwrap();
     assert_eq!(test.run(second.result()).await.unwrap(), (2, 1, "second".into()), "its slots are its own");
     assert_eq!(used(engine, None).await, (0, 0));
@@ -185,4 +192,178 @@ async fn no_crash_leaves_both_or_none() {
         assert_eq!(crashes.await, ended);
         assert!(ended >= 10, "{ended}");
     }
+}
+
+/// The old one goes on as new again and again, also while it cleans up: the mark goes along, and the new one takes the
+/// place of the last run. Right before and right after each commit of all that, the process ends.
+#[tokio::test]
+async fn one_that_continues_as_new_is_superseded_all_the_same() {
+    for how in [Supersede::Cancel, Supersede::Terminate] {
+        let report: Workflow<u32, u32> = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
+            let often = Retry::exponential().max_attempts(100);
+            ctx.run("begin", async || Ok::<_, Failure>(())).retry(often.clone()).await?;
+            match n {
+                2 => ctx.run("end", async || Ok::<_, Failure>(n)).retry(often).await,
+                // It cleans up in three further runs.
+                10..13 => {
+                    let cleans = ctx.shielded();
+                    cleans.run("clean", async || Ok::<_, Failure>(())).retry(often).await?;
+                    cleans.continue_as_new(n + 1).await
+                }
+                13 => Err(Failure::new("it has cleaned up")),
+                _ => match ctx.sleep(Duration::from_millis(100)).await {
+                    Ok(()) => ctx.continue_as_new(1).await,
+                    Err(_) => ctx.shielded().continue_as_new(10).await,
+                },
+            }
+        });
+        let second = report.clone();
+        let drives = workflow("drives").run(async |ctx: Ctx, (): ()| ctx.receive::<(u32, u64)>("done").await);
+        let crashes = Crashes::of(&drives, ()).register(&report).outside(move |engine| {
+            let report = second.clone();
+            async move {
+                // In a life in which the second has ended already, there is nothing more to do.
+                let is_second = |n: &u32| *n == 2;
+                let known = engine.describe("r").await.ok().and_then(|it| match it.state {
+                    ExecutionState::Completed(n) => n.as_u64(),
+                    _ => None,
+                });
+                if known.is_none() {
+                    if engine.start(&report, 1).id("r").or_join().await.is_err() {
+                        return;
+                    }
+                    engine.store().env().sleep(Duration::from_millis(250)).await;
+                    if engine.start(&report, 2).id("r").supersede(how).await.is_err() {
+                        return;
+                    }
+                }
+                let mut result = engine.handle(&report, "r").result().await;
+                for _ in 0..10 {
+                    if !result.as_ref().is_ok_and(is_second) {
+                        result = engine.handle(&report, "r").result().await;
+                    }
+                }
+                let Ok(n) = result else { return };
+                let Ok(left) = engine.limit_use("import", None).await else { return };
+                let _ = engine.signal("execution", "done", &(n, left.used + left.waiting)).id("done").await;
+            }
+        });
+        let mut ended = 0;
+        let crashes = crashes.run(|outcome| {
+            assert_eq!(outcome.result.as_ref().ok(), Some(&(2, 0)), "{how:?} {:?}", outcome.crash);
+            ended += 1;
+        });
+        assert_eq!(crashes.await, ended);
+        assert!(ended >= 30, "{ended}");
+    }
+}
+
+/// Whether the first record of another is kept beside an execution, as it is while that is marked.
+async fn is_marked(engine: &Engine, id: &str) -> bool {
+    let spaces = engine.store().spaces().await.unwrap();
+    let kept = spaces.into_iter().find(|space| space.name() == "workflow.kept").unwrap();
+    let found = engine.store().view().await.unwrap().scan(&kept.all(), Order::Ascending, 1000).await.unwrap();
+    found.iter().any(|(key, _)| key.bytes().windows(id.len()).any(|bytes| bytes == id.as_bytes()))
+}
+
+/// The process ends also between the commit that marks the old one and the one that ends it. The start is not sent
+/// again: the next engine ends the old one by itself.
+#[tokio::test]
+async fn one_that_is_marked_is_ended_by_the_next_engine() {
+    const ID: &str = "superseded one";
+    let stands = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
+        // The body of a step keeps it in memory.
+        let stays = ctx.run("stay", async || if n == 1 { std::future::pending().await } else { Ok::<_, Failure>(n) });
+        stays.retry(Retry::exponential().max_attempts(100)).await
+    });
+    let (second, seen) = (stands.clone(), Arc::new(AtomicU32::new(0)));
+    let marked = seen.clone();
+    let drives = workflow("drives").run(async |ctx: Ctx, (): ()| ctx.receive::<bool>("done").await);
+    let crashes = Crashes::of(&drives, ()).register(&stands).outside(move |engine| {
+        let (stands, marked) = (second.clone(), marked.clone());
+        async move {
+            let was_marked = is_marked(&engine, ID).await;
+            let sent = engine.states().global().slot::<bool>("sent");
+            if !sent.get().await.is_ok_and(|sent| sent == Some(true)) {
+                let started = engine.start(&stands, 1).id(ID).or_join().await;
+                if started.is_err() || sent.set(true).await.is_err() {
+                    return;
+                }
+                let _ = engine.start(&stands, 2).id(ID).supersede(Supersede::Terminate).await;
+            }
+            engine.store().env().sleep(Duration::from_secs(100)).await;
+            let Ok(it) = engine.describe(ID).await else { return };
+            let is_second = it.state == ExecutionState::Completed(2.into());
+            marked.fetch_add(u32::from(was_marked), Ordering::SeqCst);
+            let _ = engine.signal("execution", "done", &(is_second || !was_marked)).id("done").await;
+        }
+    });
+    crashes.run(|outcome| assert_eq!(outcome.result.as_ref().ok(), Some(&true), "{:?}", outcome.crash)).await;
+    assert!(seen.load(Ordering::SeqCst) >= 2, "it is marked after one crash and before another");
+}
+
+/// The slots of its tree are those of the root that was superseded.
+#[tokio::test]
+async fn nothing_is_left_of_the_tree_of_one_that_was_superseded() {
+    for how in [Supersede::Cancel, Supersede::Terminate] {
+        let root = workflow("import").run(async |ctx: Ctx, n: u64| {
+            let sum = ctx.state().tree::<u64>("sum").increment(n).await?.value;
+            ctx.receive::<()>("end").await?;
+            Ok(sum)
+        });
+        let test = TestEngine::new(&root, 1).await.unwrap();
+        let engine = test.engine();
+        engine.start(&root, 1).id("r").await.unwrap();
+        settle().await;
+        engine.start(&root, 10).id("r").supersede(how).await.unwrap();
+        test.run(test.env().sleep(Duration::from_secs(5))).await;
+        engine.signal("r", "end", &()).await.unwrap();
+        assert_eq!(test.run(engine.handle(&root, "r").result()).await.unwrap(), 10, "{how:?}");
+    }
+}
+
+/// It runs no code, so there is no cleaning up to wait for: it is cancelled, and the other follows at once.
+#[tokio::test]
+async fn one_that_is_parked_is_cancelled_at_once() {
+    let parks = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
+        let count = ctx.state().execution::<u32>("count").increment(1).await?.value;
+        assert!(n > 1, "it is not mended");
+        Ok(n * 10 + count)
+    });
+    let test = TestEngine::new(&parks, 1).await.unwrap();
+    let engine = test.engine();
+    let first = engine.start(&parks, 1).id("p").await.unwrap();
+    let waits = tokio::spawn(async move { first.result().await });
+    settle().await;
+    assert_eq!(engine.parked().await.unwrap().len(), 1);
+    let second = engine.start(&parks, 2).id("p").supersede(Supersede::Cancel).await.unwrap();
+    let told = test.run(waits).await.unwrap();
+    assert!(matches!(&told, Err(WorkflowError::Cancelled { reason, .. }) if reason.contains("its place")), "{told:?}");
+    assert_eq!(test.run(second.result()).await.unwrap(), 21, "with slots of its own");
+    assert_eq!((engine.parked().await.unwrap(), used(engine, None).await), (vec![], (0, 0)));
+    // Right before and right after each commit, the process ends.
+    let (second, drives) = (parks.clone(), workflow("drives"));
+    let drives = drives.run(async |ctx: Ctx, (): ()| ctx.receive::<(u32, u64)>("done").await);
+    let crashes = Crashes::of(&drives, ()).register(&parks).outside(move |engine| {
+        let parks = second.clone();
+        async move {
+            if engine.start(&parks, 1).id("p").or_join().await.is_err() {
+                return;
+            }
+            while engine.parked().await.is_ok_and(|parked| parked.is_empty())
+                && engine.describe("p").await.is_ok_and(|it| !matches!(it.state, ExecutionState::Completed(_)))
+            {
+                tokio::task::yield_now().await;
+            }
+            if engine.start(&parks, 2).id("p").supersede(Supersede::Cancel).await.is_err() {
+                return;
+            }
+            let Ok(n) = engine.handle(&parks, "p").result().await else { return };
+            let Ok(left) = engine.limit_use("import", None).await else { return };
+            let _ = engine.signal("execution", "done", &(n, left.used)).id("done").await;
+        }
+    });
+    let crashes =
+        crashes.run(|outcome| assert_eq!(outcome.result.as_ref().ok(), Some(&(21, 0)), "{:?}", outcome.crash));
+    assert!(crashes.await >= 6);
 }

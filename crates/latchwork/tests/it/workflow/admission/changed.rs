@@ -1,0 +1,350 @@
+//! A definition that says something else of its starts than the one that an earlier process had. What is stored counts:
+//! permits and places that executions have, and the keys that they were started under.
+
+use std::time::Duration;
+
+use latchwork::workflow::{
+    Batch, Ctx, Debounce, Engine, ExecutionState, Failure, Filter, Queue, RateLimit, Supersede, Workflow,
+    WorkflowBuilder, WorkflowError, workflow,
+};
+
+use super::{Lives, held, import, settle, used};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What a caller of a start is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Runs,
+    Waits,
+    Rejected,
+}
+
+use Told::{Rejected, Runs, Waits};
+
+/// Starts an execution and looks what becomes of it.
+async fn start(engine: &Engine, import: &Workflow<String, String>, id: &str) -> Told {
+    match engine.start(import, id.into()).id(id).await {
+        Err(WorkflowError::LimitReached { .. }) => return Rejected,
+        started => drop(started.unwrap()),
+    }
+    settle().await;
+    if engine.why(id).await.unwrap().queue.is_some() { Waits } else { Runs }
+}
+
+/// Those of a definition's executions that have begun, in no order.
+async fn begun(engine: &Engine) -> Vec<String> {
+    let page = engine.list(Filter::new().workflow("import")).ascending().limit(100).await.unwrap();
+    let mut begun = Vec::new();
+    for found in page.executions {
+        let has_begun = engine.why(&found.id).await.unwrap().queue.is_none();
+        if has_begun && matches!(found.state, ExecutionState::Running | ExecutionState::Waiting) {
+            begun.push(found.id.to_string());
+        }
+    }
+    begun
+}
+
+/// A definition, what starts under it come to, and then another.
+struct Case {
+    what: &'static str,
+    first: WorkflowBuilder,
+    starts: &'static [(&'static str, Told)],
+    second: WorkflowBuilder,
+    /// Those that have begun when the second process has started.
+    begun: &'static [&'static str],
+    later: &'static [(&'static str, Told)],
+    /// How many of the executions of both may run at once, from when at most so many run.
+    most: usize,
+}
+
+/// A limit for each first letter of the input.
+fn by_letter(max: u32) -> WorkflowBuilder {
+    import().concurrency_by(max, |id: &String| id[..1].to_string())
+}
+
+/// Lines that become rejections and the other way round, and limits that are removed.
+fn lines_and_removals() -> Vec<Case> {
+    let line = Queue::new;
+    vec![
+        Case {
+            what: "a line becomes a rejection while starts wait",
+            first: import().concurrency(1).when_full(line()),
+            starts: &[("a1", Runs), ("b1", Waits), ("c1", Waits)],
+            second: import().concurrency(1),
+            begun: &["a1"],
+            later: &[("d1", Rejected)],
+            most: 1,
+        },
+        Case {
+            what: "a rejection becomes a line",
+            first: import().concurrency(1),
+            starts: &[("a1", Runs), ("b1", Rejected)],
+            second: import().concurrency(1).when_full(line()),
+            begun: &["a1"],
+            later: &[("c1", Waits), ("d1", Waits)],
+            most: 1,
+        },
+        Case {
+            what: "a limit is removed",
+            first: import().concurrency(1).when_full(line()),
+            starts: &[("a1", Runs), ("b1", Waits), ("c1", Waits)],
+            second: import(),
+            begun: &["a1", "b1", "c1"],
+            later: &[("d1", Runs)],
+            most: 4,
+        },
+        Case {
+            what: "a limit for each key is removed beside one in total",
+            first: by_letter(1).concurrency(3).when_full(line()),
+            starts: &[("a1", Runs), ("a2", Waits), ("a3", Waits), ("a4", Waits), ("b1", Runs)],
+            second: import().concurrency(3).when_full(line()),
+            begun: &["a1", "a2", "b1"],
+            later: &[("c1", Waits)],
+            most: 3,
+        },
+        Case {
+            what: "a limit in total is removed beside one for each key",
+            first: by_letter(1).concurrency(1).when_full(line()),
+            starts: &[("a1", Runs), ("a2", Waits), ("b1", Waits), ("c1", Waits)],
+            second: by_letter(1).when_full(line()),
+            begun: &["a1", "b1", "c1"],
+            later: &[("d1", Runs), ("d2", Waits)],
+            most: 4,
+        },
+    ]
+}
+
+/// Limits that are added, lowered and raised, and keys that are computed otherwise.
+fn other_limits() -> Vec<Case> {
+    let line = Queue::new;
+    vec![
+        Case {
+            what: "a limit is added: what runs already holds no permit of it",
+            first: import(),
+            starts: &[("a1", Runs), ("b1", Runs)],
+            second: import().concurrency(1).when_full(line()),
+            begun: &["a1", "b1"],
+            later: &[("c1", Runs), ("d1", Waits)],
+            most: 3,
+        },
+        Case {
+            what: "a limit for each key is added: what waits has a permit of the first to wait for, and no other",
+            first: import().concurrency(2).when_full(line()),
+            starts: &[("a1", Runs), ("a2", Runs), ("a3", Waits)],
+            second: by_letter(1).concurrency(2).when_full(line()),
+            begun: &["a1", "a2"],
+            later: &[("a4", Waits), ("b1", Waits)],
+            most: 2,
+        },
+        Case {
+            what: "a maximum is lowered below what runs",
+            first: import().concurrency(3).when_full(line()),
+            starts: &[("a1", Runs), ("b1", Runs), ("c1", Runs), ("d1", Waits)],
+            second: import().concurrency(1).when_full(line()),
+            begun: &["a1", "b1", "c1"],
+            later: &[("e1", Waits)],
+            most: 3,
+        },
+        Case {
+            what: "a maximum is raised",
+            first: import().concurrency(1).when_full(line()),
+            starts: &[("a1", Runs), ("b1", Waits), ("c1", Waits)],
+            second: import().concurrency(2).when_full(line()),
+            begun: &["a1", "b1"],
+            later: &[("d1", Waits)],
+            most: 2,
+        },
+        Case {
+            what: "the function of the key is another: the stored key counts",
+            first: by_letter(1).when_full(line()),
+            starts: &[("a1", Runs), ("a2", Waits), ("b1", Runs)],
+            second: import().concurrency_by(1, |id: &String| id[1..].to_string()).when_full(line()),
+            begun: &["a1", "b1"],
+            later: &[("a3", Runs), ("b3", Waits)],
+            most: 3,
+        },
+        Case {
+            what: "a rate limit is added to a line",
+            first: import().concurrency(1).when_full(line()),
+            starts: &[("a1", Runs), ("b1", Waits)],
+            second: import().concurrency(1).when_full(line()).rate_limit(RateLimit::new(1, SECOND).delay()),
+            begun: &["a1"],
+            later: &[("c1", Waits)],
+            most: 1,
+        },
+    ]
+}
+
+/// Each case by itself: in the end all that were accepted have run, one after the other as far as the limit says so,
+/// and nothing is left of the limit.
+#[tokio::test]
+async fn a_definition_that_was_changed_admits_all_that_wait_and_leaks_nothing() {
+    for case in lines_and_removals().into_iter().chain(other_limits()) {
+        let (what, lives) = (case.what, Lives::new().await);
+        let first = held(case.first);
+        let engine = lives.begin(&first).await;
+        let mut accepted = Vec::new();
+        for (id, told) in case.starts {
+            assert_eq!(start(&engine, &first, id).await, *told, "{what}: {id}");
+            accepted.extend((*told != Rejected).then_some(*id));
+        }
+        engine.stop();
+        drop(engine);
+        let second = held(case.second);
+        let engine = lives.begin(&second).await;
+        assert_eq!(begun(&engine).await, case.begun, "{what}");
+        for (id, told) in case.later {
+            assert_eq!(start(&engine, &second, id).await, *told, "{what}: {id}");
+            accepted.extend((*told != Rejected).then_some(*id));
+        }
+        let mut ended = Vec::new();
+        while ended.len() < accepted.len() {
+            let begun = begun(&engine).await;
+            // Those that ran too many before only become fewer.
+            let is_known = |id: &String| ended.contains(id);
+            assert!(begun.len() <= case.most && !begun.iter().any(is_known), "{what}: {begun:?} run");
+            let Some(id) = begun.into_iter().next() else {
+                // A line of a definition that rejects is looked at some seconds later.
+                lives.pass(15).await;
+                assert!(!self::begun(&engine).await.is_empty(), "{what}: of {accepted:?} only {ended:?} have run");
+                continue;
+            };
+            engine.signal(&*id, "end", &()).await.unwrap();
+            assert_eq!(lives.run(engine.handle(&second, &*id).result()).await.unwrap(), id, "{what}");
+            settle().await;
+            ended.push(id);
+        }
+        for key in [None, Some("a"), Some("b"), Some("c"), Some("1"), Some("3")] {
+            assert_eq!(used(&engine, key).await, (0, 0), "{what}: {key:?}");
+        }
+        lives.pass(60).await;
+        assert_eq!(lives.records().await, 0, "{what}: nothing is left");
+        engine.stop();
+    }
+}
+
+/// A lowered maximum admits none until those that run fit.
+#[tokio::test]
+async fn a_line_under_a_lowered_maximum_waits_until_those_that_run_fit() {
+    let lives = Lives::new().await;
+    let many = held(import().concurrency(3).when_full(Queue::new()));
+    let engine = lives.begin(&many).await;
+    for id in ["a", "b", "c", "d", "e"] {
+        engine.start(&many, id.into()).id(id).await.unwrap();
+    }
+    engine.stop();
+    let few = held(import().concurrency(1).when_full(Queue::new()));
+    let engine = lives.begin(&few).await;
+    for (ends, left) in [("a", (2, 2)), ("b", (1, 2)), ("c", (1, 1)), ("d", (1, 0)), ("e", (0, 0))] {
+        engine.signal(ends, "end", &()).await.unwrap();
+        lives.run(engine.handle(&few, ends).result()).await.unwrap();
+        settle().await;
+        assert_eq!(used(&engine, None).await, left, "after {ends}");
+    }
+}
+
+/// Gives what it was given, whatever that is.
+fn echo(builder: WorkflowBuilder) -> Workflow<serde_json::Value, serde_json::Value> {
+    builder
+        .run(async |ctx: Ctx, input: serde_json::Value| ctx.run("echo", async || Ok::<_, Failure>(input.clone())).await)
+}
+
+fn batches() -> Workflow<u64, u64> {
+    workflow("echo").batch(Batch::new(10, 60 * SECOND)).run(async |_: Ctx, numbers: Vec<u64>| Ok(numbers))
+}
+
+/// What gathers begins at its time, with what it has, under any definition that comes later.
+#[tokio::test]
+async fn what_gathers_begins_in_time_though_the_definition_gathers_no_more() {
+    let debounced = || echo(workflow("echo").debounce(Debounce::new(60 * SECOND)));
+    for second in [echo(workflow("echo")), debounced(), echo(workflow("echo").concurrency(1))] {
+        let lives = Lives::new().await;
+        let engine = lives.begin(&debounced()).await;
+        for n in [1, 2] {
+            engine.start(&debounced(), n.into()).id("d").await.unwrap();
+        }
+        engine.stop();
+        let engine = lives.begin(&second).await;
+        let alone = engine.start(&second, 3.into()).await.unwrap();
+        let is_gathered = &**alone.id() == "d";
+        let began = lives.env.now();
+        let result = lives.run(engine.handle(&second, "d").result()).await.unwrap();
+        assert_eq!(result, if is_gathered { 3 } else { 2 });
+        assert!(lives.env.now().0 - began.0 >= 59_000_000);
+        lives.run(alone.result()).await.unwrap();
+        assert_eq!(lives.records().await, 0, "nothing gathers");
+        engine.stop();
+        // And back: the next start gathers anew.
+        let engine = lives.begin(&debounced()).await;
+        let next = engine.start(&debounced(), 4.into()).await.unwrap();
+        assert_ne!(next.id(), alone.id());
+        assert_eq!(lives.run(next.result()).await.unwrap(), 4);
+    }
+}
+
+/// The batch begins with its inputs. A start that comes before that is not among them.
+#[tokio::test]
+async fn a_batch_begins_with_its_inputs_though_starts_are_debounced_by_now() {
+    let lives = Lives::new().await;
+    let engine = lives.begin(&batches()).await;
+    for n in [1, 2] {
+        engine.start(&batches(), n).id("batch").await.unwrap();
+    }
+    engine.stop();
+    let debounced = echo(workflow("echo").debounce(Debounce::new(100 * SECOND)));
+    let engine = lives.begin(&debounced).await;
+    let first = engine.start(&debounced, 3.into()).id("debounced").await.unwrap();
+    assert_eq!(&**first.id(), "debounced");
+    let batch = lives.run(engine.handle(&debounced, "batch").result()).await.unwrap();
+    assert_eq!(batch, serde_json::json!([1, 2]));
+    assert_eq!(lives.run(first.result()).await.unwrap(), 3);
+    assert_eq!(lives.records().await, 0, "nothing gathers");
+}
+
+/// A start that is not gathered any more takes the place of one that gathers.
+#[tokio::test]
+async fn what_gathers_is_superseded_by_a_start_that_is_not_gathered() {
+    for how in [Supersede::Cancel, Supersede::Terminate] {
+        let lives = Lives::new().await;
+        let engine = lives.begin(&batches()).await;
+        for n in [1, 2] {
+            engine.start(&batches(), n).id("batch").await.unwrap();
+        }
+        engine.stop();
+        let plain = echo(workflow("echo"));
+        let engine = lives.begin(&plain).await;
+        let waits = [engine.handle(&batches(), "batch").of_item(0), engine.handle(&batches(), "batch").of_item(1)];
+        let told = tokio::spawn(async move { tokio::join!(waits[0].result(), waits[1].result()) });
+        settle().await;
+        let other = engine.start(&plain, 7.into()).id("batch").supersede(how).await.unwrap();
+        let (first, second) = lives.run(told).await.unwrap();
+        for told in [first, second] {
+            let text = told.unwrap_err().to_string();
+            assert!(text.contains("another start has taken its place"), "{how:?}: {text}");
+        }
+        assert_eq!(lives.run(other.result()).await.unwrap(), 7, "{how:?}");
+        assert_eq!(lives.records().await, 0, "{how:?}: nothing gathers");
+    }
+}
+/// The batch begins with its inputs; starts that come meanwhile are debounced, and become one of their own.
+#[tokio::test]
+async fn a_batch_and_a_debounce_that_follows_it_gather_beside_each_other() {
+    let lives = Lives::new().await;
+    let engine = lives.begin(&batches()).await;
+    for n in [1, 2] {
+        engine.start(&batches(), n).id("batch").await.unwrap();
+    }
+    engine.stop();
+    let debounced = echo(workflow("echo").debounce(Debounce::new(100 * SECOND)));
+    let engine = lives.begin(&debounced).await;
+    let first = engine.start(&debounced, 3.into()).id("debounced").await.unwrap();
+    assert_eq!(&**first.id(), "debounced");
+    let batch = lives.run(engine.handle(&debounced, "batch").result()).await.unwrap();
+    assert_eq!(batch, serde_json::json!([1, 2]));
+    // The batch has begun; the other gathers on.
+    let second = engine.start(&debounced, 4.into()).await.unwrap();
+    assert_eq!(second.id(), first.id(), "it gathers still");
+    assert_eq!(lives.run(second.result()).await.unwrap(), 4);
+    assert_eq!(lives.records().await, 0, "nothing gathers");
+}
