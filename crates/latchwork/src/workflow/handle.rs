@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -326,7 +326,7 @@ struct Starting {
 }
 
 impl Starting {
-    async fn start(self, is_given: bool) -> Result<Started> {
+    async fn start(&self, is_given: bool) -> Result<Started> {
         let inner = &self.inner;
         // Most often there is no other start, and nothing to wait for. A start that is gathered need not have its id.
         let is_gathered = self.definition.policy.gather().is_some() || self.supersede.is_some();
@@ -344,7 +344,7 @@ impl Starting {
                 && let Some(how) = self.supersede
                 && inner.take_place(&self.id, &self.execution, asked.as_ref(), how).await?
             {
-                return Ok(self.id.into());
+                return Ok(self.id.clone().into());
             }
             let mut begun = std::pin::pin!(inner.begun.notified());
             begun.as_mut().enable();
@@ -400,11 +400,12 @@ impl Starting {
 
     /// Starts it, unless there is one of that id or under that key.
     async fn first(&self, asked: &Option<Asked>) -> Result<Option<Started>> {
-        let (inner, id, execution) = (&self.inner, &self.id, self.execution.clone());
+        let (inner, id) = (&self.inner, &self.id);
         let runs = match asked {
             Some(asked) => inner.would_run(&self.definition, asked).await?,
             None => true,
         };
+        let execution = self.execution.clone();
         if self.signal.is_none() && execution.status == Status::Running && runs {
             let (started, answer) = oneshot::channel();
             let run = Run::new(inner.clone(), self.definition.clone(), id.clone(), execution, None);
@@ -507,15 +508,32 @@ impl<O: DeserializeOwned> Handle<O> {
     }
 }
 
-/// One output of a batch, from all of them as JSON text.
+/// One output of a batch, from all of them as JSON text. The others are passed over.
 fn read_item<T: DeserializeOwned>(id: &ExecutionId, text: &str, item: u32) -> Result<T> {
-    let outputs: Vec<&serde_json::value::RawValue> = read_raw(id, text)?;
-    let wrong = || WorkflowError::Mismatch { id: id.clone(), message: format!("there is no output {item} in it") };
-    read_as(id, outputs.get(item as usize).ok_or_else(wrong)?.get())
-}
+    struct Nth<T>(u32, PhantomData<T>);
 
-fn read_raw<'a, T: serde::Deserialize<'a>>(id: &ExecutionId, text: &'a str) -> Result<T> {
-    serde_json::from_str(text).map_err(|error| WorkflowError::Mismatch { id: id.clone(), message: error.to_string() })
+    impl<'de, T: serde::Deserialize<'de>> Visitor<'de> for Nth<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "a list with an output {}", self.0)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut outputs: A) -> Result<T, A::Error> {
+            for _ in 0..self.0 {
+                if outputs.next_element::<IgnoredAny>()?.is_none() {
+                    break;
+                }
+            }
+            let found =
+                outputs.next_element()?.ok_or_else(|| A::Error::custom(format!("there is no output {}", self.0)));
+            while outputs.next_element::<IgnoredAny>()?.is_some() {}
+            found
+        }
+    }
+
+    let read = serde_json::Deserializer::from_str(text).deserialize_seq(Nth(item, PhantomData));
+    read.map_err(|error| WorkflowError::Mismatch { id: id.clone(), message: error.to_string() })
 }
 
 /// What an execution gave as JSON text, as a value of this type.

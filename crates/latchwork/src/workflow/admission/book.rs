@@ -64,8 +64,8 @@ pub(super) struct Changed {
 struct Open {
     rev: Option<Rev>,
     gate: Gate,
-    /// Notes of permits that were given back, and of places that were left.
-    ended: Vec<Key>,
+    /// Notes of permits that were given back, if they were read; and of places that were left.
+    ended: Option<Vec<Key>>,
     left: Vec<Key>,
     flows: BTreeMap<String, u64>,
     is_changed: bool,
@@ -81,8 +81,9 @@ impl Open {
 
     /// The gate as it is written, and the notes that it takes away.
     fn settled(&self) -> (Gate, impl Iterator<Item = &Key>) {
-        let (ended, left) =
-            (&self.ended[..self.ended.len().min(MOST_NOTES)], &self.left[..self.left.len().min(MOST_NOTES)]);
+        let few = |notes: &'_ [Key]| notes.len().min(MOST_NOTES);
+        let ended = self.ended.as_deref().unwrap_or_default();
+        let (ended, left) = (&ended[..few(ended)], &self.left[..few(&self.left)]);
         let held = self.gate.held.saturating_sub(ended.len() as u64);
         let waiting = self.gate.waiting.saturating_sub(left.len() as u64);
         (Gate { held, waiting, ..self.gate.clone() }, ended.iter().chain(left))
@@ -97,8 +98,9 @@ impl Open {
         ticket
     }
 
+    /// How many hold a permit; as long as the notes were not read, how many do at the most.
     fn used(&self) -> u64 {
-        self.gate.held.saturating_sub(self.ended.len() as u64)
+        self.gate.held.saturating_sub(self.ended.as_ref().map_or(0, Vec::len) as u64)
     }
 
     fn waiting(&self) -> u64 {
@@ -140,17 +142,21 @@ async fn notes(view: &View, range: &Range, most: u64) -> Result<Vec<Key>> {
     Ok(view.scan(range, Order::Ascending, usize::MAX).await?.into_iter().map(|(key, _)| key).collect())
 }
 
+async fn fetch_gate(gates: &Gates, view: &View, at: &Partition) -> Result<Option<(Gate, Rev)>> {
+    let found = fetch::<Gate>(view, &gates.gate(at), || format!("limit {at:?}")).await?;
+    Ok(found.map(|(gate, item)| (gate, item.rev)))
+}
+
 /// A gate and its notes, as a view shows them.
 pub(super) async fn gate_at(
     gates: &Gates,
     view: &View,
     at: &Partition,
 ) -> Result<Option<(Gate, Rev, Vec<Key>, Vec<Key>)>> {
-    let found = fetch::<Gate>(view, &gates.gate(at), || format!("limit {at:?}")).await?;
-    let Some((gate, item)) = found else { return Ok(None) };
+    let Some((gate, rev)) = fetch_gate(gates, view, at).await? else { return Ok(None) };
     let [ended, left] = gates.notes(at);
     let (ended, left) = (notes(view, &ended, gate.held).await?, notes(view, &left, gate.waiting).await?);
-    Ok(Some((gate, item.rev, ended, left)))
+    Ok(Some((gate, rev, ended, left)))
 }
 
 impl<'a> Book<'a> {
@@ -186,20 +192,34 @@ impl<'a> Book<'a> {
 
     async fn open(&mut self, partition: &Partition) -> Result<&mut Open> {
         if !self.gates.contains_key(partition) {
-            let open = match gate_at(self.keys(), &self.view, partition).await? {
-                Some((gate, rev, ended, left)) => Open { rev: Some(rev), gate, ended, left, ..Open::default() },
-                None => Open::default(),
-            };
+            let mut open = Open::default();
+            if let Some((gate, rev)) = fetch_gate(self.keys(), &self.view, partition).await? {
+                let [_, left] = self.keys().notes(partition);
+                open.left = notes(&self.view, &left, gate.waiting).await?;
+                (open.rev, open.gate) = (Some(rev), gate);
+            }
             self.gates.insert(partition.clone(), open);
         }
         Ok(self.gates.get_mut(partition).expect("it was opened"))
     }
 
-    /// Whether a limit has room for one more, and none waits for it.
-    async fn has_room(&mut self, policy: &Policy, partition: &Partition) -> Result<bool> {
+    /// How many permits of a limit can be given out beside those that are held. The notes are read only if there may be
+    /// none: what was given back since only makes room.
+    async fn room(&mut self, policy: &Policy, partition: &Partition, wanted: u64) -> Result<u64> {
         let most = policy.most(partition).map_or(u64::MAX, u64::from);
         let open = self.open(partition).await?;
-        Ok(open.waiting() == 0 && open.used() < most)
+        if open.ended.is_none() && most.saturating_sub(open.used()) < wanted {
+            let held = open.gate.held;
+            let [ended, _] = self.keys().notes(partition);
+            let ended = notes(&self.view, &ended, held).await?;
+            self.open(partition).await?.ended = Some(ended);
+        }
+        Ok(most.saturating_sub(self.open(partition).await?.used()).min(wanted))
+    }
+
+    /// Whether a limit has room for one more, and none waits for it.
+    async fn has_room(&mut self, policy: &Policy, partition: &Partition) -> Result<bool> {
+        Ok(self.open(partition).await?.waiting() == 0 && self.room(policy, partition, 1).await? > 0)
     }
 
     /// The first limit that a start would not pass, by its place among those that it asks for.
@@ -389,9 +409,8 @@ impl<'a> Book<'a> {
     /// Admits those that are first in the line of a limit, as many as there is room for and so many at the most. Gives
     /// whether there may be more.
     pub(crate) async fn admit_next(&mut self, policy: &Policy, partition: &Partition, most: usize) -> Result<bool> {
-        let limit = policy.most(partition).map_or(u64::MAX, u64::from);
-        let open = self.open(partition).await?;
-        let room = limit.saturating_sub(open.used()).min(open.waiting()).min(most as u64) as usize;
+        let wanted = self.open(partition).await?.waiting().min(most as u64);
+        let room = self.room(policy, partition, wanted).await? as usize;
         if room == 0 {
             return Ok(false);
         }

@@ -11,7 +11,7 @@ use crate::workflow::Result;
 use crate::workflow::admission::Admissions;
 use crate::workflow::admission::book::{GATE, gate_at};
 use crate::workflow::admission::policy::Asked;
-use crate::workflow::admission::stored::{Bucket, Gates, Partition};
+use crate::workflow::admission::stored::{Bucket, Gate, Gates, Partition};
 use crate::workflow::engine::Inner;
 
 /// How long what is not in use stays at least: it may be used again.
@@ -45,9 +45,9 @@ impl Admissions {
         let view = engine.store.view().await?;
         let (mut parts, mut later) = (Vec::new(), Vec::new());
         for partition in partitions {
-            let Clearing { part, is_filling, waits } = clearing(engine, &view, partition).await?;
+            let Clearing { part, is_again, waits } = clearing(engine, &view, partition).await?;
             parts.extend(part);
-            later.extend(is_filling.then(|| partition.clone()));
+            later.extend(is_again.then(|| partition.clone()));
             if waits {
                 self.look_at(partition);
             }
@@ -83,8 +83,8 @@ impl Admissions {
 struct Clearing {
     /// What clears it away, if it is not in use.
     part: Option<Part>,
-    /// Whether its bucket is being filled.
-    is_filling: bool,
+    /// Whether it is to be looked at again: its bucket is being filled, or notes are left.
+    is_again: bool,
     /// Whether any wait in its line.
     waits: bool,
 }
@@ -94,15 +94,26 @@ async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<
     let gates = engine.spaces.gates();
     let place = || format!("limit {partition:?}");
     let mut part = Part::default();
-    let mut waits = false;
+    let (mut waits, mut is_rest) = (false, false);
     if let Some((gate, rev, ended, left)) = gate_at(gates, view, partition).await? {
         waits = gate.waiting > left.len() as u64;
         let is_used = waits || gate.held > ended.len() as u64;
         let flows = view.scan(&gates.flows(partition), Order::Ascending, MOST).await?;
-        if !is_used && ended.len() + left.len() < MOST {
+        if ended.len() + left.len() >= MOST {
+            // As long as permits are free, starts do not look for notes.
+            let ended = &ended[..ended.len().min(MOST)];
+            let left = &left[..left.len().min(MOST - ended.len())];
+            let held = gate.held.saturating_sub(ended.len() as u64);
+            let waiting = gate.waiting.saturating_sub(left.len() as u64);
+            part = part.at_rev(GATE, &gates.gate(partition), rev);
+            part = part.put(&gates.gate(partition), Gate { held, waiting, ..gate }.encode());
+            part = ended.iter().chain(left).fold(part, Part::delete);
+            is_rest = true;
+        } else if !is_used {
             // No end comes any more, as none holds a permit. A start writes the gate.
             part = part.at_rev(GATE, &gates.gate(partition), rev);
-            if flows.len() < MOST {
+            is_rest = flows.len() >= MOST;
+            if !is_rest {
                 part = part.delete(&gates.gate(partition));
                 part = ended.iter().chain(&left).fold(part, Part::delete);
             }
@@ -110,16 +121,17 @@ async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<
         }
     }
     let key: Key = gates.bucket(partition);
-    let mut is_filling = false;
+    let mut is_again = is_rest;
     if let Some(item) = view.get(&key).await? {
         let bucket = Bucket::decode(&item.value).map_err(|why| why.at(place()))?;
-        is_filling = bucket.full_us > engine.store.env().now().0;
-        if !is_filling {
+        let is_full = bucket.full_us <= engine.store.env().now().0;
+        is_again |= !is_full;
+        if is_full {
             part = part.at_rev(GATE, &key, item.rev).delete(&key);
         }
     }
     let is_any = !part.writes().is_empty();
-    Ok(Clearing { part: is_any.then_some(part), is_filling, waits })
+    Ok(Clearing { part: is_any.then_some(part), is_again, waits })
 }
 
 /// Clears away what is not in use, some time after it was.
