@@ -16,7 +16,7 @@ use crate::lock::Owner;
 use crate::lock::free::Freed;
 use crate::lock::lane::Ask;
 use crate::record::Record;
-use crate::store::{Commit, ErrorKind, Order, Outcome, Timestamp, Write};
+use crate::store::{Commit, ErrorKind, Order, Outcome, StoreError, Timestamp, Write};
 use crate::workflow::admission::{Asked, EndLane};
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
@@ -410,6 +410,14 @@ impl Run {
         Ok((closing, first.map_or(next, |first| Next::Succeeds(status.clone(), Box::new(first)))))
     }
 
+    /// Commits its end, in a lane if there is one. None if the lane cannot serve.
+    async fn send_end(&self, lane: Option<EndLane>, commit: Commit) -> Option<Result<Outcome, StoreError>> {
+        match lane {
+            Some(lane) => self.engine.admissions.end(lane, commit).await,
+            None => Some(self.measured(commit).await),
+        }
+    }
+
     /// Commits what it has come to. With an end, its parent is told, its children are cancelled that are to be, and its
     /// locks are released; with a beginning anew, only these.
     pub(crate) async fn close(self: &Arc<Run>, next: Next) -> Result<(), Stop> {
@@ -445,16 +453,10 @@ impl Run {
                 (commit, place, rest) = part.place_whole(commit);
                 placed.push((rest, place));
             }
-            let outcome = match closing.lane.take() {
-                None => self.measured(commit).await,
-                Some(lane) => match self.engine.admissions.end(lane, commit).await {
-                    Some(outcome) => outcome,
-                    None => {
-                        self.put_back(boarded);
-                        how.is_alone = true;
-                        continue;
-                    }
-                },
+            let Some(outcome) = self.send_end(closing.lane.take(), commit).await else {
+                self.put_back(boarded);
+                how.is_alone = true;
+                continue;
             };
             match outcome {
                 Ok(Outcome::Applied(receipt)) => {

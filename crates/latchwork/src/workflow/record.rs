@@ -451,9 +451,8 @@ impl Intent {
         Intent { name: entry.name.clone(), argument: entry.argument, since_us: entry.since_us }
     }
 
-    /// That of a step that is not known yet. An execution that is set running by a commit of another's is begun at
-    /// once: with this in its record, its first operation needs no commit before it is begun, if it is a step. One that
-    /// was not begun, because the process ended before, counts as begun all the same.
+    /// That of the first operation, if it is a step, of an execution that a commit of another's sets running: the body
+    /// runs without a commit before it. If the process ends before that, the attempt counts all the same.
     pub(crate) fn of_first(since: Timestamp) -> Intent {
         Intent { name: "".into(), argument: ANYTHING, since_us: since.0 }
     }

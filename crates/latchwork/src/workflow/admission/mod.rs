@@ -163,10 +163,11 @@ impl Admissions {
         answered.await.ok().transpose()
     }
 
-    /// The lane that the end of an execution is to be committed in, if the permits that it holds may be waited for: then
-    /// the next in line is admitted by the same commit.
+    /// The lane that the end of an execution is committed in, if others may wait for the permits that it holds: then the
+    /// next in line is admitted by the same commit.
     pub(crate) fn lane_of_end(&self, before: &Execution) -> Option<EndLane> {
-        let policy = &self.engine()?.definition(&before.workflow)?.policy.clone();
+        let engine = self.engine()?;
+        let policy = &engine.definition(&before.workflow)?.policy;
         let permits: Vec<Partition> =
             before.admission.iter().flat_map(|it| it.held(&before.workflow)).map(|(it, _)| it).collect();
         let lane = policy.lane(permits.first().filter(|_| policy.queues())?);
