@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::lane::Part;
-use crate::workflow::child::How;
+use crate::workflow::close::How;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::definition::{Definition, Workflow, workflow};
 use crate::workflow::engine::Inner;

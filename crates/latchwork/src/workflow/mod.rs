@@ -21,6 +21,7 @@ mod beats;
 mod branches;
 mod bulk;
 mod child;
+mod close;
 pub(crate) mod ctx;
 mod deadlock;
 mod definition;

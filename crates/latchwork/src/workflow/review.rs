@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::lane::{Part, Tag};
 use crate::record::Record;
 use crate::store::{Check, Key, Order, Space, Timestamp, Uuid};
-use crate::workflow::child::How;
+use crate::workflow::close::How;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::{Letter, ReviewRecord};

@@ -8,7 +8,7 @@ use crate::lane::Part;
 use crate::lock::Owner;
 use crate::store::{Check, ErrorKind, Generation, Rev, Timestamp};
 use crate::workflow::admission::PlaceInLine;
-use crate::workflow::child::How;
+use crate::workflow::close::How;
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::handle::Handle;
 use crate::workflow::history::ExecutionState;
