@@ -163,8 +163,8 @@ impl Admissions {
         answered.await.ok().transpose()
     }
 
-    /// The lane that the end of an execution is committed in, if others may wait for the permits that it holds: the next
-    /// in line is admitted by the same commit.
+    /// The lane that the end of an execution is committed in, if others may wait for its permits: then the next in line is
+    /// admitted by the same commit.
     pub(crate) fn lane_of_end(&self, before: &Execution) -> Option<EndLane> {
         let engine = self.engine()?;
         let policy = &engine.definition(&before.workflow)?.policy;
