@@ -163,7 +163,7 @@ impl Admissions {
         answered.await.ok().transpose()
     }
 
-    /// The lane that the end of an execution is committed in, if others may wait for its permits: then the next in line is
+    /// The lane that the end of an execution is committed in, if others may wait for its permits: the next of them is
     /// admitted by the same commit.
     pub(crate) fn lane_of_end(&self, before: &Execution) -> Option<EndLane> {
         let engine = self.engine()?;
