@@ -19,7 +19,7 @@ use crate::workflow::engine::check_name;
 use crate::workflow::kept::{self, Letter};
 use crate::workflow::place::Place;
 use crate::workflow::record::{
-    Attribute, Close, Entry, EntryState, Execution, Intent, Kind, Labels, Parent, Status, WaitsFor, failure_text,
+    Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
 };
 use crate::workflow::replay::{Call, Journaled};
 use crate::workflow::run::{Doing, Effect, Listed, Run, hash_text, turn};
@@ -208,19 +208,16 @@ fn first_commit(
 ) -> Effect {
     let engine = &run.engine;
     let (close, birth) = child.parent.as_ref().map(|parent| (parent.close, parent.birth)).unwrap_or_default();
-    if child.status == Status::Running {
-        child.intent = Some(Intent::of_first(run.env().now()));
-    }
+    let running = (child.status == Status::Running).then(|| engine.set_running(id, &mut child));
     let part = admission.put(&run.kept().child(id), kept::Child { close, birth }.encode());
     let (part, _) = turn(engine, engine.at_record(id, None).and(part), id, None, &mut child, None);
     let (engine, id) = (engine.clone(), id.clone());
     let part = part.then(move |landing| {
         engine.metrics.started(&definition.name);
-        if child.status == Status::Waiting {
+        let Some(running) = running else {
             return child.timer_us.into_iter().for_each(|timer| engine.timers.set(&id, Timestamp(timer)));
-        }
-        let run = Run::new(engine.clone(), definition, id, child, landing.last()).fresh();
-        engine.spawn_stored(Arc::new(run));
+        };
+        running.begin(Run::new(engine, definition, id, child, landing.last()).fresh());
     });
     Effect { op: doing.op, ..part.into() }
 }

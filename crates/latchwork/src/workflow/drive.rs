@@ -67,6 +67,7 @@ impl Inner {
                 return false;
             }
         };
+        run.with(|state| state.is_fresh |= self.unbegun.take(&id, &state.execution));
         let span = tracing::info_span!("execution", workflow = run.definition.name, %id);
         let Some(runtime) = self.node.runtime.handle() else { return false };
         let task = runtime.spawn(drive(run.clone()).instrument(span));

@@ -31,6 +31,7 @@ use crate::workflow::rehearsal::Rehearsal;
 use crate::workflow::run::{Run, Stop};
 use crate::workflow::schedule::keeper::{Fire, Scheduling};
 use crate::workflow::schedule::stored::Spaces as ScheduleSpaces;
+use crate::workflow::unbegun::Unbegun;
 use crate::workflow::{ExecutionId, Result, WorkflowError, recover, remove};
 
 /// Runs workflows.
@@ -107,6 +108,8 @@ pub(crate) struct Inner {
     pub(crate) node: Arc<Node>,
     /// Executions in memory.
     pub(crate) residents: Mutex<HashMap<ExecutionId, Resident>>,
+    /// Executions that are about to be in memory for the first time.
+    pub(crate) unbegun: Unbegun,
     /// Those who wait for news of executions.
     listening: Mutex<BTreeMap<(ExecutionId, News), Arc<Listener>>>,
     /// Messages to the same execution share commits.
@@ -311,6 +314,7 @@ impl EngineBuilder {
             rehearsal: self.rehearsal,
             idle: self.idle,
             residents: Mutex::default(),
+            unbegun: Unbegun::default(),
             listening: Mutex::default(),
             lanes: Lanes::default(),
             locks,

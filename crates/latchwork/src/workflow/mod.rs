@@ -65,6 +65,7 @@ mod step;
 mod supersede;
 mod token;
 mod transaction;
+mod unbegun;
 mod update;
 
 pub use crate::node::ExecutionId;

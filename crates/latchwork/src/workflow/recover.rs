@@ -402,6 +402,7 @@ impl Inner {
         };
         let Some((mut execution, rev)) = found else { return Ok(None) };
         if execution.status.is_terminal() || matches!(execution.status, Status::Parked(_)) {
+            self.unbegun.forget(id);
             return Ok(None);
         }
         if execution.superseded == Some(Supersede::Terminate) {

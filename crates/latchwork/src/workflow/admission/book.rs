@@ -13,7 +13,7 @@ use crate::workflow::admission::stored::{Bucket, Flow, Gate, Gates, Partition};
 use crate::workflow::engine::Inner;
 use crate::workflow::kept::Inputs;
 use crate::workflow::record::{
-    Admission, Execution, Intent, Keyed, Needed, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution,
+    Admission, Execution, Keyed, Needed, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution,
 };
 use crate::workflow::run::{Run, turn};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -568,16 +568,14 @@ impl Inner {
     /// The change of an execution that was stored before, and has not begun.
     fn changing_stored(self: &Arc<Inner>, id: ExecutionId, changed: Changed) -> Part {
         let Changed { before, rev, mut after } = changed;
-        let definition = self.definition(&after.workflow).cloned().filter(|_| after.status == Status::Running);
-        if definition.is_some() {
-            after.intent = Some(Intent::of_first(self.store.env().now()));
-        }
+        let is_begun = after.status == Status::Running && !self.idle;
+        let definition = self.definition(&after.workflow).cloned().filter(|_| is_begun);
+        let running = definition.map(|definition| (self.set_running(&id, &mut after), definition));
         let (part, _) = turn(self, self.at_record(&id, Some(rev)), &id, Some(&before), &mut after, None);
         let engine = self.clone();
-        part.then(move |landing| match (definition, after.timer_us) {
-            (Some(definition), _) => {
-                let run = Run::new(engine.clone(), definition, id, after, landing.last()).not_begun();
-                engine.spawn_stored(Arc::new(run));
+        part.then(move |landing| match (running, after.timer_us) {
+            (Some((running, definition)), _) => {
+                running.begin(Run::new(engine, definition, id, after, landing.last()).not_begun());
             }
             (None, Some(timer)) => engine.timers.set(&id, Timestamp(timer)),
             (None, None) => {}

@@ -339,9 +339,11 @@ impl Plan for Admissions {
 
     fn failed(self: &Arc<Admissions>, _: &mut Known, batch: Batch, error: StoreError, _: &mut VecDeque<Job>) {
         self.node.doubt();
+        // Of what is too large or damaged nothing was written, and it may be the others': the end is committed elsewhere.
+        let is_whole = matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Corrupt);
         for (job, _) in batch.jobs {
             match job {
-                Job::End(end) => drop(end.answer.send(Err(error.clone()))),
+                Job::End(end) if !is_whole => drop(end.answer.send(Err(error.clone()))),
                 job => job.fail(&WorkflowError::Store(error.clone())),
             }
         }

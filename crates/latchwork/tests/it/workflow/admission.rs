@@ -3,6 +3,7 @@
 mod changed;
 mod crash;
 mod example;
+mod first_steps;
 mod gathered;
 mod given_up;
 mod kill;
