@@ -163,8 +163,8 @@ impl Admissions {
         answered.await.ok().transpose()
     }
 
-    /// The lane that the end of an execution is to be committed in, if the permits that it holds may be waited for: then
-    /// the next in line is admitted by the same commit.
+    /// The lane that commits the end of an execution, if others may wait for the permits that it holds: the same commit
+    /// admits the next in line.
     pub(crate) fn lane_of_end(&self, before: &Execution) -> Option<EndLane> {
         let policy = &self.engine()?.definition(&before.workflow)?.policy.clone();
         let permits: Vec<Partition> =
