@@ -339,7 +339,8 @@ impl Plan for Admissions {
 
     fn failed(self: &Arc<Admissions>, _: &mut Known, batch: Batch, error: StoreError, _: &mut VecDeque<Job>) {
         self.node.doubt();
-        // Of what is too large or damaged nothing was written, and it may be the others': the end is committed elsewhere.
+        // A commit that is too large, or touches something damaged, has written nothing, and the reason may be another
+        // job: the end is committed elsewhere.
         let is_whole = matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Corrupt);
         for (job, _) in batch.jobs {
             match job {

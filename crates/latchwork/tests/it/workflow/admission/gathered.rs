@@ -4,13 +4,19 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use latchwork::store::Store;
-use latchwork::testing::TestEngine;
+use latchwork::testing::{Side, TestEngine};
 use latchwork::workflow::{
     Batch, Ctx, Debounce, Engine, Failure, Handle, Queue, Workflow, WorkflowBuilder, WorkflowError, workflow,
 };
 
+use crate::lock::turnstile::Stage;
+
 fn index(debounce: Debounce) -> Workflow<(String, u32), (u32, u64)> {
-    let gathered = workflow("index").debounce(debounce.by(|input: &(String, u32)| input.0.clone()));
+    index_in(workflow("index"), debounce)
+}
+
+fn index_in(builder: WorkflowBuilder, debounce: Debounce) -> Workflow<(String, u32), (u32, u64)> {
+    let gathered = builder.debounce(debounce.by(|input: &(String, u32)| input.0.clone()));
     gathered.run(async |ctx: Ctx, (_, n): (String, u32)| Ok((n, ctx.now().await.0)))
 }
 
@@ -244,4 +250,70 @@ async fn a_debounced_start_that_is_sent_again_under_its_key_replaces_nothing() {
     assert_eq!(start(1).await.unwrap().id(), first.id());
     assert_eq!(test.run(first.result()).await.unwrap().0, 2);
     assert_eq!(test.run(start(1).await.unwrap().result()).await.unwrap().0, 2);
+}
+
+/// Starts beyond a full batch go to the next one, and each is found again where it was.
+#[tokio::test]
+async fn keyed_starts_of_several_batches_are_found_where_they_were() {
+    let double = double(workflow("double"), Batch::new(2, Duration::from_secs(60)));
+    let test = TestEngine::new(&double, 1).await.unwrap();
+    let start = async |n: u64| {
+        let handle = test.engine().start(&double, n).idempotency_key(format!("k{n}")).await.unwrap();
+        (handle.id().clone(), handle.item())
+    };
+    // Each is sent twice while the commits are on their way, and once more afterwards.
+    let all = tokio::join!(start(1), start(2), start(2), start(1), start(3), start(3), start(4), start(5), start(6));
+    let (one, two, two_again, one_again, three, three_again, four, five, six) = all;
+    assert_eq!((&one, &two, &three), (&one_again, &two_again, &three_again));
+    let places = [&one, &two, &three, &four, &five, &six];
+    let distinct: BTreeSet<_> = places.iter().map(|place| format!("{place:?}")).collect();
+    assert_eq!(distinct.len(), 6, "{places:?}");
+    for (n, place) in (1..).zip(places) {
+        assert_eq!(&start(n).await, place);
+        let handle = test.engine().handle(&double, place.0.clone()).of_item(place.1.unwrap());
+        assert_eq!(test.run(handle.result()).await.unwrap() / 1000, n);
+    }
+}
+
+/// A key is used by a start that is accepted, and by no other; it stays with the execution, however that ends.
+#[tokio::test]
+async fn a_key_goes_with_the_execution_that_its_start_has_become_a_part_of() {
+    let index = index_in(workflow("index").concurrency(1), Debounce::new(Duration::from_secs(10)));
+    let test = TestEngine::new(&index, 1).await.unwrap();
+    let engine = test.engine();
+    let start = |key: &str, n: u32| engine.start(&index, (key.into(), n)).idempotency_key(format!("{key}{n}"));
+    let first = start("a", 1).await.unwrap();
+    // The limit rejects it: the key is not used, and free for another input.
+    let rejected = start("b", 1).await;
+    assert!(matches!(rejected, Err(WorkflowError::LimitReached { .. })), "{rejected:?}");
+    engine.cancel(first.id(), "not needed").await.unwrap();
+    let again = start("a", 1).await.unwrap();
+    assert_eq!(again.id(), first.id());
+    let told = test.run(again.result()).await;
+    assert!(matches!(told, Err(WorkflowError::Cancelled { .. })), "{told:?}");
+    let second = engine.start(&index, ("b".into(), 2)).idempotency_key("b1").await.unwrap();
+    assert_ne!(second.id(), first.id());
+    let reused = start("b", 1).await;
+    assert!(matches!(reused, Err(WorkflowError::KeyReused { .. })), "{reused:?}");
+    assert_eq!(test.run(second.result()).await.unwrap().0, 2);
+}
+
+/// Two starts under one idempotency key that are gathered apart: the one that lands first has the key.
+#[tokio::test]
+async fn starts_under_one_key_that_are_gathered_apart_do_not_both_land() {
+    let index = index(Debounce::new(Duration::from_secs(10)));
+    let stage = Stage::new(|builder| builder.register(&index)).await;
+    let start = |key: &str| {
+        let start = stage.engine.start(&index, (key.to_string(), 1)).idempotency_key("k");
+        async move { start.await.map(|handle| handle.id().clone()) }
+    };
+    stage.hold_to("workflow.gates", Side::Before).await;
+    let first = stage.begins(start("a")).await;
+    let second = start("b").await.unwrap();
+    stage.open();
+    stage.turns().await;
+    match stage.done(first).await {
+        Err(WorkflowError::KeyReused { id, .. }) => assert_eq!(id, second),
+        other => panic!("{other:?}"),
+    }
 }

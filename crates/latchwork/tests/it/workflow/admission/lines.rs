@@ -283,3 +283,32 @@ async fn the_commit_of_an_end_admits_the_next_in_line() {
     }
     assert!(generation().await - before <= 41, "{} commits", generation().await - before);
 }
+
+/// A start of higher priority comes when others were served already: it stands before all that wait.
+#[tokio::test]
+async fn one_that_comes_before_all_that_were_served_is_the_next() {
+    let priority = |input: &String| if input.starts_with("urgent") { 10 } else { 0 };
+    let line = Queue::new().priority(Duration::from_secs(60), priority);
+    let import = held(import().concurrency(1).when_full(line));
+    let test = engine_of(&import).await;
+    let engine = test.engine();
+    let start = async |id: &str| drop(engine.start(&import, id.into()).id(id).await.unwrap());
+    for id in ["a", "b", "c", "d"] {
+        start(id).await;
+    }
+    let end = async |id: &str| {
+        engine.signal(id, "end", &()).await.unwrap();
+        assert_eq!(test.run(engine.handle(&import, id).result()).await.unwrap(), id);
+        settle().await;
+    };
+    end("a").await;
+    start("urgent").await;
+    let ahead = async |id: &str| engine.why(id).await.unwrap().queue.map(|queue| queue.ahead);
+    assert_eq!((ahead("urgent").await, ahead("c").await, ahead("d").await), (Some(0), Some(1), Some(2)));
+    end("b").await;
+    assert_eq!((ahead("urgent").await, ahead("c").await, ahead("d").await), (None, Some(0), Some(1)));
+    for id in ["urgent", "c", "d"] {
+        end(id).await;
+    }
+    assert_eq!(used(engine, None).await, (0, 0));
+}
