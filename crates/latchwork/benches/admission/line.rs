@@ -59,13 +59,18 @@ fn held(limit: u32, gate: &Arc<Semaphore>) -> Workflow<u64, u64> {
 /// Inputs from here on are those of executions that are held.
 const HELD: u64 = 1 << 40;
 
-/// Starts so many executions, by 256 callers.
-async fn start_all(engine: &Engine, workflow: &Workflow<u64, u64>, inputs: std::ops::Range<u64>) {
-    let tasks: Vec<_> = (0..256)
+/// Starts an execution for each input, by so many callers.
+pub(crate) async fn start_all(
+    engine: &Engine,
+    workflow: &Workflow<u64, u64>,
+    inputs: std::ops::Range<u64>,
+    callers: usize,
+) {
+    let tasks: Vec<_> = (0..callers)
         .map(|task| {
             let (engine, workflow, inputs) = (engine.clone(), workflow.clone(), inputs.clone());
             tokio::spawn(async move {
-                for input in inputs.skip(task).step_by(256) {
+                for input in inputs.skip(task).step_by(callers) {
                     engine.start(&workflow, input).await.expect("a start");
                 }
             })
@@ -107,8 +112,8 @@ pub(crate) fn queue(runtime: &Runtime, report: &Report) {
         rates::settle(&engine);
         floors.push(rates::run(runtime, &engine, &free, best, duration));
         let (took, made) = runtime.block_on(async {
-            start_all(&engine, &queued, HELD..HELD + LIMIT).await;
-            start_all(&engine, &queued, 0..count).await;
+            start_all(&engine, &queued, HELD..HELD + LIMIT, 256).await;
+            start_all(&engine, &queued, 0..count, 256).await;
             until(&engine, None, (LIMIT, count)).await;
             // The index takes what was written, and works while neither side is measured.
             tokio::time::sleep(Duration::from_millis(1500)).await;

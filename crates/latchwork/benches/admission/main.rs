@@ -1,4 +1,4 @@
-//! The suite `admission`: what limits, lines, debounce and batches cost, as ratios to the figures of workflows, locks
+//! The suite `admission`: what limits, lines, debounce, batches and schedules cost, as ratios to the figures of workflows, locks
 //! and the store in the same run. Run it by `cargo xtask bench admission`; docs/BENCHMARKS.md holds the figures and
 //! says what each of them means.
 
@@ -23,12 +23,13 @@ mod rates;
 #[path = "../../../store/benches/store/report.rs"]
 #[allow(dead_code)]
 mod report;
+mod schedules;
 mod starts;
 #[path = "../locks/turns.rs"]
 #[allow(dead_code)]
 mod turns;
 
-use common::{as_task, child, given, in_turns, runtime, steps_in, steps_of, store};
+use common::{as_task, child, given, in_turns, processor_seconds, runtime, steps_in, steps_of, store};
 use latchwork::workflow::Engine;
 use report::Report;
 
@@ -39,6 +40,8 @@ fn main() {
         Some("child-limited") => return idle::child_use(words, true),
         Some("child-free") => return idle::child_use(words, false),
         Some("child-idle") => return idle::child_idle(words),
+        Some("child-schedule") => return schedules::child_schedule(words),
+        Some("child-scheduled") => return schedules::child_scheduled(words),
         _ => {}
     }
     let report = Report::from_arguments();
@@ -51,6 +54,8 @@ fn main() {
     one::debounce(&runtime, &report);
     starts::batch(&runtime, &report);
     idle::idle(&report);
+    schedules::at_rest(&report);
+    schedules::late(&runtime, &report);
     report.finish();
 }
 

@@ -14,9 +14,6 @@ use super::{ExecutionId, Node, woken_or_after};
 use crate::damage::{Scanned, scan_around};
 use crate::store::{Env, Item, Key, Result, Space, Timestamp, View};
 
-/// How many alarms are looked at in one go.
-const BATCH: usize = 256;
-
 /// How long a keeper sleeps at the most, unless it is said: the time of day may be set forward meanwhile, or the
 /// machine have slept.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -163,6 +160,9 @@ pub(crate) trait Keeper: Send + Sync + 'static {
     /// What the alarms are rung for, as long as it lives.
     type Engine: Send + Sync + 'static;
 
+    /// How many alarms are rung together, at the most. The next ones are read when all of them are done.
+    const BATCH: usize = 256;
+
     fn alarms(engine: &Self::Engine) -> &Arc<Alarms>;
 
     /// Rings what is due. Gives whether that was done; otherwise it is tried again after a pause. The alarms of damaged
@@ -212,11 +212,11 @@ async fn look<K: Keeper>(
     let view = alarms.node.store.view().await?;
     let (mut found, mut damaged, mut looked) = (Vec::new(), Vec::new(), Vec::new());
     for shard in among {
-        if found.len() == BATCH {
+        if found.len() == K::BATCH {
             break;
         }
         let (mut scanned, position) =
-            look_in(&view, &alarms.space, shard, &shards[usize::from(shard)].rung, now, BATCH - found.len()).await?;
+            look_in(&view, &alarms.space, shard, &shards[usize::from(shard)].rung, now, K::BATCH - found.len()).await?;
         found.append(&mut scanned.found);
         damaged.append(&mut scanned.damaged);
         looked.push((shard, position));

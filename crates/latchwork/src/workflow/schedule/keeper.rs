@@ -22,7 +22,7 @@ use crate::workflow::record::{fetch, fetch_execution};
 use crate::workflow::{Result, WorkflowError};
 
 /// How many schedules are seen to at once: their commits share syncs.
-const AT_ONCE: usize = 256;
+const AT_ONCE: usize = 1024;
 
 /// How many commits are made for a schedule before others are looked at again.
 const MOST_COMMITS: usize = 64;
@@ -55,6 +55,8 @@ impl Keeper for Fire {
         &engine.scheduling.alarms
     }
 
+    const BATCH: usize = AT_ONCE;
+
     async fn ring(engine: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
         damaged.iter().for_each(|key| tracing::error!(%key, "an alarm of a schedule is damaged and is passed over"));
         let mut schedules: BTreeMap<String, Vec<Key>> = BTreeMap::new();
@@ -64,10 +66,15 @@ impl Keeper for Fire {
             notices.extend(is_notice.then_some(key));
         }
         let seen_to = schedules.into_iter().map(|(name, notices)| async move {
-            let seen_to = engine.see_to(&name, notices).await;
-            seen_to.unwrap_or_else(|error| engine.is_lasting(&name, &error))
+            match engine.see_to(&name, notices).await {
+                Ok(left) => (true, (name, left)),
+                Err(error) => (engine.is_lasting(&name, &error), (name, Vec::new())),
+            }
         });
-        stream::iter(seen_to).buffer_unordered(AT_ONCE).fold(true, |all, one| async move { all && one }).await
+        let seen_to: Vec<_> = stream::iter(seen_to).buffer_unordered(AT_ONCE).collect().await;
+        let is_done = seen_to.iter().all(|(is_done, _)| *is_done);
+        let left = seen_to.into_iter().map(|(_, left)| left).filter(|(_, notices)| !notices.is_empty()).collect();
+        engine.forget(left).await && is_done
     }
 }
 
@@ -107,20 +114,17 @@ impl Inner {
         true
     }
 
-    /// Does everything for a schedule that is to be done by now. Gives whether that is all.
-    async fn see_to(self: &Arc<Inner>, name: &str, mut notices: Vec<Key>) -> Result<bool> {
+    /// Does everything for a schedule that is to be done by now. Gives the notices that are still to be deleted.
+    async fn see_to(self: &Arc<Inner>, name: &str, mut notices: Vec<Key>) -> Result<Vec<Key>> {
         for _ in 0..MOST_COMMITS {
-            let Some(look) = self.look_at(name).await? else {
-                self.forget(name, notices).await?;
-                return Ok(true);
-            };
+            let Some(look) = self.look_at(name).await? else { return Ok(notices) };
             if let Done::Rests = self.act(name, &look, &mut notices).await? {
-                return Ok(true);
+                return Ok(notices);
             }
         }
         // It has an alarm that is due, which rings again.
         self.scheduling.alarms.set(&name.into(), Timestamp(0));
-        Ok(true)
+        Ok(Vec::new())
     }
 
     async fn look_at(&self, name: &str) -> Result<Option<Look>> {
@@ -133,44 +137,72 @@ impl Inner {
         Ok(Some(Look { before, rev: item.rev, plan, now: self.store.env().now(), running }))
     }
 
-    /// Takes away what was told of executions that have ended, and of a schedule that is no more.
-    async fn forget(&self, name: &str, notices: Vec<Key>) -> Result<()> {
-        if !notices.is_empty() {
-            let part = notices.iter().fold(self.node.for_any(name.as_bytes()), Part::delete);
-            self.send(part).await?;
+    /// Deletes the notices of schedules that have nothing more to do, all of them in one commit. Gives whether that is
+    /// done; if it is not, they are rung again.
+    async fn forget(&self, left: Vec<(String, Vec<Key>)>) -> bool {
+        if left.is_empty() {
+            return true;
         }
-        Ok(())
+        let part_of = |(name, notices): &(String, Vec<Key>), part| {
+            notices.iter().fold(part, Part::delete).and(self.node.for_any(name.as_bytes()))
+        };
+        let all = left.iter().fold(Part::default(), |part, left| part_of(left, part));
+        match self.send(all).await {
+            Ok(_) => return true,
+            Err(error) if error.kind() == ErrorKind::Unavailable => return self.is_stopped(),
+            // A notice is damaged. The others are deleted without it.
+            Err(_) => {}
+        }
+        let mut is_done = true;
+        for left in &left {
+            let sent = self.send(part_of(left, Part::default())).await;
+            is_done &= sent.map_or_else(|error| self.is_lasting(&left.0, &error), |_| true);
+        }
+        is_done
     }
 
     async fn act(self: &Arc<Inner>, name: &str, look: &Look, notices: &mut Vec<Key>) -> Result<Done> {
         let Some((deed, after)) = decide(&look.before, &look.plan, look.now, !look.running.is_empty()) else {
-            return self.rest(name, look, std::mem::take(notices)).await;
+            return self.rest(name, look, notices).await;
         };
         let (occurrence, outcome, part) = match deed {
             Deed::Note { occurrence, outcome } => (occurrence, outcome, Part::default()),
             Deed::Start { occurrence, cancels } => match self.starts(name, look, &occurrence, cancels).await? {
                 Starts::With(outcome, part) => (occurrence, outcome, part),
                 Starts::Not(outcome) => (occurrence, outcome, Part::default()),
-                Starts::Stalls(reason) => return self.stall(name, look, reason, std::mem::take(notices)).await,
+                Starts::Stalls(reason) => return self.stall(name, look, reason, notices).await,
             },
         };
         let starts = outcome.is_start();
         let run = PastRun { occurrence, at_us: look.now.0, outcome };
-        let landed = match self.send(self.deed(name, look, after.clone(), run.clone(), part, notices)).await {
+        let (part, due) = self.deed(name, look, after.clone(), run.clone(), part, notices);
+        let (landed, due) = match self.send(part).await {
             Err(error) if starts && error.kind() != ErrorKind::Unavailable => {
                 let run = PastRun { outcome: RunOutcome::Rejected(error.to_string()), ..run };
-                self.send(self.deed(name, look, after, run, Part::default(), notices)).await?
+                let (part, due) = self.deed(name, look, after, run, Part::default(), notices);
+                (self.send(part).await?, due)
             }
-            sent => sent?,
+            sent => (sent?, due),
         };
-        if landed.is_some() {
-            notices.clear();
+        if landed.is_none() {
+            return Ok(Done::Again);
         }
-        Ok(Done::Again)
+        notices.clear();
+        // The commit has set the alarm of what comes next. An execution that has ended since has left a notice.
+        Ok(if due.is_some_and(|due| due <= look.now) { Done::Again } else { Done::Rests })
     }
 
-    /// The commit of a decision: what became of an occurrence, and what else goes with that.
-    fn deed(&self, name: &str, look: &Look, mut after: Stored, run: PastRun, part: Part, notices: &[Key]) -> Part {
+    /// The commit of a decision: what became of an occurrence, and what else goes with that. Also gives when the
+    /// schedule is due from then on.
+    fn deed(
+        &self,
+        name: &str,
+        look: &Look,
+        mut after: Stored,
+        run: PastRun,
+        part: Part,
+        notices: &[Key],
+    ) -> (Part, Option<Timestamp>) {
         let spaces = &self.scheduling.spaces;
         after.counts.add(&run.outcome);
         after.stalled = None;
@@ -180,23 +212,21 @@ impl Inner {
         }
         after.runs += 1;
         let is_running = !look.running.is_empty() || run.outcome.is_start();
-        after.due_us = due(&after, &look.plan, look.now, is_running).map(|due| due.0);
+        let due = due(&after, &look.plan, look.now, is_running);
+        after.due_us = due.map(|due| due.0);
         let part = notices.iter().fold(part, Part::delete);
-        self.changing(name, Some((&look.before, look.rev)), &after).and(part)
+        (self.changing(name, Some((&look.before, look.rev)), &after).and(part), due)
     }
 
     /// There is nothing to do for a schedule at this time.
-    async fn rest(&self, name: &str, look: &Look, notices: Vec<Key>) -> Result<Done> {
+    async fn rest(&self, name: &str, look: &Look, notices: &mut Vec<Key>) -> Result<Done> {
         let Look { before, rev, plan, now, running } = look;
         let due = due(before, plan, *now, !running.is_empty());
         let due_us = due.map(|due| due.0);
         if due_us != before.due_us {
             let after = Stored { due_us, ..before.clone() };
-            let part = self.changing(name, Some((before, *rev)), &after);
-            let landed = self.send(notices.iter().fold(part, Part::delete)).await?;
-            return Ok(if landed.is_some() { Done::Rests } else { Done::Again });
+            return self.change_at_rest(name, (before, *rev), &after, notices).await;
         }
-        self.forget(name, notices).await?;
         // The clock may have been set back since the alarm rang.
         due.iter().for_each(|due| self.scheduling.alarms.set(&name.into(), *due));
         Ok(Done::Rests)
@@ -204,17 +234,30 @@ impl Inner {
 
     /// The workflow of a schedule cannot be started by this program. The occurrence stays, and with it its alarm: the
     /// next engine that knows the workflow finds it.
-    async fn stall(&self, name: &str, look: &Look, reason: String, notices: Vec<Key>) -> Result<Done> {
+    async fn stall(&self, name: &str, look: &Look, reason: String, notices: &mut Vec<Key>) -> Result<Done> {
         let Look { before, rev, .. } = look;
         if before.stalled.as_ref() == Some(&reason) {
-            self.forget(name, notices).await?;
             return Ok(Done::Rests);
         }
         tracing::error!(schedule = name, reason, "a schedule is due and starts nothing");
         let after = Stored { stalled: Some(reason), ..before.clone() };
-        let part = notices.iter().fold(self.changing(name, Some((before, *rev)), &after), Part::delete);
-        let landed = self.send(part).await?;
-        Ok(if landed.is_some() { Done::Rests } else { Done::Again })
+        self.change_at_rest(name, (before, *rev), &after, notices).await
+    }
+
+    /// Commits a change of a schedule that has nothing more to do, and deletes its notices.
+    async fn change_at_rest(
+        &self,
+        name: &str,
+        before: (&Stored, Rev),
+        after: &Stored,
+        notices: &mut Vec<Key>,
+    ) -> Result<Done> {
+        let part = notices.iter().fold(self.changing(name, Some(before), after), Part::delete);
+        if self.send(part).await?.is_none() {
+            return Ok(Done::Again);
+        }
+        notices.clear();
+        Ok(Done::Rests)
     }
 
     /// The start of an execution for an occurrence, and the cancellation of those that run if it is to be.
