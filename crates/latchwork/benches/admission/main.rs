@@ -1,6 +1,6 @@
-//! The suite `admission`: what limits, lines, debounce, batches and schedules cost, as ratios to the figures of workflows, locks
-//! and the store in the same run. Run it by `cargo xtask bench admission`; docs/BENCHMARKS.md holds the figures and
-//! says what each of them means.
+//! The suite `admission`: what limits, lines, debounce, batches and schedules cost, as ratios to the figures of
+//! workflows, locks and the store in the same run. Run it by `cargo xtask bench admission`; docs/BENCHMARKS.md holds
+//! the figures and says what each of them means.
 
 // Benchmarks measure the machine's own time.
 #![allow(clippy::disallowed_methods)]
