@@ -16,14 +16,24 @@ use crate::workflow::{ExecutionId, Result};
 /// The first record of an execution that does not run at once, as a part of a commit.
 fn first_record(engine: &Arc<Inner>, id: &ExecutionId, first: &Execution) -> Part {
     let mut first = first.clone();
+    let begins_here = first.status == Status::Running && engine.node.owns(id) && !engine.idle;
+    let definition = engine.definition(&first.workflow).cloned().filter(|_| begins_here);
+    let running = definition.map(|definition| (engine.set_running(id, &mut first), definition));
     let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut first, None);
-    match (first.status == Status::Waiting, first.timer_us) {
-        (true, Some(timer)) => {
+    match (running, first.status == Status::Waiting, first.timer_us) {
+        (Some((running, definition)), ..) => {
+            let (engine, id) = (engine.clone(), id.clone());
+            // A signal may come with the start.
+            part.then(move |landing| {
+                running.begin(Run::new(engine, definition, id, first, landing.last()).not_begun());
+            })
+        }
+        (None, true, Some(timer)) => {
             let (timers, id) = (engine.timers.clone(), id.clone());
             part.then(move |_| timers.set(&id, Timestamp(timer)))
         }
-        (true, None) => part,
-        (false, _) => engine.waking(part, id),
+        (None, true, None) => part,
+        (None, false, _) => engine.waking(part, id),
     }
 }
 
