@@ -454,6 +454,14 @@ impl State {
             let is_wanted = self.wants_record || !self.pending.is_empty() && self.first_pending <= self.wanted;
             return match (is_wanted, is_stored) {
                 (true, _) => Todo::Commit(Next::Runs),
+                // A first step that takes long is to be seen from outside, though it needs no commit to be run.
+                (false, true) if self.pending.values().any(|pending| pending.entry.is_intent()) => {
+                    if idle < IDLE {
+                        Todo::Later(IDLE.saturating_sub(idle))
+                    } else {
+                        Todo::Commit(Next::Runs)
+                    }
+                }
                 (false, true) => Todo::Nothing,
                 // It waits for something of its own; whoever has started it need not.
                 (false, false) if is_sure => Todo::Commit(Next::Runs),
