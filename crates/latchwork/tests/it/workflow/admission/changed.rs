@@ -283,25 +283,6 @@ async fn what_gathers_begins_in_time_though_the_definition_gathers_no_more() {
     }
 }
 
-/// The batch begins with its inputs. A start that comes before that is not among them.
-#[tokio::test]
-async fn a_batch_begins_with_its_inputs_though_starts_are_debounced_by_now() {
-    let lives = Lives::new().await;
-    let engine = lives.begin(&batches()).await;
-    for n in [1, 2] {
-        engine.start(&batches(), n).id("batch").await.unwrap();
-    }
-    engine.stop();
-    let debounced = echo(workflow("echo").debounce(Debounce::new(100 * SECOND)));
-    let engine = lives.begin(&debounced).await;
-    let first = engine.start(&debounced, 3.into()).id("debounced").await.unwrap();
-    assert_eq!(&**first.id(), "debounced");
-    let batch = lives.run(engine.handle(&debounced, "batch").result()).await.unwrap();
-    assert_eq!(batch, serde_json::json!([1, 2]));
-    assert_eq!(lives.run(first.result()).await.unwrap(), 3);
-    assert_eq!(lives.records().await, 0, "nothing gathers");
-}
-
 /// A start that is not gathered any more takes the place of one that gathers.
 #[tokio::test]
 async fn what_gathers_is_superseded_by_a_start_that_is_not_gathered() {
@@ -327,6 +308,7 @@ async fn what_gathers_is_superseded_by_a_start_that_is_not_gathered() {
         assert_eq!(lives.records().await, 0, "{how:?}: nothing gathers");
     }
 }
+
 /// The batch begins with its inputs; starts that come meanwhile are debounced, and become one of their own.
 #[tokio::test]
 async fn a_batch_and_a_debounce_that_follows_it_gather_beside_each_other() {
