@@ -150,7 +150,7 @@ async fn a_first_step_is_parked_at_its_cap_however_the_execution_was_set_running
                 (0, _) => drop(engine.start(&poison, (true, true)).id("p").await.unwrap()),
                 _ => {}
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            store.env().sleep(Duration::from_millis(20)).await;
             settle().await;
             engine.stop();
             settle().await;
