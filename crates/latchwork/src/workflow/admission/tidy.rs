@@ -1,5 +1,5 @@
 //! Clearing away what tells nothing any more: limits of which nothing is held and for which none waits, and buckets
-//! that are full. A key that is not in use takes no space.
+//! that are full. A key that is not in use leaves the rev of its gate, and nothing else.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
