@@ -115,7 +115,7 @@ impl Run {
                     placed.into_iter().for_each(|(rest, place)| rest.land(place.landing(&receipt)));
                     return Ok(());
                 }
-                // Somebody else has changed meanwhile, or is to be told otherwise.
+                // The parent, a child or a lock was changed meanwhile.
                 Ok(Outcome::Refused(refusal)) => {
                     placed.into_iter().for_each(|(rest, place)| rest.refuse(&place, &refusal));
                     if let Verdict::Stop(stop) = self.refused(boarded, &refusal) {

@@ -1,6 +1,6 @@
 //! Executions whose first attempt is counted by the commit that sets them running, and of which this engine has run no
 //! code yet. Most often the answer to that commit begins them. If another task takes an execution up before, or its id
-//! is still in memory, the attempt that was counted is the one that is run then.
+//! is still in memory, that task runs the attempt that was counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
