@@ -8,7 +8,7 @@ use crate::store::{Key, Write};
 use crate::workflow::ExecutionId;
 use crate::workflow::admission::stored::{Gate, Gates, Kind, Partition};
 use crate::workflow::engine::EXECUTIONS;
-use crate::workflow::record::{Execution, Ticket};
+use crate::workflow::stored::record::{Execution, Ticket};
 
 /// What is stored of limits, and what was wrong on the way there.
 #[derive(Default)]
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
     use crate::store::{SpaceSpec, Store};
     use crate::workflow::admission::stored::{ADMISSION, GATES};
-    use crate::workflow::record::{Admission, Needed, Status};
+    use crate::workflow::stored::record::{Admission, Needed, Status};
 
     /// The writes of starts and ends under a limit of one.
     struct Writes {

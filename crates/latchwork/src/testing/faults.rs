@@ -18,7 +18,7 @@ use crate::store::backend::{Answer, Backend, MemoryBackend};
 use crate::store::{Commit, Env, Outcome, Result, SpaceId, StoreError, Timestamp, VirtualClock, Write};
 use crate::workflow::admission::stored::{ADMISSION, GATES};
 use crate::workflow::engine::{EXECUTIONS, REMOVALS};
-use crate::workflow::record::Removal;
+use crate::workflow::stored::record::Removal;
 
 /// Which faults a simulation may meet. All of them, unless something is taken out.
 #[derive(Debug, Clone, PartialEq, Eq)]

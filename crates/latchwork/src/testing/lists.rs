@@ -8,10 +8,10 @@ use crate::record::Record;
 use crate::store::{Key, Order, Range, Store, Timestamp, View};
 use crate::testing::locks;
 use crate::workflow::engine::{EXECUTIONS, KEPT, Spaces, TIMERS};
-use crate::workflow::kept::{Kept, ReviewRecord};
-use crate::workflow::listed::{LISTED, Lists, RUNNING};
-use crate::workflow::record::{Execution, fetch_execution};
-use crate::workflow::reviews::OpenKey;
+use crate::workflow::operate::reviews::OpenKey;
+use crate::workflow::stored::kept::{Kept, ReviewRecord};
+use crate::workflow::stored::listed::{LISTED, Lists, RUNNING};
+use crate::workflow::stored::record::{Execution, fetch_execution};
 use crate::workflow::{ExecutionId, Result};
 
 /// Everything in which lists and records differ.

@@ -10,7 +10,7 @@ use crate::lock::stored::{Head, Request, Ticket};
 use crate::record::Record;
 use crate::store::{Order, Space, Store, StoreError, View};
 use crate::workflow::engine::EXECUTIONS;
-use crate::workflow::record::Execution;
+use crate::workflow::stored::record::Execution;
 
 /// Everything in which records of locks contradict each other or a promise.
 pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError> {

@@ -46,7 +46,7 @@ use serde::de::DeserializeOwned;
 use crate::store::backend::MemoryBackend;
 use crate::store::disk::RealDisk;
 use crate::store::{Env, Limits, Store, Timestamp, VirtualClock};
-use crate::workflow::rehearsal::Mock;
+use crate::workflow::engine::rehearsal::Mock;
 use crate::workflow::{Engine, EngineBuilder, ExecutionId, Failure, Handle, History, Result, Workflow, WorkflowError};
 
 pub use fault::{Crash, Side};

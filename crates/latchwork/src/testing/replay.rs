@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::store::{Commit, Env, Limits, Rev, Store, Timestamp};
-use crate::workflow::drive::{Ended, live};
-use crate::workflow::place::Path;
-use crate::workflow::record::{Entry, EntryState, Execution, FailedAttempt, failure_text, journal_key};
+use crate::workflow::journal::place::Path;
+use crate::workflow::run::drive::{Ended, live};
 use crate::workflow::run::{Run, Stop};
+use crate::workflow::stored::record::{Entry, EntryState, Execution, FailedAttempt, failure_text, journal_key};
 use crate::workflow::{
     Ctx, Engine, ExecutionState, History, Operation, OperationState, Result, Workflow, WorkflowError,
 };

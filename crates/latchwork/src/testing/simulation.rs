@@ -21,7 +21,7 @@ use super::trace::{Event, What};
 use crate::store::backend::Backend;
 use crate::store::disk::RealDisk;
 use crate::store::{Env, Item, Key, Limits, Order, Store, StoreError};
-use crate::workflow::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
+use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
 use crate::workflow::{Engine, EngineBuilder, ExecutionId, Result, Workflow, WorkflowError};
 
 /// How often everybody gets a turn before time goes on.

@@ -13,8 +13,8 @@ use crate::json::{self, JsonError};
 use crate::store::Timestamp;
 use crate::workflow::admission::policy::{Batch, Debounce, RateLimit, WhenFull};
 use crate::workflow::admission::{Asked, Policy, list};
-use crate::workflow::record::{Execution, Labels, Status, Wait, WaitsFor};
-use crate::workflow::update::{PublishedValues, Validator};
+use crate::workflow::ctx::update::{PublishedValues, Validator};
+use crate::workflow::stored::record::{Execution, Labels, Status, Wait, WaitsFor};
 use crate::workflow::{Boxed, Ctx, Failure, Result, WorkflowError};
 
 /// How long an execution is kept after its end, unless it is said.

@@ -134,7 +134,7 @@ impl Failure {
 
     /// The same, without its value and with a message of at most so many bytes.
     pub(crate) fn shortened(&self, bytes: usize) -> Failure {
-        let message = crate::workflow::record::shortened(&self.message, bytes).to_string();
+        let message = crate::workflow::stored::record::shortened(&self.message, bytes).to_string();
         Failure { message, details: Value::Null, kind: self.kind.clone(), code: self.code.clone(), final_: self.final_ }
     }
 
@@ -240,7 +240,7 @@ mod tests {
     }
 
     fn stored(failure: &Failure) -> Failure {
-        serde_json::from_str(&crate::workflow::record::failure_text(failure)).unwrap()
+        serde_json::from_str(&crate::workflow::stored::record::failure_text(failure)).unwrap()
     }
 
     // The type of an error moves to another module between two deployments.

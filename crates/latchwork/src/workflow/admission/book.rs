@@ -11,11 +11,11 @@ use crate::store::{Check, ErrorKind, Key, Order, Range, Rev, Timestamp, View, Wr
 use crate::workflow::admission::policy::{Asked, Policy};
 use crate::workflow::admission::stored::{Bucket, Flow, Gate, Gates, Partition};
 use crate::workflow::engine::Inner;
-use crate::workflow::kept::Inputs;
-use crate::workflow::record::{
+use crate::workflow::run::{Run, turn};
+use crate::workflow::stored::kept::Inputs;
+use crate::workflow::stored::record::{
     Admission, Execution, Keyed, Needed, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution,
 };
-use crate::workflow::run::{Run, turn};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// What a decision rests on is as it was.

@@ -7,11 +7,11 @@ use crate::workflow::admission::book::{Book, Changed, Ruling};
 use crate::workflow::admission::policy::{Asked, Gather, Policy};
 use crate::workflow::admission::stored::{Gathering, Partition};
 use crate::workflow::engine::Inner;
-use crate::workflow::kept::Inputs;
-use crate::workflow::record::{
+use crate::workflow::run::{hash_text, largest};
+use crate::workflow::stored::kept::Inputs;
+use crate::workflow::stored::record::{
     Admission, Execution, Gathers, Keyed, Status, fetch, fetch_execution, keyed_key, next_page,
 };
-use crate::workflow::run::{hash_text, largest};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 impl Book<'_> {

@@ -13,7 +13,7 @@ use crate::workflow::admission::book::{Book, Ruling};
 use crate::workflow::admission::policy::{Asked, Policy};
 use crate::workflow::admission::stored::Partition;
 use crate::workflow::admission::{Admissions, Started};
-use crate::workflow::record::Execution;
+use crate::workflow::stored::record::Execution;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// How many executions are admitted from a line by one commit.

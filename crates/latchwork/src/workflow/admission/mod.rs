@@ -25,7 +25,7 @@ use crate::node::Node;
 use crate::store::{Commit, ErrorKind, Order, Outcome, StoreError, View};
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::{Engine, Inner};
-use crate::workflow::record::{Admission, Execution, Status};
+use crate::workflow::stored::record::{Admission, Execution, Status};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 use book::gate_at;
@@ -308,7 +308,7 @@ impl Inner {
         status: Status,
         tells_parent: bool,
     ) -> Result<Part> {
-        use crate::workflow::close::How;
+        use crate::workflow::run::close::How;
         let mut ended = before.clone();
         if !tells_parent {
             ended.parent = None;

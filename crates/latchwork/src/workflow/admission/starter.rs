@@ -9,8 +9,8 @@ use crate::node::SHARD;
 use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
 use crate::workflow::admission::{Asked, Book, Ruling};
 use crate::workflow::engine::{Inner, check_name};
-use crate::workflow::record::{Execution, Labels, Status};
 use crate::workflow::run::{Boarded, KEYED, Next, RECORD, Run, Sent, Stop, Verdict, turn};
+use crate::workflow::stored::record::{Execution, Labels, Status};
 use crate::workflow::{ExecutionId, Result};
 
 /// The first record of an execution that does not run at once, as a part of a commit.

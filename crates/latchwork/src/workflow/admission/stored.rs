@@ -9,7 +9,7 @@ use crate::node::{read_text, shard_key, shard_of, write_text};
 use crate::record::stored;
 use crate::store::{Key, Range, Space};
 use crate::workflow::ExecutionId;
-use crate::workflow::record::{Admission, Ticket};
+use crate::workflow::stored::record::{Admission, Ticket};
 
 /// The names of the spaces: of what decisions go by, and of what stands beside it.
 pub(crate) const GATES: &str = "workflow.gates";

@@ -9,15 +9,15 @@ use crate::record::Record;
 use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::admission::stored::Partition;
+use crate::workflow::ctx::locks::Grant;
 use crate::workflow::definition::DEFAULT_KEEP;
 use crate::workflow::engine::{Inner, News};
-use crate::workflow::locks::Grant;
-use crate::workflow::place::Path;
-use crate::workflow::record::{
-    Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, branch_key, keyed_key,
-};
+use crate::workflow::journal::place::Path;
 use crate::workflow::run::inbox::Address;
 use crate::workflow::run::{Next, Pending, Run, State, Stop, hash_text};
+use crate::workflow::stored::record::{
+    Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, branch_key, keyed_key,
+};
 
 /// The record of an execution is as it is known.
 pub(crate) const RECORD: Tag = Tag("record");

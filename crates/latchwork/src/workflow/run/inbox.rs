@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::record::Record;
 use crate::store::{Generation, Key, Order};
-use crate::workflow::kept::{Letter, Message, counted};
-use crate::workflow::record::WaitsFor;
 use crate::workflow::run::{Run, State, Stop};
+use crate::workflow::stored::kept::{Letter, Message, counted};
+use crate::workflow::stored::record::WaitsFor;
 
 #[derive(Default)]
 pub(crate) struct Inbox {

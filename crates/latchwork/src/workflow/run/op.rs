@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::lock::LockRefused;
 use crate::store::Timestamp;
 use crate::workflow::Failure;
-use crate::workflow::locks::Grant;
-use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{Status, Wait, WaitsFor};
+use crate::workflow::ctx::locks::Grant;
+use crate::workflow::journal::place::{Path, Place};
 use crate::workflow::run::{IDLE, Inbox, Next, Run, State};
+use crate::workflow::stored::record::{Status, Wait, WaitsFor};
 
 /// Why operations are cancelled in branches beside one that has failed.
 pub(crate) const CALLED_OFF: &str = "a branch beside it has failed";

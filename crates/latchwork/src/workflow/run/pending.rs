@@ -6,9 +6,9 @@ use std::sync::Weak;
 
 use crate::lane::Part;
 use crate::store::{Commit, Key, Write};
-use crate::workflow::place::{Path, Place};
-use crate::workflow::record::{Entry, Kind, Labels};
+use crate::workflow::journal::place::{Path, Place};
 use crate::workflow::run::{Effect, Run, State};
+use crate::workflow::stored::record::{Entry, Kind, Labels};
 
 /// How many operations, and how many bytes of them, are left to the next commit before one is made for them.
 const MOST_PENDING: usize = 256;

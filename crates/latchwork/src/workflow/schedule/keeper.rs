@@ -18,7 +18,7 @@ use crate::node::{ExecutionId, Node};
 use crate::record::Record;
 use crate::store::{ErrorKind, Key, Order, Rev, Timestamp};
 use crate::workflow::engine::Inner;
-use crate::workflow::record::{fetch, fetch_execution};
+use crate::workflow::stored::record::{fetch, fetch_execution};
 use crate::workflow::{Result, WorkflowError};
 
 /// How many schedules are seen to at once: their commits share syncs.

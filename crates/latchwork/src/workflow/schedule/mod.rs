@@ -24,8 +24,8 @@ pub use read::{Fires, RunCause, RunOutcome, ScheduleDescription, ScheduleRun, St
 use crate::lane::Tag;
 use crate::store::{Order, Rev, Timestamp};
 use crate::workflow::engine::{Engine, Inner};
-use crate::workflow::record::fetch;
 use crate::workflow::run::largest;
+use crate::workflow::stored::record::fetch;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 use decide::due;
 use define::micros;

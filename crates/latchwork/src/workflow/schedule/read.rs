@@ -12,8 +12,8 @@ use super::stored::{Cause, PastRun, Spaces, Stored, When, read_running};
 use super::{Counts, Overlap};
 use crate::record::Record;
 use crate::store::{Order, Store, Timestamp, View};
-use crate::workflow::history::value;
-use crate::workflow::record::fetch;
+use crate::workflow::operate::history::value;
+use crate::workflow::stored::record::fetch;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// How many running executions are told of a schedule.

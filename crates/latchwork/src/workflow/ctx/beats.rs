@@ -1,0 +1,74 @@
+//! Heartbeats: signs of life of an attempt at a step, and how far it is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::workflow::Failure;
+use crate::workflow::journal::place::Place;
+use crate::workflow::run::{Listed, Run};
+use crate::workflow::stored::record::{Entry, WaitsFor};
+
+/// When this is dropped, no attempt at the step is under way.
+pub(crate) struct BeatsEnd<'a> {
+    pub(crate) run: &'a Run,
+    pub(crate) place: &'a Place,
+}
+
+impl Drop for BeatsEnd<'_> {
+    fn drop(&mut self) {
+        self.run.with(|state| state.beats.remove(self.place));
+    }
+}
+
+fn over() -> Failure {
+    Failure::new("the attempt is over").with_code("latchwork.attempt.over")
+}
+
+/// Where an attempt tells of itself. From any task.
+#[derive(Clone)]
+pub(crate) struct Beats {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    run: Arc<Run>,
+    place: Place,
+    /// The number of the run that it is in.
+    number: u32,
+    /// The step as it was when the attempt began.
+    entry: Entry,
+    /// When the last one was, in microseconds by the clock that only goes forward.
+    last_us: AtomicU64,
+}
+
+impl Beats {
+    pub(crate) fn new(run: &Arc<Run>, place: &Place, entry: &Entry) -> Beats {
+        let (run, number, place, entry) = (run.clone(), run.number().1, place.clone(), entry.clone());
+        let last_us = AtomicU64::new(run.env().monotonic().as_micros() as u64);
+        Beats { inner: Arc::new(Inner { run, place, number, entry, last_us }) }
+    }
+
+    /// How long ago the last one was, or the beginning.
+    pub(crate) fn silence(&self) -> Duration {
+        let last = Duration::from_micros(self.inner.last_us.load(Ordering::SeqCst));
+        self.inner.run.env().monotonic().saturating_sub(last)
+    }
+
+    /// One more, with how far the attempt is.
+    pub(crate) async fn beat(&self, progress: &impl Serialize) -> Result<(), Failure> {
+        let Inner { run, place, number, entry, last_us } = &*self.inner;
+        let progress = run.text("the progress", progress)?;
+        last_us.store(run.env().monotonic().as_micros() as u64, Ordering::SeqCst);
+        let doing = Listed::begin(run, WaitsFor::Store);
+        if !run.with(|state| state.beat(place, *number, entry, progress)) {
+            return Err(over());
+        }
+        run.nudge();
+        doing.flushed().await.ok_or_else(over)
+    }
+}
+
+shown!(Beats, it => silence: it.silence());

@@ -1,0 +1,361 @@
+//! Children: executions that an execution starts, in the commit that records it, and waits for.
+
+use std::future::IntoFuture;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::json;
+use crate::lane::Part;
+use crate::record::Record;
+use crate::store::Timestamp;
+use crate::workflow::admission::Asked;
+use crate::workflow::ctx::step::read_failure;
+use crate::workflow::ctx::{Ctx, hash};
+use crate::workflow::definition::{Definition, Workflow};
+use crate::workflow::engine::check_name;
+use crate::workflow::journal::place::Place;
+use crate::workflow::journal::replay::{Call, Journaled};
+use crate::workflow::run::{Doing, Effect, Listed, Run, hash_text, turn};
+use crate::workflow::stored::kept::{self, Letter};
+use crate::workflow::stored::record::{
+    Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
+};
+use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
+
+/// A child that is about to be started.
+#[must_use = "nothing starts until this is awaited"]
+pub struct StartChild<'a, I, O> {
+    ctx: &'a Ctx,
+    workflow: Workflow<I, O>,
+    input: I,
+    id: Option<ExecutionId>,
+    close: Close,
+    labels: Labels,
+}
+
+/// A child that was started.
+pub struct Child<O> {
+    ctx: Ctx,
+    id: ExecutionId,
+    birth: u64,
+    /// Whether an execution has started it that this is a fork of: its end is told to that one.
+    is_of_source: bool,
+    /// Whether it gives a list of one output.
+    is_batch: bool,
+    close: Close,
+    output: PhantomData<fn() -> O>,
+}
+
+/// How long a fork waits until it looks again whether a child of its source has ended.
+const LOOKS_AGAIN: Duration = Duration::from_secs(10);
+
+/// Why a child has no result: it took longer than it may.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize, thiserror::Error)]
+#[error("child {id:?} timed out")]
+pub struct ChildTimedOut {
+    /// The child.
+    pub id: String,
+}
+
+/// Why a child has no result: it was cancelled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize, thiserror::Error)]
+#[error("child {id:?} was cancelled: {reason}")]
+pub struct ChildCancelled {
+    /// The child.
+    pub id: String,
+    /// What was said when it was.
+    pub reason: String,
+}
+
+impl Ctx {
+    /// A child: another execution that this one starts. Await it for its result, or [`StartChild::start`] it and go on.
+    pub fn child<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> StartChild<'_, I, O> {
+        let (workflow, labels) = (workflow.clone(), Labels::default());
+        StartChild { ctx: self, workflow, input, id: None, close: Close::default(), labels }
+    }
+}
+
+impl<I, O> StartChild<'_, I, O> {
+    /// Under this id; without one, one is made of the parent's.
+    pub fn id(mut self, id: impl Into<ExecutionId>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// What becomes of the child when this execution ends before it: it is cancelled, unless this is said.
+    pub fn close(mut self, close: Close) -> Self {
+        self.close = close;
+        self
+    }
+
+    /// With this tag.
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        self.labels.tags.insert(tag.into());
+        self
+    }
+
+    /// With this search attribute.
+    pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Self {
+        self.labels.attributes.insert(name.into(), value.into());
+        self
+    }
+}
+
+impl<I: Serialize, O> StartChild<'_, I, O> {
+    /// Starts the child. That and the record of it are one commit. An id that is taken is a failure.
+    pub async fn start(self) -> Result<Child<O>, Failure> {
+        let StartChild { ctx, workflow, input, id, close, labels } = self;
+        let name = workflow.name();
+        let json =
+            json::to_value(&input).map_err(|error| Failure::no_json(format!("the input of {name:?}"), &error))?;
+        let input = json.to_string();
+        ctx.run.fits("the input", input.len())?;
+        labels.check()?;
+        if let Some(id) = &id {
+            check_name("the id of an execution", id)?;
+        }
+        let call = Call { kind: Kind::Child, name, argument: hash(&(&id, &input, close)) };
+        let birth = |operation: &Journaled<'_>| match birth_at_source(&operation.entry) {
+            Some(birth) => (birth, true),
+            None => (born_at(&ctx.run.id, ctx.run.number(), &operation.place), false),
+        };
+        let again = |operation: &Journaled<'_>, text: &str| Ok((serde_json::from_str(text)?, birth(operation)));
+        let started = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
+            let (run, doing) = (&ctx.run, &operation.doing);
+            operation.unless_cancelled()?;
+            let Some(definition) = run.engine.definition(name).cloned() else {
+                return run.park(format!("workflow {name:?} is not registered with this engine")).await;
+            };
+            if !definition.policy.is_empty() {
+                // Its own first commit may go through the lane that is kept for the child's.
+                doing.stored().await;
+            }
+            let born = birth(&operation);
+            let id = id.unwrap_or_else(|| derived(run, &operation.place));
+            let asked = definition.asked(&input).map_err(|error| operation.gave(error.into()))?.map(Asked::alone);
+            let now = run.env().now();
+            let parent = Some(Parent { id: run.id.clone(), close, root: run.root(), birth: born.0 });
+            let child = Execution { parent, ..definition.first_record(definition.alone(input), labels, now, now) };
+            loop {
+                while run.is_full() {
+                    let _ = doing.flush().await;
+                }
+                let mut child = child.clone();
+                // Until its commit is answered, no other start is decided by the same limits.
+                let (part, _turn) = match &asked {
+                    Some(asked) => match run.engine.admitting(&definition, asked, &id, &mut child).await {
+                        Ok(admitting) => admitting,
+                        Err(error) if error.is_rejection() => return Err(operation.gave(Failure::rejected(error))),
+                        Err(error) => return run.stop_for(run.stops(error)).await,
+                    },
+                    None => Default::default(),
+                };
+                let effect = first_commit(run, doing, &id, child, definition.clone(), part);
+                run.with(|state| state.has_children = true);
+                operation.done_with(&id, Some(effect));
+                if doing.flush().await.is_ok() {
+                    return Ok((id, born));
+                }
+                let is_taken = asked.is_none() || run.or_stop(run.engine.read(&id).await).await.is_some();
+                if is_taken {
+                    return Err(operation.gave(WorkflowError::AlreadyStarted { id }.into()));
+                }
+            }
+        });
+        let (id, (birth, is_of_source)) = started.await?;
+        let is_batch = workflow.definition.policy.batch.is_some();
+        Ok(Child { ctx: ctx.clone(), id, birth, is_of_source, is_batch, close, output: PhantomData })
+    }
+}
+
+/// The id of a child that was given none: the same on every replay, and nobody else's.
+fn derived(run: &Run, place: &Place) -> ExecutionId {
+    let hash = born_at(&run.id, run.number(), place);
+    let parent = crate::workflow::stored::record::shortened(&run.id, 400);
+    format!("{parent}.{place}-{hash:016x}").chars().take(512).collect::<String>().into()
+}
+
+/// The same on every replay, and no other's of all children that executions of this id ever start.
+fn born_at(parent: &ExecutionId, (started, number): (u64, u32), place: &Place) -> u64 {
+    hash_text(&format!("{parent}/{started}/{number}/{place}"))
+}
+
+/// Notes in an entry that a fork keeps which child it tells of: that of its source.
+pub(crate) fn keep_birth(entry: &mut Entry, source: &ExecutionId, execution: &Execution, place: &Place) {
+    // The source may be a fork itself.
+    if entry.kind == Kind::Child && entry.progress.is_none() {
+        entry.progress = Some(born_at(source, (execution.started_us, execution.run), place).to_string());
+    }
+}
+
+/// Which child an entry tells of, if a fork has kept it.
+fn birth_at_source(entry: &Entry) -> Option<u64> {
+    entry.progress.as_ref()?.parse().ok()
+}
+
+/// The first commit of a child, as a part of one of its parent's.
+fn first_commit(
+    run: &Run,
+    doing: &Doing,
+    id: &ExecutionId,
+    mut child: Execution,
+    definition: Arc<Definition>,
+    admission: Part,
+) -> Effect {
+    let engine = &run.engine;
+    let (close, birth) = child.parent.as_ref().map(|parent| (parent.close, parent.birth)).unwrap_or_default();
+    let running = (child.status == Status::Running).then(|| engine.set_running(id, &mut child));
+    let part = admission.put(&run.kept().child(id), kept::Child { close, birth }.encode());
+    let (part, _) = turn(engine, engine.at_record(id, None).and(part), id, None, &mut child, None);
+    let (engine, id) = (engine.clone(), id.clone());
+    let part = part.then(move |landing| {
+        engine.metrics.started(&definition.name);
+        let Some(running) = running else {
+            return child.timer_us.into_iter().for_each(|timer| engine.timers.set(&id, Timestamp(timer)));
+        };
+        running.begin(Run::new(engine, definition, id, child, landing.last()).fresh());
+    });
+    Effect { op: doing.op, ..part.into() }
+}
+
+impl<'a, I: Serialize + Send + 'a, O: DeserializeOwned + Send + 'a> IntoFuture for StartChild<'a, I, O> {
+    type Output = Result<O, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.start().await?.result().await })
+    }
+}
+
+impl<O> Child<O> {
+    /// The child's id.
+    pub fn id(&self) -> &ExecutionId {
+        &self.id
+    }
+
+    /// Sends a signal to the child: it is stored in the same commit as the record that it was sent.
+    pub async fn signal(&self, name: &str, payload: &impl Serialize) -> Result<(), Failure> {
+        self.ctx.signal(&self.id, name, payload).await
+    }
+
+    /// Has the child cancelled.
+    pub async fn cancel(&self, reason: &str) -> Result<(), Failure> {
+        self.ctx.cancel(&self.id, reason).await
+    }
+}
+
+impl Ctx {
+    /// Has another execution cancelled, in the commit that records it. One that has ended is a failure.
+    pub async fn cancel(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<(), Failure> {
+        let id = &id.into();
+        let what = format!("cancel {id}");
+        self.send(&what, hash(&reason), |engine| async move {
+            if *id == self.run.id {
+                self.run.ask_cancel(reason);
+                return Ok(None);
+            }
+            engine.cancelling(id, reason, true).await
+        })
+        .await
+    }
+}
+
+/// Whether a message tells of the end of this very child.
+fn is_end_of(letter: &Letter, id: &ExecutionId, born: u64) -> bool {
+    matches!(letter, Letter::Ended { child, birth, .. } if child == id && *birth == born)
+}
+
+/// What a child has come to, as its parent records it.
+pub(crate) fn outcome(id: &ExecutionId, status: &Status) -> Result<String, String> {
+    match status {
+        Status::Completed(output) => Ok(output.clone()),
+        Status::Failed(failure) => Err(failure.clone()),
+        Status::Cancelled(reason) => {
+            let error = ChildCancelled { id: id.to_string(), reason: reason.clone() };
+            Err(failure_text(&Failure::typed(error).not_retryable()))
+        }
+        _ => Err(failure_text(&Failure::typed(ChildTimedOut { id: id.to_string() }).not_retryable())),
+    }
+}
+
+impl<O: DeserializeOwned> Child<O> {
+    /// Waits for the child's end: its output, or why there is none. Of one that was abandoned, its parent is not told.
+    pub async fn result(self) -> Result<O, Failure> {
+        let id = &self.id;
+        if self.close == Close::Abandon {
+            let message = format!("child {id:?} was started to be abandoned, and its end cannot be waited for here");
+            return Err(Failure::new(message).with_code("latchwork.child.abandoned").not_retryable());
+        }
+        let call = Call { kind: Kind::ChildEnd, name: id, argument: 0 };
+        let wrong = |error| Failure::new(format!("the output of child {id:?} does not fit: {error}"));
+        if self.is_of_source {
+            let text = self.ctx.end_of_another(call, id, self.birth).await?;
+            return self.read(&text).map_err(wrong);
+        }
+        let is_it = |letter: &Letter| is_end_of(letter, id, self.birth);
+        let what = WaitsFor::Child(id.to_string());
+        let text = self.ctx.await_text(call, what, None, is_it).await?.ok_or_else(Failure::time)?;
+        self.read(&text).map_err(wrong)
+    }
+
+    fn read(&self, text: &str) -> serde_json::Result<O> {
+        match self.is_batch {
+            true => serde_json::from_str::<[O; 1]>(text).map(|[output]| output),
+            false => serde_json::from_str(text),
+        }
+    }
+}
+
+impl Ctx {
+    /// Waits for the end of a child that another execution has started, of which this is a fork. Only that one is told
+    /// of the end, so it is looked for in the child's record, now and then.
+    async fn end_of_another(&self, call: Call<'_>, id: &ExecutionId, birth: u64) -> Result<String, Failure> {
+        let what = WaitsFor::Child(id.to_string());
+        let again = |_: &Journaled<'_>, text: &str| Ok(text.to_string());
+        let ended = self.replay_as(what.clone(), call, again, |operation| async move {
+            let run = &self.run;
+            run.effect().await;
+            loop {
+                operation.unless_cancelled()?;
+                let found = run.or_stop(run.engine.read(id).await).await;
+                let found = found.filter(|(child, _)| child.parent.as_ref().is_some_and(|it| it.birth == birth));
+                let Some((Execution { status, .. }, _)) = found else {
+                    let why = "was started by an execution that this is a fork of, and is no longer kept";
+                    return run.park(format!("child {id:?}, whose end it waits for, {why}")).await;
+                };
+                if status.is_terminal() {
+                    let ended = outcome(id, &status);
+                    operation.ends(ended.clone().map_or_else(EntryState::Gave, EntryState::Done), None);
+                    return ended.map_err(|text| read_failure(&text));
+                }
+                let until = run.env().now().plus(LOOKS_AGAIN);
+                operation.doing.wait(what.clone(), operation.since(), Some(until), |_| None::<()>).await;
+            }
+        });
+        ended.await
+    }
+}
+
+impl Run {
+    /// Waits for the children that are to have ended before it does.
+    pub(crate) async fn until_children_ended(self: &Arc<Run>) {
+        if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_children) {
+            return;
+        }
+        let doing = Listed::begin(self, WaitsFor::Store);
+        self.ensure_inbox().await;
+        // Also one that a branch has started which was then given up.
+        doing.arrived().await;
+        let children = self.or_stop(self.engine.children(&self.id).await).await;
+        for (child, kept::Child { birth, .. }) in children.into_iter().filter(|(_, it)| it.close == Close::Await) {
+            let now = self.env().now();
+            let is_it = |letter: &Letter| is_end_of(letter, &child, birth);
+            let what = WaitsFor::Child(child.to_string());
+            doing.wait(what, now, None, |state| state.inbox().holds(is_it).then_some(())).await;
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! An execution that has the record of what it does to a lock go into the same commit; and what becomes of locks that
+//! its code has let go of without waiting for that.
+
+use std::sync::Arc;
+
+use crate::lock::lane::{Answer, Ask};
+use crate::lock::{LockError, LockName, LockRefused, Owner};
+use crate::store::Timestamp;
+use crate::workflow::ctx::locks::{Unlocked, refused};
+use crate::workflow::journal::place::Place;
+use crate::workflow::run::{Address, Doing, Effect, Listed, Note, Run, Seat};
+use crate::workflow::stored::record::{Entry, EntryState, WaitsFor, failure_text};
+
+/// The execution's own name for a request: the run and the place of the operation.
+pub(super) fn request_id(run: &Run, place: &Place) -> Vec<u8> {
+    let mut id = run.number().1.to_be_bytes().to_vec();
+    place.branch.write(&mut id);
+    id.extend_from_slice(&place.number.to_be_bytes());
+    id
+}
+
+/// The place that a request's name tells, if it is of this run.
+fn read_request_id(run: &Run, id: &[u8]) -> Option<Place> {
+    let (number, place) = id.split_first_chunk::<4>()?;
+    (u32::from_be_bytes(*number) == run.number().1).then(|| Place::read(place)).flatten()
+}
+
+/// Something that was let go of without waiting for it: what is to be asked of the lock.
+pub(crate) type Dropped = (LockName, Ask);
+
+impl Run {
+    /// A request that nobody waits for any more is taken back, unless it is to be there when the execution goes on.
+    pub(super) fn let_go(&self, lock: &LockName, id: Vec<u8>) {
+        let owner = Owner::Execution(self.id.clone());
+        self.drop_lock((lock.clone(), Ask::Abandon { owner, id, ear: None }));
+    }
+
+    pub(super) fn release_soon(&self, lock: &LockName, ticket: u64, place: &Place) {
+        self.drop_lock((lock.clone(), Ask::Release { ticket, id: Some(request_id(self, place)) }));
+    }
+
+    fn drop_lock(&self, dropped: Dropped) {
+        let is_noted = self.with(|state| {
+            // What it holds it holds on, wherever it goes on.
+            let is_noted = !state.is_over() && !state.has_left();
+            if is_noted {
+                state.dropped.push(dropped);
+            }
+            is_noted
+        });
+        if is_noted {
+            self.nudge();
+        }
+    }
+
+    /// Releases what was dropped, with everything that came before.
+    pub(crate) fn release_dropped(self: &Arc<Run>) {
+        for (lock, ask) in self.with(|state| std::mem::take(&mut state.dropped)) {
+            let note = Recording { entry: None, unlocks: None, receives: None };
+            let passenger = Passenger(Seat::new(Doing::aside(self), note));
+            self.with(|state| state.leaving.push(lock.clone()));
+            let run = self.clone();
+            self.engine.node.runtime.spawn(async move {
+                if let Err(error) = passenger.send(&lock, ask).await {
+                    run.set_stop(run.stops(error.into()));
+                }
+                run.with(|state| {
+                    if let Some(place) = state.leaving.iter().position(|leaving| *leaving == lock) {
+                        state.leaving.swap_remove(place);
+                    }
+                    state.wake(|_, waits| !waits);
+                });
+            });
+        }
+    }
+
+    /// Waits until what its code has dropped of a lock is released.
+    pub(super) async fn until_left(self: &Arc<Run>, lock: &LockName) {
+        if self.with(|state| state.dropped.iter().any(|(other, _)| other == lock)) {
+            self.release_dropped();
+        }
+        if self.with(|state| state.leaving.contains(lock)) {
+            let doing = Listed::begin(self, WaitsFor::Store);
+            doing.until(|state| (!state.leaving.contains(lock)).then_some(())).await;
+        }
+    }
+
+    /// Takes back what branches have asked for that were given up. They may have been so just before a crash.
+    pub(crate) async fn release_lost(self: &Arc<Run>, fork: &Place, first: usize) {
+        self.close_lost_reviews(fork, first).await;
+        if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_locks) {
+            return;
+        }
+        let owned = self.or_stop(self.engine.locks.requests_of(&Owner::Execution(self.id.clone())).await).await;
+        for (lock, requests) in owned {
+            for (_, id) in requests {
+                let place = read_request_id(self, &id);
+                let beside = place.and_then(|place| fork.beside(&place.branch));
+                let is_lost = beside.is_some_and(|beside| beside != first);
+                if is_lost {
+                    self.let_go(&lock, id);
+                }
+            }
+        }
+    }
+}
+
+/// What an execution records of what it does to a lock, in the same commit.
+pub(super) struct Recording {
+    /// What is recorded, and until when it waits at the most. Nothing if that is not for the code to know.
+    entry: Option<(Place, Entry, Option<Timestamp>)>,
+    /// What is released, and where it was acquired.
+    unlocks: Option<(u64, String)>,
+    /// The message that is received with it.
+    receives: Option<Address>,
+}
+
+/// An execution that has the record of what it does to a lock go with it.
+pub(super) struct Passenger(Seat<Recording>);
+
+impl Passenger {
+    pub(super) fn new(
+        run: &Arc<Run>,
+        entry: Option<(Place, Entry, Option<Timestamp>)>,
+        unlocks: Option<(u64, String)>,
+    ) -> Passenger {
+        let doing = Doing::begin(run, WaitsFor::Store, None);
+        Passenger(Seat::new(doing, Recording { entry, unlocks, receives: None }))
+    }
+
+    /// The same, with the receipt of a message.
+    pub(super) fn receiving(mut self, address: Address) -> Passenger {
+        self.0.note.receives = Some(address);
+        self
+    }
+
+    async fn send(self, lock: &LockName, ask: Ask) -> Result<Answer, LockError> {
+        let run = self.0.run().clone();
+        self.0.doing.carry().await;
+        run.engine.locks.ask(lock, ask, Some((run.id.clone(), Box::new(self.0)))).await
+    }
+
+    /// Has something done to a lock, in a commit with the execution. What the lock refuses is given back.
+    pub(super) async fn ask(self, lock: &LockName, ask: Ask) -> Result<Answer, LockRefused> {
+        let run = self.0.run().clone();
+        match self.send(lock, ask).await {
+            Ok(answer) => Ok(answer),
+            Err(LockError::Refused(why)) => Err(why),
+            Err(error) => run.stop_for(run.stops(error.into())).await,
+        }
+    }
+}
+
+impl Recording {
+    fn record(&self, run: &Run, state: EntryState) {
+        if let Some((place, entry, _)) = &self.entry {
+            let receipt = self.receives.clone().map(Effect::receipt);
+            run.put_for_carrier(place, Entry { state, ..entry.clone() }, receipt);
+        }
+    }
+
+    fn record_as_it_is(&self, run: &Run) {
+        if let Some((_, entry, _)) = &self.entry {
+            self.record(run, entry.state.clone());
+        }
+    }
+}
+
+impl Note<Answer, Result<Answer, LockError>> for Recording {
+    fn answered(&mut self, run: &Run, answer: &Answer) {
+        let until_us = self.entry.as_ref().and_then(|(_, _, until)| until.map(|until| until.0));
+        match answer {
+            Answer::Granted(ticket) => self.record(run, EntryState::Done(ticket.to_string())),
+            Answer::Queued(ticket) => self.record(run, EntryState::Queued { ticket: *ticket, until_us }),
+            Answer::Busy => self.record(run, EntryState::Done("null".into())),
+            Answer::Released(was_held) => match self.unlocks.clone() {
+                Some((ticket, acquired)) => {
+                    let unlocked: Unlocked = (ticket, *was_held, acquired);
+                    self.record(run, EntryState::Done(serde_json::to_string(&unlocked).unwrap_or_default()));
+                }
+                None => self.record_as_it_is(run),
+            },
+            Answer::Withdrawn => self.record_as_it_is(run),
+            Answer::Gone => {}
+        }
+    }
+
+    fn again(&mut self, run: &Run) {
+        self.entry.iter().for_each(|(place, ..)| run.take_back(place));
+    }
+
+    fn rests(&mut self, run: &Run, answer: Result<Answer, LockError>) {
+        match answer {
+            // Of a withdrawal that came too late, there is a message.
+            Ok(Answer::Granted(_)) if self.entry.as_ref().is_some_and(|(_, entry, _)| is_given(entry)) => {}
+            Ok(answer) => self.answered(run, &answer),
+            Err(LockError::Refused(why)) => self.record(run, EntryState::Gave(failure_text(&refused(why.into())))),
+            Err(_) => {}
+        }
+    }
+}
+
+fn is_given(entry: &Entry) -> bool {
+    matches!(entry.state, EntryState::Gave(_))
+}

@@ -1,0 +1,239 @@
+//! What a workflow's function is given: every operation that is recorded.
+
+pub(crate) mod beats;
+pub(crate) mod branches;
+pub(crate) mod child;
+pub(crate) mod label;
+pub(crate) mod locks;
+pub(crate) mod publish;
+pub(crate) mod rate;
+pub(crate) mod review;
+pub(crate) mod saga;
+pub(crate) mod signal;
+pub(crate) mod slots;
+pub(crate) mod step;
+pub(crate) mod token;
+pub(crate) mod transaction;
+pub(crate) mod update;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::json;
+use crate::store::{StoreError, Timestamp, Uuid};
+use crate::workflow::ctx::slots::CtxState;
+use crate::workflow::ctx::step::{Attempt, Plain, Step, WithAttempt};
+use crate::workflow::engine::Inner;
+use crate::workflow::journal::replay::Call;
+use crate::workflow::run::{Branch, Run, Waited, hash_text};
+use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor};
+use crate::workflow::{ExecutionId, Failure};
+
+/// The context of an execution, or of one of its branches.
+#[derive(Clone)]
+pub struct Ctx {
+    pub(crate) run: Arc<Run>,
+    pub(crate) branch: Arc<Branch>,
+    /// Whether its operations go on though the execution is cancelled.
+    pub(crate) is_shielded: bool,
+}
+
+shown!(Ctx, it => id: it.run.id);
+
+pub(crate) fn hash(value: &impl Serialize) -> u64 {
+    hash_text(&json::to_value(value).unwrap_or_default().to_string())
+}
+
+impl Ctx {
+    pub(crate) fn engine(&self) -> &Arc<Inner> {
+        &self.run.engine
+    }
+
+    /// The store does not serve a layer above: the execution stops where it is, and goes on when it can.
+    pub(crate) async fn stop_for_store<T>(&self, error: StoreError) -> T {
+        self.run.stop_for(self.run.stops(error.into())).await
+    }
+
+    /// The execution's id.
+    pub fn id(&self) -> &ExecutionId {
+        &self.run.id
+    }
+
+    /// A step: its body runs at least once, and its result is recorded exactly once. Await it, after saying how it is
+    /// to be tried.
+    pub fn run<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, Plain<F>>
+    where
+        F: Fn() -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        Step::new(self, name, Plain(body))
+    }
+
+    /// Like [`Ctx::run`], with a body that is told which attempt it is, and of its idempotency key.
+    pub fn run_with<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, WithAttempt<F>>
+    where
+        F: Fn(Attempt) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        Step::new(self, name, WithAttempt(body))
+    }
+
+    /// Slots of the store. What is done to them from here is one commit with the record that it was done, so neither a
+    /// crash nor a replay does it twice.
+    pub fn state(&self) -> CtxState {
+        CtxState::new(self.clone())
+    }
+
+    /// Starts the execution anew with another input, under the same id and with an empty journal: so that a loop
+    /// without end does not grow without end. Messages that were not received are there for the new run, too. Await it
+    /// and return what it gives; it never does.
+    pub async fn continue_as_new<T>(&self, input: impl Serialize) -> Result<T, Failure> {
+        let input = self.run.text("the next input", &input)?;
+        self.expect_no_more(&self.here(), "the code continues as new").await;
+        self.run.effect().await;
+        self.operation(WaitsFor::Store, |doing| async move {
+            if self.run.with(|state| state.rev.is_none()) {
+                let _ = doing.flush().await;
+            }
+            self.run.with(|state| state.continues = Some(input));
+            std::future::pending().await
+        })
+        .await
+    }
+
+    /// The context of the function itself.
+    pub(crate) fn root(run: &Arc<Run>) -> Ctx {
+        Ctx { run: run.clone(), branch: Branch::root(run), is_shielded: false }
+    }
+
+    /// The context of a branch.
+    pub(crate) fn on(&self, branch: Arc<Branch>) -> Ctx {
+        Ctx { run: self.run.clone(), branch, is_shielded: self.is_shielded }
+    }
+
+    /// The same place in the code, for operations that go on though the execution is cancelled: for cleaning up.
+    pub fn shielded(&self) -> Ctx {
+        Ctx { is_shielded: true, ..self.clone() }
+    }
+
+    /// Whether the execution, or this branch of it, is to be cancelled, and this context is not shielded from it.
+    /// Operations that can fail do so then; this is for code that wants to know before.
+    pub async fn is_cancelled(&self) -> bool {
+        self.value(Kind::IsCancelled, "", |run| {
+            !self.is_shielded && run.with(|state| state.cancelled(&self.here().path).is_some())
+        })
+        .await
+    }
+
+    /// The branch that operations are in: the one whose code does them, whichever context they are done by. So guards
+    /// and children can be taken into branches, and out of them.
+    pub(crate) fn here(&self) -> Arc<Branch> {
+        Branch::polled(&self.run).map_or_else(|| self.branch.clone(), |(branch, _)| branch)
+    }
+
+    /// Notes that an operation is under way. Gives the branch that it is in.
+    pub(crate) async fn begins(&self) -> Arc<Branch> {
+        // What goes on anew goes on nowhere else.
+        if self.run.with(|state| state.continues.is_some() || state.is_over()) {
+            return std::future::pending().await;
+        }
+        let here = self.here();
+        if !here.begins() {
+            let reason = "an operation was begun while another was under way or had been given up half-way; \
+                          await one before the next, or give each a branch of its own by ctx.join or ctx.race";
+            self.run.park(reason).await
+        }
+        here
+    }
+
+    /// That a branch has come to its end where the journal has.
+    pub(crate) async fn expect_end(&self) {
+        self.expect_no_more(&self.branch, &format!("the code of branch {} has ended", self.branch.path)).await
+    }
+
+    /// That the journal holds nothing more of a branch.
+    async fn expect_no_more(&self, branch: &Branch, what: &str) {
+        if let Some(Entry { kind, name, .. }) = self.peek(branch).await {
+            self.run.park(format!("{what}, and the journal goes on with {kind} {name:?}")).await
+        }
+    }
+
+    /// What the journal holds next of a branch.
+    async fn peek(&self, branch: &Branch) -> Option<Entry> {
+        match branch.peek(&self.run).await {
+            Ok(next) => next,
+            Err(stop) => self.run.stop_for(stop).await,
+        }
+    }
+
+    /// Waits. A long wait costs no memory, and goes on after a restart for what is left of it.
+    pub async fn sleep(&self, duration: Duration) -> Result<(), Failure> {
+        let argument = hash(&u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
+        self.wait(argument, |now| now.plus(duration)).await
+    }
+
+    /// Waits until a time of day.
+    pub async fn sleep_until(&self, time: Timestamp) -> Result<(), Failure> {
+        self.wait(hash(&time.0), |_| time).await
+    }
+
+    async fn wait(&self, argument: u64, until: impl FnOnce(Timestamp) -> Timestamp) -> Result<(), Failure> {
+        let call = Call { kind: Kind::Sleep, name: "", argument };
+        self.replay(WaitsFor::Timer, call, |mut operation| async move {
+            if operation.is_new {
+                operation.unless_cancelled()?;
+                operation.put(EntryState::Until(until(operation.since()).0));
+            }
+            self.run.effect().await;
+            let EntryState::Until(until) = operation.entry.state else {
+                let place = &operation.place;
+                let reason = format!("operation {place} is a sleep, and the journal does not say until when");
+                return self.run.park(reason).await;
+            };
+            let (since, until) = (operation.since(), Some(Timestamp(until)));
+            match operation.doing.wait(WaitsFor::Timer, since, until, |_| None::<()>).await {
+                Waited::Cancelled => return Err(operation.cancelled()),
+                _ => operation.done(&()),
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// The time of day, the same one on every replay.
+    pub async fn now(&self) -> Timestamp {
+        Timestamp(self.value(Kind::Now, "", |run| run.env().now().0).await)
+    }
+
+    /// A new id, the same one on every replay.
+    pub async fn uuid(&self) -> Uuid {
+        let value = self.value(Kind::Uuid, "", |run| run.env().uuid().as_u128().to_string()).await;
+        Uuid::from_u128(value.parse().unwrap_or(0))
+    }
+
+    /// A random number, the same one on every replay.
+    pub async fn random(&self) -> u64 {
+        self.value(Kind::Random, "", |run| run.env().random()).await
+    }
+
+    /// Which version of the code an execution goes by, for code that changes under running ones. Who comes by here for
+    /// the first time gets the last of the range; who did before has the version it had then, or, if this was not asked
+    /// at that time, the first.
+    pub async fn version(&self, change: &str, range: std::ops::RangeInclusive<u32>) -> u32 {
+        // It came by before there was anything to ask, and went on with something else.
+        let next = self.peek(&self.here()).await;
+        if next.is_some_and(|entry| (entry.kind, &*entry.name) != (Kind::Version, change)) {
+            return *range.start();
+        }
+        let version = self.value(Kind::Version, change, |_| *range.end()).await;
+        if range.contains(&version) {
+            return version;
+        }
+        let (first, last) = range.into_inner();
+        let reason = format!("it goes by version {version} of {change:?}, and the code knows {first} to {last}");
+        self.run.park(reason).await
+    }
+}

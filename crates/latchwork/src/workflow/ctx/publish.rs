@@ -1,0 +1,119 @@
+//! Published values: what an execution shows of itself to everybody, also when it is out of memory or has ended.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::workflow::ctx::{Ctx, hash};
+use crate::workflow::engine::handle::{Handle, read_as};
+use crate::workflow::engine::{Engine, Inner, News};
+use crate::workflow::journal::replay::Call;
+use crate::workflow::run::{Publishes, Run, Waited};
+use crate::workflow::stored::kept::Published;
+use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+
+impl Ctx {
+    /// Publishes a value under a name, in place of the one that was there. It is seen with the next commit, at the
+    /// latest when the workflow waits.
+    pub async fn publish(&self, name: &str, value: &impl Serialize) -> Result<(), Failure> {
+        let text = self.run.text("the value", value)?;
+        let call = Call { kind: Kind::Publish, name, argument: hash(&text) };
+        self.replay(WaitsFor::Store, call, |operation| async move {
+            self.run.ensure_published().await;
+            // They are one record.
+            let length = self.run.with(|state| state.published_bytes(name, &text));
+            self.run.fits("all values together", length).map_err(|failure| operation.gave(failure))?;
+            operation.done(&());
+            self.run.with(|state| {
+                state.publish(name, text);
+                state.wake_waiting(&WaitsFor::Published(name.into()));
+            });
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until a value that the execution has published, from another branch, is as it should be; gives that value.
+    /// What it was is recorded.
+    pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T, Failure> {
+        let what = WaitsFor::Published(name.into());
+        let call = Call { kind: Kind::Published, name, argument: 0 };
+        self.replay(what.clone(), call, |operation| async move {
+            self.run.effect().await;
+            self.run.ensure_published().await;
+            let waited = operation.doing.wait(what, operation.since(), None, |state| {
+                let text = state.published(name)?;
+                let value: T = serde_json::from_str(text).ok()?;
+                is_it(&value).then(|| (text.clone(), value))
+            });
+            let Waited::Got((text, value)) = waited.await else { return Err(operation.cancelled()) };
+            operation.ends(EntryState::Done(text), None);
+            Ok(value)
+        })
+        .await
+    }
+}
+
+impl Run {
+    /// Sees to it that what was published is in memory.
+    async fn ensure_published(&self) {
+        let is_known = self.with(|state| {
+            if state.rev.is_none() {
+                state.published.get_or_insert_default();
+            }
+            state.published.is_some()
+        });
+        if is_known {
+            return;
+        }
+        let values = self.or_stop(self.engine.read_published(&self.id).await).await;
+        self.with(|state| {
+            state.published.get_or_insert(Publishes { values, is_new: false });
+        });
+    }
+}
+
+impl Inner {
+    async fn read_published(&self, id: &ExecutionId) -> Result<Published> {
+        let published = self.kept(id).fetch_published(&self.store.view().await?).await?;
+        Ok(published.map(|(published, _)| published).unwrap_or_default())
+    }
+
+    async fn query<T: DeserializeOwned>(&self, id: &ExecutionId, name: &str) -> Result<Option<T>> {
+        let published = self.read_published(id).await?;
+        match published.0.get(name) {
+            Some(text) => read_as(id, text).map(Some),
+            None => self.known(id).await.map(|_| None),
+        }
+    }
+}
+
+impl Engine {
+    /// The value that an execution has published under a name; `None` if it has not.
+    pub async fn query<T: DeserializeOwned>(&self, id: impl Into<ExecutionId>, name: &str) -> Result<Option<T>> {
+        self.inner.query(&id.into(), name).await
+    }
+}
+
+impl<O> Handle<O> {
+    /// The value that the execution has published under a name; `None` if it has not.
+    pub async fn query<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        self.engine.query(self.id(), name).await
+    }
+
+    /// Waits until a value that the execution has published is as it should be. If the execution ends before, that is
+    /// an error.
+    pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T> {
+        let (engine, id) = (&self.engine, self.id());
+        let look = |_| async {
+            let ended = engine.has_ended(id).await?;
+            // What was published last was so before the end was seen.
+            match engine.query::<T>(id, name).await?.filter(|value| is_it(value)) {
+                Some(value) => Ok(Some(value)),
+                None if ended => Err(WorkflowError::Ended { id: id.clone() }),
+                None => Ok(None),
+            }
+        };
+        engine.listen(id, News::Published, look).await
+    }
+}

@@ -1,0 +1,378 @@
+//! Reviews: questions to people, with the options that they have. A review is open as long as its key is in the space
+//! of open reviews; what opens it, decides it or no longer waits for it writes that key in the same commit.
+
+use std::collections::BTreeSet;
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::lane::{Part, Tag};
+use crate::record::Record;
+use crate::store::{Check, Key, Order, Space, Timestamp, Uuid};
+use crate::workflow::ctx::step::read_failure;
+use crate::workflow::ctx::{Ctx, hash};
+use crate::workflow::engine::Inner;
+use crate::workflow::journal::place::Place;
+use crate::workflow::journal::replay::{Call, Journaled};
+use crate::workflow::run::close::How;
+use crate::workflow::run::{Effect, Received, Run, State, Waited};
+use crate::workflow::stored::kept::{Letter, ReviewRecord};
+use crate::workflow::stored::record::{EntryState, Kind, WaitsFor, failure_text, review_key};
+use crate::workflow::{Boxed, ExecutionId, Failure, Result};
+
+/// The review is open.
+const OPEN: Tag = Tag("open");
+
+/// The longest name and the longest option, in bytes, and how many options there can be.
+const NAME_BYTES: usize = 256;
+const OPTIONS: usize = 1000;
+
+/// How many reviews one commit closes, if they are more than go with the end of an execution.
+const CLOSED_AT_ONCE: usize = 1000;
+
+/// Why there is no such review.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // The fields are what the messages say.
+pub enum ReviewError {
+    /// A name that cannot be.
+    #[error("{name:?} cannot be the name of a review: it has to be of 1 to 256 bytes")]
+    Name { name: String },
+    /// None to choose from, or too many.
+    #[error("review {name:?} has {count} options; it has to be 1 to 1,000")]
+    Options { name: String, count: usize },
+    /// An option that cannot be, or is there twice.
+    #[error("{option:?} cannot be an option of review {name:?}: {reason}")]
+    Option { name: String, option: String, reason: String },
+}
+
+/// How a review was decided.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Decision {
+    /// The option that was chosen.
+    pub option: String,
+    /// Who has decided.
+    pub by: String,
+    /// Why; empty if that was not said.
+    pub reason: String,
+    /// When, in microseconds since 1970.
+    pub at_us: u64,
+}
+
+impl Decision {
+    /// When it was decided.
+    pub fn at(&self) -> Timestamp {
+        Timestamp(self.at_us)
+    }
+}
+
+/// A review that is about to be opened.
+#[derive(Clone)]
+#[must_use = "nothing is asked until this is awaited"]
+pub struct Review<'a> {
+    ctx: &'a Ctx,
+    name: String,
+    question: Result<String, Failure>,
+    options: Vec<String>,
+}
+
+/// The same, waited for so long at the most.
+#[derive(Clone)]
+#[must_use = "nothing is asked until this is awaited"]
+pub struct ReviewFor<'a> {
+    review: Review<'a>,
+    timeout: Duration,
+}
+
+/// A review that was opened, from within the workflow that waits for it.
+#[must_use = "a review that is not waited for stays open until the execution ends"]
+pub struct PendingReview {
+    ctx: Ctx,
+    name: String,
+    token: Uuid,
+    until: Option<Timestamp>,
+    /// Where it was opened.
+    place: Place,
+}
+
+impl Ctx {
+    /// A review: a question, and the options of which one is to be chosen. Await it for the [`Decision`]. Open reviews
+    /// are listed by [`Engine::reviews`], and decided by [`Engine::review`].
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let decision = ctx.review("refund", &"Refund 80 EUR to order 7?", ["approve", "reject"]).await?;
+    /// if decision.option == "approve" {
+    ///     println!("{} has approved: {}", decision.by, decision.reason);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// [`Engine::reviews`]: crate::workflow::Engine::reviews
+    /// [`Engine::review`]: crate::workflow::Engine::review
+    pub fn review(
+        &self,
+        name: &str,
+        question: &impl Serialize,
+        options: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Review<'_> {
+        let question = self.run.text("the question of a review", question);
+        Review { ctx: self, name: name.into(), question, options: options.into_iter().map(Into::into).collect() }
+    }
+}
+
+impl<'a> Review<'a> {
+    /// For so long at the most: then there is no decision, and the review is closed.
+    pub fn timeout(self, timeout: Duration) -> ReviewFor<'a> {
+        ReviewFor { review: self, timeout }
+    }
+
+    /// Opens the review and goes on: so that its id can be given away before it is waited for.
+    pub async fn open(self) -> Result<PendingReview, Failure> {
+        self.opened(None).await
+    }
+
+    fn check(&self) -> Result<(), ReviewError> {
+        let name = || self.name.clone();
+        if !(1..=NAME_BYTES).contains(&self.name.len()) {
+            return Err(ReviewError::Name { name: name() });
+        }
+        if !(1..=OPTIONS).contains(&self.options.len()) {
+            return Err(ReviewError::Options { name: name(), count: self.options.len() });
+        }
+        let mut seen = BTreeSet::new();
+        for option in &self.options {
+            let reason = match option.len() {
+                0 => "it is empty",
+                length if length > NAME_BYTES => "it is longer than 256 bytes",
+                _ if !seen.insert(option) => "it is there twice",
+                _ => continue,
+            };
+            return Err(ReviewError::Option { name: name(), option: option.clone(), reason: reason.into() });
+        }
+        Ok(())
+    }
+
+    async fn opened(self, timeout: Option<Duration>) -> Result<PendingReview, Failure> {
+        self.check().map_err(|error| Failure::typed(error).not_retryable())?;
+        let Review { ctx, name, question, options } = self;
+        let (name, question, options) = (&name, question?, &options);
+        let timeout_us = timeout.map(|timeout| timeout.as_micros() as u64);
+        let call = Call { kind: Kind::Review, name, argument: hash(&(&question, options, timeout_us)) };
+        let again = |operation: &Journaled<'_>, text: &str| Ok((serde_json::from_str(text)?, operation.place.clone()));
+        let opened = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
+            operation.unless_cancelled()?;
+            let (run, place, opened) = (&ctx.run, operation.place.clone(), operation.since());
+            let token = run.env().uuid();
+            let until_us = timeout.map(|timeout| opened.plus(timeout).0);
+            let record = ReviewRecord {
+                workflow: run.definition.name.clone(),
+                name: name.clone(),
+                question,
+                options: options.clone(),
+                opened_us: opened.0,
+                until_us,
+                place: place.clone(),
+                decision: None,
+            };
+            let part = Part::default().put(&run.kept().review(token, name), record.encode());
+            let part = part.put(&run.review_key(name, token), Vec::new());
+            run.with(|state| state.has_reviews = true);
+            operation.done_with(&(token, until_us), Some(part.into()));
+            // An end that came before it would have to take it back.
+            let _ = operation.doing.flush().await;
+            Ok(((token, until_us), place))
+        });
+        let ((token, until_us), place): ((Uuid, Option<u64>), Place) = opened.await?;
+        let key = ctx.run.review_key(name, token);
+        ctx.run.with(|state| state.reviews.insert(place.clone(), key));
+        let until = until_us.map(Timestamp);
+        Ok(PendingReview { ctx: ctx.clone(), name: name.clone(), token, until, place })
+    }
+}
+
+impl ReviewFor<'_> {
+    /// Opens the review and goes on. The time counts from now on.
+    pub async fn open(self) -> Result<PendingReview, Failure> {
+        self.review.opened(Some(self.timeout)).await
+    }
+}
+
+impl<'a> IntoFuture for Review<'a> {
+    type Output = Result<Decision, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.open().await?.decision().await?.ok_or_else(Failure::time) })
+    }
+}
+
+impl<'a> IntoFuture for ReviewFor<'a> {
+    type Output = Result<Option<Decision>, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.open().await?.decision().await })
+    }
+}
+
+impl PendingReview {
+    /// Its id, for [`Engine::review`](crate::workflow::Engine::review).
+    pub fn id(&self) -> String {
+        format!("{}/{}", self.token, self.ctx.run.id)
+    }
+
+    /// Waits until it is decided; nothing if its time is up before.
+    pub async fn decision(self) -> Result<Option<Decision>, Failure> {
+        let (ctx, what) = (&self.ctx, WaitsFor::Review(self.name.clone()));
+        let call = Call { kind: Kind::Decision, name: &self.name, argument: 0 };
+        let decided = ctx.replay(what, call, |operation| self.wait(operation));
+        let decided = decided.await;
+        ctx.run.with(|state| state.reviews.remove(&self.place));
+        match decided {
+            Err(failure) if failure.is_time() => Ok(None),
+            decided => decided.map(Some),
+        }
+    }
+
+    async fn wait(&self, mut operation: Journaled<'_>) -> Result<Decision, Failure> {
+        let (run, doing, since) = (&self.ctx.run, operation.doing.clone(), operation.since());
+        run.effect().await;
+        run.ensure_inbox().await;
+        if let Some(until) = self.until.filter(|_| operation.is_new) {
+            operation.put(EntryState::Until(until.0));
+        }
+        let its = self.token.as_u128();
+        let is_it = |letter: &Letter| matches!(letter, Letter::Completed { token, .. } if *token == its);
+        let look = |state: &mut State| match state.is_full() && state.inbox().holds(is_it) {
+            true => Some(None),
+            false => state.inbox().take(is_it).map(Some),
+        };
+        let Received { address, message } = loop {
+            let gave = match doing.wait(WaitsFor::Review(self.name.clone()), since, self.until, look).await {
+                Waited::Got(Some(received)) => break received,
+                Waited::Got(None) => {
+                    let _ = doing.flush().await;
+                    continue;
+                }
+                Waited::TimedOut => Failure::time(),
+                Waited::Cancelled => run.why_cancelled(&operation.place),
+            };
+            if self.close(&operation, &gave).await {
+                return Err(gave);
+            }
+        };
+        let received = message.body.text();
+        let state = received.clone().map_or_else(EntryState::Gave, EntryState::Done);
+        operation.ends(state, Some(Effect::receipt(address)));
+        match received {
+            Ok(text) => Ok(operation.fits(serde_json::from_str(&text)).await),
+            Err(text) => Err(read_failure(&text)),
+        }
+    }
+
+    /// Closes it, since it is no longer waited for. Gives whether it was: if it was decided at this very moment, the
+    /// decision is among the messages.
+    async fn close(&self, operation: &Journaled<'_>, gave: &Failure) -> bool {
+        let (run, doing) = (&self.ctx.run, &operation.doing);
+        let key = run.review_key(&self.name, self.token);
+        let part = Part::default().check(OPEN, Check::Present(key.clone())).delete(&key);
+        let state = EntryState::Gave(failure_text(gave));
+        operation.ends(state.clone(), Some(Effect { op: doing.op, ..part.into() }));
+        if doing.flush().await.is_ok() {
+            return true;
+        }
+        let record = run.kept().review(self.token, &self.name);
+        let found = run.or_stop(run.engine.get(&record).await).await;
+        let decided = found.and_then(|item| ReviewRecord::decode(&item.value).ok()).and_then(|it| it.decision);
+        if decided.is_none() {
+            operation.ends(state, None);
+            return true;
+        }
+        match run.read_inbox().await {
+            Ok(()) => false,
+            Err(stop) => run.stop_for(stop).await,
+        }
+    }
+}
+
+impl std::fmt::Debug for Review<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Review").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+shown!(PendingReview, it => id: it.id());
+
+impl Run {
+    /// The key of an open review of this execution.
+    fn review_key(&self, name: &str, token: Uuid) -> Key {
+        self.engine.open_reviews().key(review_key(&self.definition.name, name, token, &self.id))
+    }
+
+    /// Closes the reviews of branches that were given up and were not run since the execution was taken up again: their
+    /// code is not there to tell of them.
+    pub(crate) async fn close_lost_reviews(self: &Arc<Run>, fork: &Place, first: usize) {
+        if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_reviews) {
+            return;
+        }
+        let view = self.or_stop(self.engine.store.view().await).await;
+        let kept = self.kept();
+        let found = self.or_stop(view.scan(&kept.reviews(), Order::Ascending, usize::MAX).await).await;
+        for (key, item) in found {
+            let place = ReviewRecord::decode(&item.value).ok().map(|record| record.place);
+            let beside = place.and_then(|place| fork.beside(&place.branch));
+            let Some((token, name)) = kept.read_review(&key).filter(|_| beside.is_some_and(|it| it != first)) else {
+                continue;
+            };
+            let open = self.review_key(name, token);
+            if self.or_stop(view.get(&open).await).await.is_some() {
+                self.with(|state| state.close_review(open));
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// The keys of open reviews.
+    pub(crate) fn open_reviews(&self) -> &Space {
+        self.spaces.reviews.as_ref().expect("an engine declares all spaces when it starts")
+    }
+
+    /// What goes with the end of an execution, or with its beginning anew: its reviews are closed. A run that begins
+    /// anew leaves nothing of them.
+    pub(crate) async fn closing_reviews(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        workflow: &str,
+        is_end: bool,
+        how: How,
+    ) -> Result<Vec<Part>> {
+        let kept = self.kept(id);
+        let found = self.store.view().await?.scan(&kept.reviews(), Order::Ascending, usize::MAX).await?;
+        let mut parts = Vec::new();
+        for some in found.chunks(CLOSED_AT_ONCE / 2) {
+            let mut part = Part::default();
+            for (key, _) in some {
+                if let Some((token, name)) = kept.read_review(key) {
+                    part = part.delete(&self.open_reviews().key(review_key(workflow, name, token, id)));
+                }
+                if !is_end {
+                    part = part.delete(key);
+                }
+            }
+            parts.push(part);
+        }
+        if !how.is_large {
+            return Ok(parts);
+        }
+        for part in parts {
+            self.perform(part).await?;
+        }
+        Ok(Vec::new())
+    }
+}

@@ -1,0 +1,292 @@
+//! Signals: messages to an execution, durable before the sender goes on, buffered until they are received.
+
+use std::future::{Future, IntoFuture};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::json;
+use crate::lane::Part;
+use crate::store::Timestamp;
+use crate::workflow::ctx::child::outcome;
+use crate::workflow::ctx::step::read_failure;
+use crate::workflow::ctx::update::Receipt;
+use crate::workflow::ctx::{Ctx, hash};
+use crate::workflow::engine::handle::Handle;
+use crate::workflow::engine::post::Target;
+use crate::workflow::engine::{Engine, Inner, check_name};
+use crate::workflow::journal::replay::{Call, Journaled};
+use crate::workflow::run::{Effect, Received, State, Waited, largest};
+use crate::workflow::stored::kept::{Delivered, Letter};
+use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
+use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
+
+/// A signal that is about to be sent.
+#[must_use = "nothing is sent until this is awaited"]
+pub struct Signal {
+    pub(crate) engine: Arc<Inner>,
+    pub(crate) id: ExecutionId,
+    pub(crate) name: String,
+    pub(crate) payload: Result<String>,
+    pub(crate) signal_id: Option<String>,
+}
+
+impl Engine {
+    /// A signal to an execution. Await it: when that returns, the signal is stored, and is received once.
+    pub fn signal(&self, id: impl Into<ExecutionId>, name: &str, payload: &impl Serialize) -> Signal {
+        Signal::new(self.inner.clone(), id.into(), name, payload)
+    }
+}
+
+impl<O> Handle<O> {
+    /// A signal to the execution. Await it: when that returns, the signal is stored, and is received once.
+    pub fn signal(&self, name: &str, payload: &impl Serialize) -> Signal {
+        Signal::new(self.engine.clone(), self.id().clone(), name, payload)
+    }
+}
+
+/// A payload as JSON text.
+pub(crate) fn written(engine: &Inner, what: &'static str, payload: &impl Serialize) -> Result<String> {
+    let json = json::to_value(payload).map_err(|cause| WorkflowError::Payload { what, cause })?;
+    let (text, limit) = (json.to_string(), largest(engine));
+    match text.len() {
+        length if length > limit => Err(WorkflowError::PayloadTooLong { what, length, limit }),
+        _ => Ok(text),
+    }
+}
+
+impl Signal {
+    fn new(engine: Arc<Inner>, id: ExecutionId, name: &str, payload: &impl Serialize) -> Signal {
+        let payload = written(&engine, "the payload of a signal", payload);
+        Signal { engine, id, name: name.into(), payload, signal_id: None }
+    }
+
+    /// Under this id: however often it is sent, it counts once.
+    pub fn id(mut self, id: impl Into<String>) -> Signal {
+        self.signal_id = Some(id.into());
+        self
+    }
+
+    pub(crate) async fn send(self) -> Result<()> {
+        check_name("the name of a signal", &self.name)?;
+        let payload = self.payload?;
+        let delivered = Delivered::signal(&self.name, &payload);
+        let letter = Letter::Signal { name: self.name, payload };
+        let Some(signal_id) = self.signal_id else {
+            return self.engine.deliver(&self.id, letter, None).await.map(drop);
+        };
+        check_name("the id of a signal", &signal_id)?;
+        self.engine.deliver_once(&self.id, &signal_id, delivered, letter, || async { Ok(None) }).await
+    }
+}
+
+impl IntoFuture for Signal {
+    type Output = Result<()>;
+    type IntoFuture = Boxed<'static, Result<()>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.send())
+    }
+}
+
+/// A signal that is about to be waited for.
+#[must_use = "nothing is received until this is awaited"]
+pub struct Receive<'a, T> {
+    ctx: &'a Ctx,
+    name: String,
+    payload: PhantomData<fn() -> T>,
+}
+
+/// The same, for so long at the most.
+#[must_use = "nothing is received until this is awaited"]
+pub struct ReceiveFor<'a, T> {
+    receive: Receive<'a, T>,
+    timeout: Duration,
+}
+
+impl Ctx {
+    /// The next signal of this name. Signals of a name are received in the order in which they were stored, each once.
+    /// One whose payload does not fit the type is received, too, and is an error.
+    pub fn receive<T: DeserializeOwned>(&self, name: &str) -> Receive<'_, T> {
+        Receive { ctx: self, name: name.into(), payload: PhantomData }
+    }
+
+    /// Sends a signal to an execution: it is stored in the same commit as the record that it was sent. To one that has
+    /// ended, or is not there, is a failure.
+    pub async fn signal(
+        &self,
+        id: impl Into<ExecutionId>,
+        name: &str,
+        payload: &impl Serialize,
+    ) -> Result<(), Failure> {
+        let id = id.into();
+        let payload = written(&self.run.engine, "the payload of a signal", payload)?;
+        let letter = Letter::Signal { name: name.into(), payload };
+        // A fork has another id.
+        let what =
+            if id == self.run.id { format!("signal {name} to itself") } else { format!("signal {name} to {id}") };
+        let (id, argument) = (&id, hash(&letter));
+        self.send(&what, argument, |engine| {
+            let letter = letter.clone();
+            async move {
+                // Of itself it knows more than the store; its record is written with its own commits only.
+                let own = self.run.with(|state| state.rev).filter(|_| *id == self.run.id);
+                let target = match own {
+                    Some(rev) => Target::Running(rev),
+                    None => engine.target(id, true).await?,
+                };
+                Ok(Some(engine.deliveries(id, target, vec![letter])))
+            }
+        })
+        .await
+    }
+}
+
+impl Ctx {
+    /// Does something to another execution in the commit that records it.
+    pub(crate) async fn send<F>(
+        &self,
+        name: &str,
+        argument: u64,
+        mut part: impl FnMut(Arc<Inner>) -> F,
+    ) -> Result<(), Failure>
+    where
+        F: Future<Output = Result<Option<Part>>>,
+    {
+        let call = Call { kind: Kind::Send, name, argument };
+        self.replay(WaitsFor::Store, call, |operation| async move {
+            let (run, doing) = (&self.run, &operation.doing);
+            operation.unless_cancelled()?;
+            // It may be meant itself, and has to be there.
+            if run.with(|state| state.rev.is_none()) {
+                let _ = doing.flush().await;
+            }
+            loop {
+                let part = match part(run.engine.clone()).await {
+                    Ok(part) => part,
+                    Err(WorkflowError::Store(error)) => return run.stop_for(run.failed(error)).await,
+                    Err(error) => return Err(operation.gave(error.into())),
+                };
+                operation.done_with(&(), part.map(|part| Effect { op: doing.op, ..part.into() }));
+                if doing.flush().await.is_ok() {
+                    return Ok(());
+                }
+            }
+        })
+        .await
+    }
+
+    /// Waits for a message, for so long at the most, and records its receipt. Gives its text; nothing if time is up.
+    pub(crate) async fn await_text(
+        &self,
+        call: Call<'_>,
+        what: WaitsFor,
+        timeout: Option<Duration>,
+        is_it: impl Fn(&Letter) -> bool,
+    ) -> Result<Option<String>, Failure> {
+        let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
+        let received = self.await_message(call, what, until, is_it, |text| Ok(text.into())).await?;
+        Ok(received.map(|(_, text)| text))
+    }
+
+    /// Waits for a message and records its receipt. Gives since when it was waited for, and what `read` makes of the
+    /// text of the message; nothing if time is up.
+    pub(crate) async fn await_message<T>(
+        &self,
+        call: Call<'_>,
+        what: WaitsFor,
+        until: impl FnOnce(Timestamp) -> Option<Timestamp>,
+        is_it: impl Fn(&Letter) -> bool,
+        read: impl Fn(&str) -> serde_json::Result<T>,
+    ) -> Result<Option<(Timestamp, T)>, Failure> {
+        let (run, read) = (&self.run, &read);
+        let again = |operation: &Journaled<'_>, text: &str| Ok((operation.since(), read(text)?));
+        let received = self.replay_as(what.clone(), call, again, |mut operation| async move {
+            let (doing, since) = (operation.doing.clone(), operation.since());
+            operation.unless_cancelled()?;
+            run.effect().await;
+            run.ensure_inbox().await;
+            let until = match operation.entry.state {
+                EntryState::Until(until) => Some(Timestamp(until)),
+                _ => until(since).filter(|_| operation.is_new),
+            };
+            if let Some(until) = until {
+                operation.put(EntryState::Until(until.0));
+            }
+            // Large messages to branches that wait side by side are more than a commit can hold.
+            let look = |state: &mut State| match state.is_full() && state.inbox().holds(&is_it) {
+                true => Some(None),
+                false => state.inbox().take(&is_it).map(Some),
+            };
+            let Received { address, message } = loop {
+                match doing.wait(what.clone(), since, until, look).await {
+                    Waited::Got(None) => drop(doing.flush().await),
+                    Waited::Got(Some(received)) => break received,
+                    Waited::TimedOut => return Err(operation.gave(Failure::time())),
+                    Waited::Cancelled => return Err(operation.cancelled()),
+                }
+            };
+            let received = message.body.text();
+            let state = received.clone().map_or_else(EntryState::Gave, EntryState::Done);
+            operation.ends(state, Some(Effect::receipt(address)));
+            match received {
+                Ok(text) => Ok((since, operation.fits(read(&text)).await)),
+                Err(text) => Err(read_failure(&text)),
+            }
+        });
+        match received.await {
+            Err(failure) if failure.is_time() => Ok(None),
+            received => received.map(Some),
+        }
+    }
+}
+
+impl Letter {
+    /// What its receiver records of it: JSON text, or a failure as JSON text.
+    pub(crate) fn text(&self) -> Result<String, String> {
+        match self {
+            Letter::Signal { payload, .. } => Ok(payload.clone()),
+            Letter::Update { id, payload, .. } => Ok(Receipt::text(id, payload)),
+            Letter::Completed { result, .. } => result.clone(),
+            Letter::Ended { child, status, .. } => outcome(child, status),
+            Letter::RetryNow | Letter::Lock { .. } => Ok("null".into()),
+        }
+    }
+}
+
+impl<'a, T: DeserializeOwned> Receive<'a, T> {
+    /// For so long at the most: then there is none.
+    pub fn timeout(self, timeout: Duration) -> ReceiveFor<'a, T> {
+        ReceiveFor { receive: self, timeout }
+    }
+
+    async fn receive(&self, timeout: Option<Duration>) -> Result<Option<T>, Failure> {
+        let call = Call::timed(Kind::Signal, &self.name, timeout);
+        let is_it = |letter: &Letter| matches!(letter, Letter::Signal { name, .. } if *name == self.name);
+        let what = WaitsFor::Signal(self.name.clone());
+        let received = self.ctx.await_text(call, what, timeout, is_it).await?;
+        let read = |text: String| Failure::read(format!("the payload of signal {:?}", self.name), &text);
+        received.map(read).transpose()
+    }
+}
+
+impl<'a, T: DeserializeOwned + Send + 'a> IntoFuture for Receive<'a, T> {
+    type Output = Result<T, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.receive(None).await?.ok_or_else(Failure::time) })
+    }
+}
+
+impl<'a, T: DeserializeOwned + Send + 'a> IntoFuture for ReceiveFor<'a, T> {
+    type Output = Result<Option<T>, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.receive.receive(Some(self.timeout)).await })
+    }
+}

@@ -1,0 +1,201 @@
+//! Slots from within a workflow: the change of the slot and the record that it was made are one commit. Changes stand
+//! in the slot's queue with those from outside, and share commits with their neighbours there.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::state::{Batch, Changed, Held, Job, Known, Place, Settled, Slot, Slots, StateError, Steward, name_within};
+use crate::store::Rev;
+use crate::workflow::ctx::Ctx;
+use crate::workflow::ctx::step::read_failure;
+use crate::workflow::journal::place::Place as Spot;
+use crate::workflow::journal::replay::{Call, Journaled};
+use crate::workflow::run::{Doing, Listed, Note, Run, Seat};
+use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor};
+use crate::workflow::{Boxed, Failure};
+
+/// The slots that a workflow can reach.
+#[derive(Clone)]
+pub struct CtxState {
+    run: Arc<Run>,
+    steward: Arc<dyn Steward>,
+}
+
+impl CtxState {
+    pub(crate) fn new(ctx: Ctx) -> CtxState {
+        let run = ctx.run.clone();
+        CtxState { run, steward: Arc::new(Journal { ctx }) }
+    }
+
+    pub(crate) fn with(run: Arc<Run>, steward: Arc<dyn Steward>) -> CtxState {
+        CtxState { run, steward }
+    }
+
+    fn slot<T: Serialize + DeserializeOwned>(&self, slots: Slots, key: &str) -> Slot<T> {
+        slots.slot(key).by(self.steward.clone())
+    }
+
+    /// A slot that everybody shares.
+    pub fn global<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
+        self.slot(self.run.engine.states.global(), key)
+    }
+
+    /// A slot that all executions of this workflow share.
+    pub fn workflow<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
+        self.slot(self.run.engine.states.workflow(&self.run.definition.name), key)
+    }
+
+    /// A slot of this execution. It is removed with the execution.
+    pub fn execution<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
+        self.slot(self.run.engine.states.execution(&self.run.id), key)
+    }
+
+    /// A slot that this execution shares with its family: the first of its ancestors, the children of that and theirs.
+    /// It is removed with the first of them.
+    pub fn tree<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
+        self.slot(self.run.engine.states.tree(&self.run.root()), key)
+    }
+}
+
+shown!(CtxState, it => id: it.run.id);
+
+/// Has every read and change of a slot recorded in the execution's journal.
+struct Journal {
+    ctx: Ctx,
+}
+
+/// What a change answered, as it is recorded.
+type Recorded = (Value, u64, bool);
+
+impl Steward for Journal {
+    fn read<'a>(&'a self, place: &'a Place) -> Boxed<'a, Result<Known, StateError>> {
+        Box::pin(async move {
+            let (run, name) = (&self.ctx.run, self.label("get", place));
+            let call = Call { kind: Kind::Slot, name: &name, argument: 0 };
+            let doing = Listed::begin(run, WaitsFor::Store);
+            let operation = self.ctx.journaled(&call, doing.clone()).await;
+            if !operation.is_new {
+                return Ok(self.seen(&operation).await);
+            }
+            let known = match place.shelf.read(&place.key, &place.name).await {
+                Err(error @ (StateError::Store(_) | StateError::UnknownVersion { .. })) => {
+                    return Err(self.failed(error).await);
+                }
+                known => known?,
+            };
+            operation.ends(saw(&known), None);
+            Ok(known)
+        })
+    }
+
+    fn change<'a>(&'a self, place: &'a Place, mut job: Job) -> Boxed<'a, Result<(), StateError>> {
+        Box::pin(async move {
+            let (name, argument) = (self.label(job.operation, place), job.fingerprint());
+            let call = Call { kind: Kind::Slot, name: &name, argument };
+            let run = &self.ctx.run;
+            let mut seat = Seat::new(Doing::begin(run, WaitsFor::Store, None), None::<Recording>);
+            let operation = self.ctx.journaled(&call, seat.doing.clone()).await;
+            match &operation.entry.state {
+                _ if operation.is_new => {
+                    if run.with(|state| state.lost_lock().is_some()) {
+                        job.settle(fenced(place, &operation.cancelled()));
+                        return Ok(());
+                    }
+                    seat.doing.carry().await;
+                    seat.note = Some(Recording { spot: operation.place, entry: operation.entry });
+                    job.rider = Some(Box::new(seat));
+                    return place.shelf.submit(&place.key, job);
+                }
+                EntryState::Done(text) => {
+                    let (value, rev, changed): Recorded = self.readable(&operation, text).await;
+                    job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: false }));
+                }
+                EntryState::Gave(text) => job.settle(fenced(place, &read_failure(text))),
+                // What it came to on that state, it comes to again.
+                _ => {
+                    let known = self.seen(&operation).await;
+                    let mut batch = Batch::new(known, place.name.clone());
+                    let limit = run.engine.store.limits().value_bytes;
+                    if let Some(done) = batch.run_alone(job, Held::default()).await {
+                        done.within(limit, &batch).settle(batch.rev());
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn failed(&self, error: StateError) -> Boxed<'_, StateError> {
+        let run = &self.ctx.run;
+        Box::pin(async move { run.stop_for(run.stops(error.into())).await })
+    }
+}
+
+impl Journal {
+    /// What an operation is called in the journal, and in that of a fork.
+    fn label(&self, operation: &str, place: &Place) -> String {
+        let run = &self.ctx.run;
+        format!("{operation} {}", name_within(&place.name, &run.id, &run.root()))
+    }
+
+    async fn unreadable<T>(&self, operation: &Journaled<'_>) -> T {
+        self.ctx.run.park(format!("what operation {} did cannot be read", operation.place)).await
+    }
+
+    async fn readable<T: DeserializeOwned>(&self, operation: &Journaled<'_>, text: &str) -> T {
+        match serde_json::from_str(text) {
+            Ok(value) => value,
+            Err(_) => self.unreadable(operation).await,
+        }
+    }
+
+    /// The state that an operation saw.
+    async fn seen(&self, operation: &Journaled<'_>) -> Known {
+        let EntryState::Saw { rev, state } = &operation.entry.state else { return self.unreadable(operation).await };
+        let state = match state {
+            Some(text) => Some(self.readable(operation, text).await),
+            None => None,
+        };
+        Known { rev: rev.map(Rev), state }
+    }
+}
+
+/// A change that was not made because a lock was taken away.
+fn fenced(place: &Place, why: &Failure) -> Settled {
+    Settled::Failed(StateError::Fenced { key: place.name.to_string(), reason: why.message().into() })
+}
+
+fn saw(known: &Known) -> EntryState {
+    EntryState::Saw { rev: known.rev.map(|rev| rev.0), state: known.state.as_ref().map(Value::to_string) }
+}
+
+/// The record of a change, which goes with the change.
+struct Recording {
+    /// The operation's place in the journal.
+    spot: Spot,
+    entry: Entry,
+}
+
+impl Recording {
+    fn record(&self, run: &Run, state: EntryState) {
+        run.put_for_carrier(&self.spot, Entry { state, ..self.entry.clone() }, None);
+    }
+}
+
+impl Note<Changed, (Known, Option<Changed>)> for Recording {
+    fn answered(&mut self, run: &Run, changed: &Changed) {
+        let recorded: Recorded = (changed.value.clone(), changed.rev.0, changed.changed);
+        let text = serde_json::to_string(&recorded).expect("a value can be written as JSON");
+        self.record(run, EntryState::Done(text));
+    }
+
+    fn rests(&mut self, run: &Run, (seen, changed): (Known, Option<Changed>)) {
+        match changed {
+            Some(changed) => self.answered(run, &changed),
+            None => self.record(run, saw(&seen)),
+        }
+    }
+}

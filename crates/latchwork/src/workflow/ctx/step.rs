@@ -1,0 +1,358 @@
+//! Steps: bodies that run outside, at least once, and whose results are recorded exactly once.
+
+use std::future::{Future, IntoFuture};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tracing::Instrument;
+
+use crate::panic::message_of;
+use crate::store::{Timestamp, Uuid};
+use crate::workflow::ctx::beats::{Beats, BeatsEnd};
+use crate::workflow::ctx::{Ctx, hash};
+use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::journal::replay::{Call, Journaled};
+use crate::workflow::run::{Effect, Run, Waited};
+use crate::workflow::stored::kept::Letter;
+use crate::workflow::stored::record::{Entry, EntryState, Intent, Kind, WaitsFor, failure_text};
+use crate::workflow::{Boxed, Failure, Retry};
+
+/// A step that is about to be awaited.
+#[must_use = "a step does nothing until it is awaited"]
+pub struct Step<'a, B> {
+    ctx: &'a Ctx,
+    name: Arc<str>,
+    body: B,
+    retry: Retry,
+    timeout: Option<Duration>,
+    deadline: Option<Duration>,
+    silence: Option<Duration>,
+    argument: u64,
+}
+
+impl<'a, B> Step<'a, B> {
+    pub(crate) fn new(ctx: &'a Ctx, name: &str, body: B) -> Step<'a, B> {
+        let (name, retry) = (name.into(), Retry::default());
+        Step { ctx, name, body, retry, timeout: None, deadline: None, silence: None, argument: 0 }
+    }
+
+    /// When it is tried again if it fails: twice more, unless this is said.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// How long one attempt may take.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long all attempts and the pauses between them may take together, restarts included.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// How long an attempt may go without a heartbeat.
+    pub fn heartbeat_timeout(mut self, silence: Duration) -> Self {
+        self.silence = Some(silence);
+        self
+    }
+
+    /// What the body is given, so that a replay can tell when it is given something else.
+    pub fn input(mut self, input: &impl Serialize) -> Self {
+        self.argument = hash(input);
+        self
+    }
+}
+
+/// The body of a step.
+pub trait Body {
+    /// What it gives in the end.
+    type Output;
+    /// What it fails with.
+    type Error;
+
+    /// Runs it once.
+    fn run(&self, attempt: Attempt) -> impl Future<Output = Result<Self::Output, Self::Error>> + Send;
+}
+
+/// A body that is given nothing.
+pub struct Plain<F>(pub(crate) F);
+
+/// A body that is given its attempt.
+pub struct WithAttempt<F>(pub(crate) F);
+
+impl<F, Fut, T, E> Body for Plain<F>
+where
+    F: Fn() -> Fut,
+    Fut: Future<Output = Result<T, E>> + Send,
+{
+    type Output = T;
+    type Error = E;
+
+    fn run(&self, _: Attempt) -> impl Future<Output = Result<T, E>> + Send {
+        (self.0)()
+    }
+}
+
+impl<F, Fut, T, E> Body for WithAttempt<F>
+where
+    F: Fn(Attempt) -> Fut,
+    Fut: Future<Output = Result<T, E>> + Send,
+{
+    type Output = T;
+    type Error = E;
+
+    fn run(&self, attempt: Attempt) -> impl Future<Output = Result<T, E>> + Send {
+        (self.0)(attempt)
+    }
+}
+
+/// One of the times that a step's body runs.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Attempt {
+    /// Counted from 1.
+    pub number: u32,
+    /// The same for every attempt at this step of this execution and for no other step ever: for receivers that do
+    /// once what is sent under one key.
+    pub idempotency_key: Uuid,
+    /// What earlier attempts have told of themselves; JSON text.
+    progress: Option<String>,
+    beats: Beats,
+}
+
+impl Attempt {
+    /// Gives a sign of life, and keeps how far the attempt is: when this returns, that is durable, and the next attempt
+    /// can go on from there.
+    pub async fn heartbeat(&self, progress: &impl Serialize) -> Result<(), Failure> {
+        self.beats.beat(progress).await
+    }
+
+    /// What the last heartbeat of an earlier attempt has told, if there was one and if that fits the type.
+    pub fn progress<T: DeserializeOwned>(&self) -> Option<T> {
+        serde_json::from_str(self.progress.as_ref()?).ok()
+    }
+}
+
+impl<'a, B> IntoFuture for Step<'a, B>
+where
+    B: Body + Send + Sync + 'a,
+    B::Output: Serialize + DeserializeOwned + Send + 'a,
+    B::Error: Into<Failure> + Send + 'a,
+{
+    type Output = Result<B::Output, Failure>;
+    type IntoFuture = Boxed<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        // `execute` borrows: by value, the future would have room for the step twice.
+        Box::pin(async move {
+            let what = WaitsFor::Step(self.name.to_string());
+            let call = Call { kind: Kind::Step, name: &self.name, argument: self.argument };
+            self.ctx.replay(what, call, |operation| self.execute(operation)).await
+        })
+    }
+}
+
+impl<B: Body> Step<'_, B>
+where
+    B::Output: Serialize + DeserializeOwned,
+    B::Error: Into<Failure>,
+{
+    async fn execute(&self, mut operation: Journaled<'_>) -> Result<B::Output, Failure> {
+        let run = &self.ctx.run;
+        run.effect().await;
+        let mut is_counted = operation.is_counted();
+        loop {
+            if operation.entry.attempts > 0 {
+                Box::pin(self.wait_for_turn(&operation)).await;
+            }
+            operation.unless_cancelled()?;
+            let is_late = self.ends(&operation.entry).is_some_and(|end| run.env().now() >= end);
+            if operation.entry.attempts > 0 && is_late {
+                let failure = Failure::new("the deadline of all attempts has passed").with_code("latchwork.deadline");
+                return Err(operation.gave(failure));
+            }
+            operation.entry.attempts += 1;
+            operation.put(EntryState::Begun);
+            // What is to be in that commit is only that.
+            if !std::mem::take(&mut is_counted) {
+                let _ = operation.doing.flush().await;
+            }
+            // If this is dropped, the attempt is over.
+            let place = operation.place.clone();
+            let _beats = BeatsEnd { run, place: &place };
+            let attempted = self.attempt(&operation).await;
+            let heard = run.with(|state| state.beats.remove(&place)).and_then(|(_, progress)| progress);
+            let Ended::By(attempted) = attempted else { return Err(operation.cancelled()) };
+            operation.entry.progress = heard.or(operation.entry.progress);
+            let failure = match attempted.and_then(|value| self.text(value)) {
+                Ok((value, text)) => {
+                    // Large results of branches that end together are more than a commit can hold.
+                    while run.is_full() {
+                        let _ = operation.doing.flush().await;
+                    }
+                    run.engine.metrics.stepped();
+                    operation.entry.progress = None;
+                    operation.ends(EntryState::Done(text), None);
+                    return Ok(value);
+                }
+                Err(failure) => failure,
+            };
+            let now = run.env().now();
+            operation.entry.failed(&failure, now);
+            let pause = self.retry.pause_after(operation.entry.attempts, &failure, run.env());
+            let next = pause.map(|pause| now.plus(pause));
+            let Some(next) = next.filter(|next| self.ends(&operation.entry).is_none_or(|end| *next < end)) else {
+                run.engine.metrics.stepped();
+                return Err(operation.gave(failure));
+            };
+            operation.put(EntryState::Failed { failure: failure_text(&failure), next_us: next.0 });
+        }
+    }
+
+    /// When all attempts are to be over.
+    fn ends(&self, entry: &Entry) -> Option<Timestamp> {
+        self.deadline.map(|deadline| Timestamp(entry.since_us).plus(deadline))
+    }
+
+    /// Waits until the next attempt is due. If the last one did not end, nobody knows what it did, and it counts.
+    async fn wait_for_turn(&self, Journaled { doing, place, entry, .. }: &Journaled<'_>) {
+        let run = &self.ctx.run;
+        if let EntryState::Failed { next_us, .. } = entry.state {
+            let next = Timestamp(next_us);
+            if next <= run.env().now() {
+                return;
+            }
+            run.ensure_inbox().await;
+            let since = run.env().now();
+            let what = WaitsFor::Retry(self.name.to_string());
+            let is_now = |letter: &Letter| matches!(letter, Letter::RetryNow);
+            let waited = doing.wait(what, since, Some(next), |state| state.inbox().take(is_now));
+            if let Waited::Got(received) = waited.await {
+                run.put_with(place, entry.clone(), Some(Effect::receipt(received.address)));
+            }
+            return doing.does(WaitsFor::Step(self.name.to_string()));
+        }
+        if entry.attempts >= self.retry.attempts().saturating_add(run.with(|state| state.execution.resumes)) {
+            let reason = format!("step {:?} was begun {} times and did not end", self.name, entry.attempts);
+            run.park(reason).await
+        }
+    }
+
+    /// The result with its JSON text.
+    fn text(&self, value: B::Output) -> Result<(B::Output, String), Failure> {
+        let text = self.ctx.run.text("the result", &value).map_err(Failure::not_retryable)?;
+        Ok((value, text))
+    }
+
+    /// Runs the body once.
+    async fn attempt(&self, Journaled { doing, place, entry, .. }: &Journaled<'_>) -> Ended<B::Output> {
+        let run = &self.ctx.run;
+        if let Some(told) = &run.engine.on_step {
+            told(&run.id, &self.name);
+        }
+        run.engine.metrics.attempted();
+        if let Some(given) = run.engine.rehearsal.mocked(&self.name, entry.attempts) {
+            let wrong = |error| Failure::misfit("the mock's result", &error);
+            return Ended::By(given.and_then(|value| serde_json::from_value(value).map_err(wrong)));
+        }
+        run.with(|state| state.beats.insert(place.clone(), (entry.attempts, None)));
+        let beats = Beats::new(run, place, entry);
+        let attempt = Attempt {
+            number: entry.attempts,
+            idempotency_key: idempotency_key(run, place),
+            progress: entry.progress.as_deref().map(str::to_string),
+            beats: beats.clone(),
+        };
+        let span = tracing::info_span!("step", name = &*self.name, attempt = entry.attempts);
+        let mut body = std::pin::pin!(caught(|| self.body.run(attempt)));
+        let left = self.ends(entry).map(|end| Duration::from_micros(end.0.saturating_sub(run.env().now().0)));
+        let limit = [self.timeout, left].into_iter().flatten().min();
+        let mut limit = limit.map(|limit| run.env().sleep(limit));
+        let mut silence = self.silence.map(|silence| run.env().sleep(silence));
+        let ended = std::future::poll_fn(|context| {
+            if let Poll::Ready(ended) = body.as_mut().poll(context) {
+                return Poll::Ready(Ended::By(ended));
+            }
+            if doing.poll_cancelled(context) {
+                return Poll::Ready(Ended::Cancelled);
+            }
+            if let Some(Poll::Ready(())) = limit.as_mut().map(|limit| limit.as_mut().poll(context)) {
+                return Poll::Ready(Ended::By(Err(
+                    Failure::new("the attempt took too long").with_code("latchwork.attempt.timeout")
+                )));
+            }
+            while let Some(Poll::Ready(())) = silence.as_mut().map(|silence| silence.as_mut().poll(context)) {
+                let left = self.silence.unwrap_or_default().saturating_sub(beats.silence());
+                if left.is_zero() {
+                    return Poll::Ready(Ended::By(Err(Failure::new("the attempt gave no sign of life for too long")
+                        .with_code("latchwork.attempt.silent"))));
+                }
+                silence = Some(run.env().sleep(left));
+            }
+            Poll::Pending
+        });
+        ended.instrument(span).await
+    }
+}
+
+impl Journaled<'_> {
+    /// Whether the commit that set the execution running has counted the first attempt. If that was in an earlier life,
+    /// the attempt is over.
+    fn is_counted(&mut self) -> bool {
+        let is_first = self.is_new && self.place == Path::default().at(0);
+        let counted = self.ctx.run.with(|state| {
+            let since = state.execution.intent.as_ref().filter(|_| is_first).and_then(Intent::since_of_first);
+            since.map(|since| (since, state.is_fresh))
+        });
+        let Some((since_us, is_fresh)) = counted else { return false };
+        (self.entry.since_us, self.entry.attempts) = (since_us, u32::from(!is_fresh));
+        is_fresh
+    }
+}
+
+/// How an attempt ended.
+enum Ended<T> {
+    By(Result<T, Failure>),
+    Cancelled,
+}
+
+/// The same for every attempt at a step of a run of an execution.
+fn idempotency_key(run: &Run, place: &Place) -> Uuid {
+    let (started, number) = run.number();
+    let text = format!("{}/{started}/{number}/{place}", run.id);
+    let hash = xxhash_rust::xxh3::xxh3_128(text.as_bytes());
+    // Version 8, which is for makers of their own.
+    let hash = hash & !(0xf << 76) | 8 << 76;
+    Uuid::from_u128(hash & !(0b11 << 62) | 0b10 << 62)
+}
+
+/// Runs a body. A panic is a failure.
+pub(crate) async fn caught<T, E, F>(body: impl FnOnce() -> F) -> Result<T, Failure>
+where
+    E: Into<Failure>,
+    F: Future<Output = Result<T, E>>,
+{
+    let body = std::panic::catch_unwind(AssertUnwindSafe(body)).map_err(|panic| panicked(&*panic))?;
+    let mut body = std::pin::pin!(body);
+    std::future::poll_fn(|context| match std::panic::catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(context))) {
+        Ok(polled) => polled.map_err(Into::into),
+        Err(panic) => Poll::Ready(Err(panicked(&*panic))),
+    })
+    .await
+}
+
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
+    Failure::new(format!("it panicked: {}", message_of(panic))).with_code("latchwork.panicked")
+}
+
+pub(crate) fn read_failure(text: &str) -> Failure {
+    serde_json::from_str(text).unwrap_or_else(|_| Failure::new(text))
+}

@@ -1,0 +1,105 @@
+//! Tokens: somebody outside completes what an execution waits for, once.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::lane::Part;
+use crate::record::Record;
+use crate::store::{Check, Uuid, Write};
+use crate::workflow::ctx::Ctx;
+use crate::workflow::ctx::signal::written;
+use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::journal::replay::Call;
+use crate::workflow::stored::kept::{Letter, Token};
+use crate::workflow::stored::record::{Kind, WaitsFor, failure_text, fetch};
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+
+/// Something that somebody outside is to complete.
+pub struct Completion<T> {
+    ctx: Ctx,
+    name: String,
+    token: Uuid,
+    value: PhantomData<fn() -> T>,
+}
+
+impl Ctx {
+    /// Something that is to be completed from outside, by whoever has the token: give [`Completion::token`] away in a
+    /// step, then wait.
+    pub async fn completion<T: DeserializeOwned>(&self, name: &str) -> Completion<T> {
+        let text = self.value_with(Kind::Token, name, |run| {
+            let token = run.env().uuid();
+            let record = Token { name: name.into(), is_used: false };
+            let part = Part::default().put(&run.kept().token(token), record.encode());
+            (token.to_string(), Some(part.into()))
+        });
+        let text: String = text.await;
+        let token = match text.parse() {
+            Ok(token) => token,
+            Err(_) => self.run.park(format!("token {text:?} of {name:?} cannot be read")).await,
+        };
+        Completion { ctx: self.clone(), name: name.into(), token, value: PhantomData }
+    }
+}
+
+impl<T: DeserializeOwned> Completion<T> {
+    /// What to give away: whoever has it can complete this, once.
+    pub fn token(&self) -> String {
+        format!("{}/{}", self.token, self.ctx.run.id)
+    }
+
+    /// Waits until it is completed, or has failed.
+    pub async fn wait(&self) -> Result<T, Failure> {
+        self.receive(None).await?.ok_or_else(Failure::time)
+    }
+
+    /// The same, for so long at the most: then there is nothing.
+    pub async fn wait_at_most(&self, timeout: Duration) -> Result<Option<T>, Failure> {
+        self.receive(Some(timeout)).await
+    }
+
+    async fn receive(&self, timeout: Option<Duration>) -> Result<Option<T>, Failure> {
+        let its = self.token.as_u128();
+        let call = Call::timed(Kind::Completion, &self.name, timeout);
+        let is_it = |letter: &Letter| matches!(letter, Letter::Completed { token, .. } if *token == its);
+        let what = WaitsFor::Completion(self.name.clone());
+        let received = self.ctx.await_text(call, what, timeout, is_it).await?;
+        received.map(|text| Failure::read(format!("what completed {:?}", self.name), &text)).transpose()
+    }
+}
+
+impl Engine {
+    /// Completes what an execution waits for under a token. That can be done once.
+    pub async fn complete(&self, token: &str, value: &impl Serialize) -> Result<()> {
+        let text = written(&self.inner, "what completes something", value)?;
+        complete(&self.inner, token, Ok(text)).await
+    }
+
+    /// Has what an execution waits for under a token fail. That can be done once, in place of completing it.
+    pub async fn fail(&self, token: &str, failure: impl Into<Failure>) -> Result<()> {
+        complete(&self.inner, token, Err(failure_text(&failure.into()))).await
+    }
+}
+
+async fn complete(engine: &Arc<Inner>, text: &str, result: Result<String, String>) -> Result<()> {
+    let unknown = || WorkflowError::UnknownToken { token: text.into() };
+    let (token, id) = text.split_once('/').ok_or_else(unknown)?;
+    let (token, id): (Uuid, ExecutionId) = (token.parse().map_err(|_| unknown())?, id.into());
+    let key = engine.kept(&id).token(token);
+    loop {
+        let found = fetch::<Token>(&engine.store.view().await?, &key, || format!("token {text:?}")).await?;
+        let (record, item) = found.ok_or_else(unknown)?;
+        if record.is_used {
+            return Err(WorkflowError::TokenUsed { token: text.into() });
+        }
+        let used = Token { is_used: true, ..record };
+        let letter = Letter::Completed { token: token.as_u128(), result: result.clone() };
+        let (check, write) = (Check::AtRev(key.clone(), item.rev), Write::Put(key.clone(), used.encode()));
+        if engine.deliver(&id, letter, Some((vec![check], vec![write]))).await? {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Executions that wait for each other in a circle, for locks or for the ends of children. Whenever one that holds
+//! locks begins to wait, or one whose parent may, it is looked whether that can ever end; if not, a request is taken
+//! back and whoever made it is told of the circle.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::damage::{Scanned, scan_around};
+use crate::lock::lane::Ask;
+use crate::lock::stored::{Head, Request};
+use crate::lock::{DeadlockLink, LockError, LockName, LockRefused, Owner, Result};
+use crate::node::{AGAIN, read_text};
+use crate::record::{Record, Unreadable};
+use crate::store::{ErrorKind, Item, Key, Order, View};
+use crate::workflow::engine::Inner;
+use crate::workflow::stored::record::{Execution, Status, Wait, WaitsFor, next_page};
+use crate::workflow::{ExecutionId, WorkflowError};
+
+/// How many holders of a lock, waiters before a request and waits of an execution are followed. Where there are more,
+/// the suspect is looked at again after a while.
+const MOST: usize = 1000;
+const LATER: Duration = Duration::from_secs(60);
+
+/// One that has begun to wait.
+#[derive(Debug, Clone)]
+pub(crate) struct Suspect {
+    pub(crate) id: ExecutionId,
+    /// Whether it has nothing that others could wait for, but may have a parent who waits for it.
+    pub(crate) is_child: bool,
+}
+
+/// A wait that others have to end.
+enum Waiting {
+    Lock(LockWait),
+    /// For the end of a child.
+    Child(ExecutionId),
+}
+
+struct LockWait {
+    lock: LockName,
+    ticket: u64,
+    permits: u32,
+    free: u32,
+    holders: Vec<(Owner, u32)>,
+    /// Waiters before, in the order of tickets, that want more. Others make no difference: the first waiter that never
+    /// gets the lock wants more than will ever be free, and if it wants no more than this one, neither does this one
+    /// get the lock.
+    before: Vec<(Owner, u32)>,
+}
+
+/// Executions that may never go on, with everything they wait for.
+type Stuck = BTreeMap<ExecutionId, Vec<Waiting>>;
+
+/// What was found of a suspect.
+enum Found {
+    /// It goes on some time.
+    Nothing,
+    /// The request that keeps it waiting for itself, and how.
+    Circle(LockName, u64, LockRefused),
+    /// More is involved than is followed: it is supposed to go on, and looked at again.
+    TooMany,
+}
+
+/// What was followed: all of it, unless there is too much.
+enum Followed<T> {
+    All(T),
+    TooMany,
+}
+
+impl Waiting {
+    fn others(&self) -> Vec<Owner> {
+        match self {
+            Waiting::Lock(wait) => wait.holders.iter().chain(&wait.before).map(|(owner, _)| owner.clone()).collect(),
+            Waiting::Child(child) => vec![Owner::Execution(child.clone())],
+        }
+    }
+
+    /// The executions among them.
+    fn executions(&self) -> impl Iterator<Item = ExecutionId> {
+        self.others().into_iter().filter_map(|owner| match owner {
+            Owner::Execution(id) => Some(id),
+            Owner::Session(_) => None,
+        })
+    }
+
+    fn lock(&self) -> Option<&LockWait> {
+        match self {
+            Waiting::Lock(wait) => Some(wait),
+            Waiting::Child(_) => None,
+        }
+    }
+
+    /// Whether it never ends if none of these goes on.
+    fn never_ends(&self, stuck: &Stuck) -> bool {
+        let wait = match self {
+            Waiting::Lock(wait) => wait,
+            Waiting::Child(child) => return stuck.contains_key(child),
+        };
+        let is_stuck = |owner: &Owner| matches!(owner, Owner::Execution(id) if stuck.contains_key(id));
+        let given = wait.holders.iter().filter(|(owner, _)| !is_stuck(owner));
+        let given = given.fold(wait.free, |given, (_, permits)| given.saturating_add(*permits));
+        // Nobody is overtaken. Of sessions it is known only what they want here.
+        let blocks = |(owner, permits): &(Owner, u32)| match owner {
+            Owner::Execution(_) => is_stuck(owner),
+            Owner::Session(_) => given < *permits,
+        };
+        given < wait.permits || wait.before.iter().any(blocks)
+    }
+}
+
+/// Looks at those that have begun to wait, one after the other.
+pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<Suspect>) {
+    let Some(env) = engine.upgrade().map(|engine| engine.store.env().clone()) else { return };
+    loop {
+        let Some(engine) = engine.upgrade() else { return };
+        match engine.suspect_all().await {
+            Ok(()) => break,
+            Err(_) if engine.is_stopped() => return,
+            Err(error) if error.kind() == ErrorKind::Unavailable => {}
+            Err(error) => {
+                tracing::error!(%error, "deadlocks of before the start are not looked for");
+                break;
+            }
+        }
+        drop(engine);
+        env.sleep(AGAIN).await;
+    }
+    while let Some(suspect) = suspects.recv().await {
+        let Some(engine) = engine.upgrade() else { return };
+        while let Err(error) = engine.untangle(&suspect).await {
+            if engine.is_stopped() {
+                return;
+            }
+            if error.kind() != ErrorKind::Unavailable {
+                tracing::error!(id = %suspect.id, %error, "it cannot be told whether it waits in a circle");
+                break;
+            }
+            engine.store.env().sleep(AGAIN).await;
+        }
+    }
+}
+
+impl Inner {
+    /// Suspects all that have several requests, or one and a parent: an earlier process may have ended before it has
+    /// looked at them.
+    async fn suspect_all(&self) -> Result<()> {
+        let (space, range) = (&self.locks.spaces.owned, self.locks.spaces.owned.prefix([0]));
+        let Scanned { found: owned, damaged } =
+            scan_around(&self.store.view().await?, space, &range, usize::MAX).await?;
+        damaged.iter().for_each(|key| tracing::error!(%key, "the record of a request is damaged"));
+        let mut counts: BTreeMap<ExecutionId, usize> = BTreeMap::new();
+        for (key, _) in owned {
+            let id = key.bytes().get(1..).and_then(read_text).map(|(id, _)| ExecutionId::from(id));
+            id.into_iter().for_each(|id| *counts.entry(id).or_default() += 1);
+        }
+        let mut suspects = Vec::new();
+        for (id, count) in counts {
+            let is_child = count == 1;
+            if !is_child || self.parent_of(&id).await?.is_some() {
+                suspects.push(Suspect { id, is_child });
+            }
+        }
+        suspects.into_iter().for_each(|suspect| drop(self.suspects.send(suspect)));
+        Ok(())
+    }
+
+    /// The newest record of an execution. Of one that is damaged nothing is known, and it stands in nobody's way; a
+    /// store that does not answer is an error.
+    async fn recorded(&self, id: &ExecutionId) -> Result<Option<Execution>> {
+        match self.read(id).await {
+            Err(WorkflowError::Store(error)) if error.kind() != ErrorKind::Corrupt => Err(error.into()),
+            Err(error) => {
+                tracing::error!(%id, %error, "it cannot be told what a damaged execution waits for");
+                Ok(None)
+            }
+            Ok(found) => Ok(found.map(|(execution, _)| execution)),
+        }
+    }
+
+    async fn parent_of(&self, id: &ExecutionId) -> Result<Option<ExecutionId>> {
+        Ok(self.recorded(id).await?.and_then(|execution| execution.parent).map(|parent| parent.id))
+    }
+
+    /// Whether one that may wait for an execution's end has to do with locks.
+    async fn has_locks_above(&self, id: &ExecutionId) -> Result<bool> {
+        let mut next = self.parent_of(id).await?;
+        while let Some(id) = next {
+            match self.recorded(&id).await? {
+                Some(execution) if execution.has_locks => return Ok(true),
+                Some(execution) => next = execution.parent.map(|parent| parent.id),
+                None => return Ok(false),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Ends the wait of an execution if it would never end.
+    async fn untangle(self: &Arc<Inner>, Suspect { id, is_child }: &Suspect) -> Result<()> {
+        if *is_child && !self.has_locks_above(id).await? {
+            return Ok(());
+        }
+        // Waiters are known of a later time than holders: a circle counts if a second look finds it again.
+        let found = match self.tangle(id).await? {
+            Found::Circle(..) => self.tangle(id).await?,
+            found => found,
+        };
+        match found {
+            Found::Nothing => Ok(()),
+            Found::Circle(lock, ticket, why) => {
+                tracing::warn!(%id, %why, "a deadlock");
+                self.locks.ask(&lock, Ask::Refuse { ticket, why }, None).await.map(drop)
+            }
+            Found::TooMany => {
+                let (sleep, suspects) = (self.store.env().sleep(LATER), self.suspects.clone());
+                let suspect = Suspect { id: id.clone(), is_child: *is_child };
+                self.node.runtime.spawn(async move {
+                    sleep.await;
+                    let _ = suspects.send(suspect);
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// Follows the waits of an execution and of all that are involved.
+    async fn tangle(&self, id: &ExecutionId) -> Result<Found> {
+        let view = self.store.view().await?;
+        let (mut stuck, mut is_whole) = (Stuck::new(), true);
+        let mut seen = BTreeSet::new();
+        let mut next = vec![id.clone()];
+        while let Some(id) = next.pop() {
+            if !seen.insert(id.clone()) {
+                continue;
+            }
+            match self.waits_of(&view, &id).await? {
+                Followed::All(waits) if waits.is_empty() => {}
+                Followed::All(waits) => {
+                    next.extend(waits.iter().flat_map(Waiting::executions));
+                    stuck.insert(id, waits);
+                }
+                Followed::TooMany => is_whole = false,
+            }
+        }
+        drop(view);
+        // Whoever can be given something goes on, and so, in time, do those who wait for it.
+        loop {
+            let goes_on = |waits: &[Waiting]| !waits.iter().all(|wait| wait.never_ends(&stuck));
+            let goes_on: Vec<ExecutionId> =
+                stuck.iter().filter(|(_, waits)| goes_on(waits)).map(|(id, _)| id.clone()).collect();
+            if goes_on.is_empty() {
+                break;
+            }
+            goes_on.iter().for_each(|id| drop(stuck.remove(id)));
+        }
+        let none = || if is_whole { Found::Nothing } else { Found::TooMany };
+        let Some(circle) = circle(id, &stuck) else { return Ok(none()) };
+        // It is told itself, unless it waits for children alone; then the last who has asked for a lock.
+        let own = stuck.get(id).into_iter().flatten().filter_map(Waiting::lock);
+        let others = || circle.iter().filter_map(|(_, wait)| wait.lock());
+        let last = own.max_by_key(|wait| wait.ticket).or_else(|| others().max_by_key(|wait| wait.ticket));
+        let Some(last) = last else { return Ok(none()) };
+        let link = |(at, wait): &(&ExecutionId, &Waiting)| {
+            let lock = wait.lock().map(|wait| wait.lock.to_string());
+            DeadlockLink { waiter: Owner::Execution((*at).clone()), lock, holders: wait.others() }
+        };
+        let why = LockRefused::Deadlock { lock: last.lock.to_string(), cycle: circle.iter().map(link).collect() };
+        Ok(Found::Circle(last.lock.clone(), last.ticket, why))
+    }
+
+    /// What an execution waits for, if that is nothing but locks and ends of children, and for as long as it takes.
+    async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Followed<Vec<Waiting>>> {
+        let waits = match self.resident(id) {
+            Some(run) => run.with(|state| if state.only_waits() { state.doing() } else { Vec::new() }),
+            None => match self.recorded(id).await? {
+                Some(execution) if execution.status == Status::Waiting => execution.waits,
+                _ => Vec::new(),
+            },
+        };
+        if !waits.iter().all(Wait::is_for_others) {
+            return Ok(Followed::All(Vec::new()));
+        }
+        if waits.len() > MOST {
+            return Ok(Followed::TooMany);
+        }
+        let children = waits.iter().filter_map(|wait| match &wait.what {
+            WaitsFor::Child(child) => Some(Waiting::Child(child.as_str().into())),
+            _ => None,
+        });
+        let mut waiting: Vec<Waiting> = children.collect();
+        if waiting.len() == waits.len() {
+            return Ok(Followed::All(waiting));
+        }
+        for (lock, requests) in self.locks.requests_of(&Owner::Execution(id.clone())).await? {
+            for (ticket, _) in requests {
+                match self.wait_for(view, &lock, ticket).await {
+                    Ok(Followed::All(wait)) => waiting.extend(wait.map(Waiting::Lock)),
+                    Ok(Followed::TooMany) => return Ok(Followed::TooMany),
+                    // Its holders are not known: it may be let go.
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::error!(%id, %lock, %error, "it cannot be told who holds a damaged lock");
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        // It may have been granted one of them, and not know yet.
+        Ok(Followed::All(if waiting.len() < waits.len() { Vec::new() } else { waiting }))
+    }
+
+    /// How a request waits, if it does.
+    async fn wait_for(&self, view: &View, lock: &LockName, ticket: u64) -> Result<Followed<Option<LockWait>>> {
+        let spaces = &self.locks.spaces;
+        let at = |why: Unreadable, what: &str| LockError::from(why.at(format!("{what} lock {:?}", lock.to_string())));
+        let read = |item: &Item| Request::decode(&item.value).map_err(|why| at(why, "a request for"));
+        let request = view.get(&spaces.request(lock, ticket)).await?.as_ref().map(read).transpose()?;
+        let Some(Request { permits, .. }) = request.filter(|request| request.granted_us.is_none()) else {
+            return Ok(Followed::All(None));
+        };
+        let Some(head) = view.get(&spaces.head(lock)).await? else { return Ok(Followed::All(None)) };
+        let head = Head::decode(&head.value).map_err(|why| at(why, "the head of"))?;
+        let capacity = head.kind.map_or(0, |kind| kind.capacity());
+        let owner = |(_, item): &(Key, Item)| read(item).map(|request| (request.owner, request.permits));
+        // All that hold it were granted it before all that wait.
+        let held = spaces.requests_until(lock, head.granted);
+        let held = view.scan(&held, Order::Ascending, MOST + 1).await?;
+        let mut before = Vec::new();
+        let mut rest = spaces.requests_from(lock, head.granted + 1).before(&spaces.request(lock, ticket));
+        // Of a mutex, and of everything that is wanted whole, no waiter wants more.
+        while permits < capacity && before.len() <= MOST {
+            let Some(page) = next_page(view, &mut rest, MOST).await? else { break };
+            let page = page.iter().map(owner).collect::<Result<Vec<_>>>()?;
+            before.extend(page.into_iter().filter(|(_, wanted)| *wanted > permits));
+        }
+        if held.len() > MOST || before.len() > MOST {
+            return Ok(Followed::TooMany);
+        }
+        let holders = held.iter().map(owner).collect::<Result<Vec<_>>>()?;
+        let free = capacity.saturating_sub(head.used);
+        let wait = LockWait { lock: lock.clone(), ticket, permits, free, holders, before };
+        Ok(Followed::All(Some(wait)))
+    }
+}
+
+/// The shortest way from an execution back to itself, along those who wait. None if it only waits for others who do so
+/// in a circle: one of them is told.
+fn circle<'a>(id: &'a ExecutionId, stuck: &'a Stuck) -> Option<Vec<(&'a ExecutionId, &'a Waiting)>> {
+    let mut came_from: BTreeMap<&ExecutionId, (&ExecutionId, &Waiting)> = BTreeMap::new();
+    let mut next = VecDeque::from([id]);
+    while let Some(at) = next.pop_front().filter(|_| !came_from.contains_key(id)) {
+        for wait in stuck.get(at).into_iter().flatten() {
+            for (other, _) in wait.executions().filter_map(|other| stuck.get_key_value(&other)) {
+                came_from.entry(other).or_insert_with(|| {
+                    next.push_back(other);
+                    (at, wait)
+                });
+            }
+        }
+    }
+    let mut links = vec![*came_from.get(id)?];
+    while let Some((at, _)) = links.last().filter(|(at, _)| *at != id) {
+        links.push(came_from[at]);
+    }
+    links.reverse();
+    Some(links)
+}

@@ -1,0 +1,608 @@
+//! The engine: owns executions, starts them, finds them again after a restart, and lets go of those that wait.
+
+pub(crate) mod deadlock;
+pub(crate) mod finally;
+pub(crate) mod handle;
+pub(crate) mod metrics;
+pub(crate) mod post;
+pub(crate) mod recover;
+pub(crate) mod rehearsal;
+pub(crate) mod remove;
+pub(crate) mod supersede;
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::AbortHandle;
+
+use crate::damage::{Scanned, scan_around};
+use crate::entity::Entities;
+use crate::lane::Lanes;
+use crate::lock;
+use crate::lock::service::Service;
+use crate::node::Node;
+use crate::node::alarm::{self, Alarms};
+use crate::state::States;
+use crate::store::{Item, Key, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
+use crate::workflow::admission::stored::{ADMISSION, GATES, Gates};
+use crate::workflow::admission::{self, Admissions};
+use crate::workflow::definition::{Definition, Workflow};
+use crate::workflow::engine::deadlock::Suspect;
+use crate::workflow::engine::metrics::Metrics;
+use crate::workflow::engine::rehearsal::Rehearsal;
+use crate::workflow::run::unbegun::Unbegun;
+use crate::workflow::run::{Run, Stop};
+use crate::workflow::schedule::keeper::{Fire, Scheduling};
+use crate::workflow::schedule::stored::Spaces as ScheduleSpaces;
+use crate::workflow::stored::kept::Kept;
+use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
+use crate::workflow::stored::record::{Execution, Status, fetch_execution};
+use crate::workflow::{ExecutionId, Result, WorkflowError};
+
+/// Runs workflows.
+///
+/// Handles are cheap to clone. When the last one is dropped, or [`Engine::stop`] is called, executions stop where they
+/// are; the next engine on the same store goes on with them.
+#[derive(Clone)]
+pub struct Engine {
+    pub(crate) inner: Arc<Inner>,
+    _stop: Arc<StopOnDrop>,
+}
+
+struct StopOnDrop(Arc<Inner>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Stops an engine that is still there when its runtime ends: nobody would do anything any more.
+struct StopWithRuntime(Weak<Inner>);
+
+impl StopWithRuntime {
+    /// Never ends by itself.
+    async fn wait(self) {
+        std::future::pending().await
+    }
+}
+
+impl Drop for StopWithRuntime {
+    fn drop(&mut self) {
+        if let Some(inner) = self.0.upgrade().filter(|inner| !inner.is_stopped()) {
+            inner.stop();
+        }
+    }
+}
+
+/// An engine that is about to start.
+#[must_use = "an engine does nothing until it is started"]
+pub struct EngineBuilder {
+    source: Source,
+    definitions: Vec<Arc<Definition>>,
+    on_step: Option<OnStep>,
+    most_crashes: u32,
+    rehearsal: Rehearsal,
+    idle: bool,
+}
+
+/// Told of every attempt at a step, before its body runs.
+pub(crate) type OnStep = Arc<dyn Fn(&ExecutionId, &str) + Send + Sync>;
+
+enum Source {
+    Directory(PathBuf),
+    Store(Store),
+}
+
+pub(crate) struct Inner {
+    pub(crate) store: Store,
+    /// Whether the engine has opened it.
+    pub(crate) owns_store: bool,
+    pub(crate) spaces: Spaces,
+    pub(crate) states: States,
+    pub(crate) entities: Entities,
+    definitions: HashMap<String, Arc<Definition>>,
+    pub(crate) on_step: Option<OnStep>,
+    /// How often in a row something may take the process with it.
+    pub(crate) most_crashes: u32,
+    pub(crate) rehearsal: Rehearsal,
+    /// Whether no execution is taken up.
+    pub(crate) idle: bool,
+    /// When it started.
+    pub(crate) since: Timestamp,
+    pub(crate) node: Arc<Node>,
+    /// Executions in memory.
+    pub(crate) residents: Mutex<HashMap<ExecutionId, Resident>>,
+    /// Executions that are about to be in memory for the first time.
+    pub(crate) unbegun: Unbegun,
+    /// Those who wait for news of executions.
+    listening: Mutex<BTreeMap<(ExecutionId, News), Arc<Listener>>>,
+    /// Messages to the same execution share commits.
+    pub(crate) lanes: Lanes<Inner>,
+    pub(crate) locks: Arc<Service>,
+    /// Decides which starts run.
+    pub(crate) admissions: Arc<Admissions>,
+    /// Executions that have begun to wait for a lock.
+    pub(crate) suspects: mpsc::UnboundedSender<Suspect>,
+    pub(crate) metrics: Metrics,
+    /// Told whenever an execution was stored or has left memory.
+    pub(crate) begun: Notify,
+    /// Executions that cannot run here as things are, and why: others need not wait for that.
+    pub(crate) set_aside: Mutex<BTreeMap<ExecutionId, String>>,
+    /// Executions whose locks were taken away while they were in memory.
+    pub(crate) forced: Mutex<BTreeSet<ExecutionId>>,
+    pub(crate) timers: Arc<Alarms>,
+    pub(crate) removals: Arc<Alarms>,
+    pub(crate) scheduling: Scheduling,
+    /// Whether everything that was running has been found.
+    pub(crate) found: tokio::sync::watch::Sender<bool>,
+    /// What the layer above serves on this engine, at most one at a time. Nothing here knows what it is.
+    pub(crate) above: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
+}
+
+/// What callers wait for of an execution.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum News {
+    /// Its end.
+    End,
+    /// That something is published.
+    Published,
+    /// The answer to the update of this id.
+    Answer(String),
+}
+
+/// What those who wait for the same are told by.
+#[derive(Default)]
+struct Listener {
+    told: Notify,
+    /// What the execution has come to, if it has.
+    ended: OnceLock<Status>,
+}
+
+/// An execution in memory.
+pub(crate) struct Resident {
+    pub(crate) task: AbortHandle,
+    pub(crate) run: Arc<Run>,
+    /// Whether somebody wanted it taken up meanwhile, for what it may not know of.
+    pub(crate) missed: bool,
+}
+
+/// The names of the spaces that hold what happened.
+pub(crate) const EXECUTIONS: &str = "workflow.executions";
+pub(crate) const JOURNAL: &str = "workflow.journal";
+pub(crate) const KEPT: &str = "workflow.kept";
+pub(crate) const TIMERS: &str = "workflow.timers";
+pub(crate) const REMOVALS: &str = "workflow.removals";
+pub(crate) const REVIEWS: &str = "workflow.reviews";
+const KEYS: &str = "workflow.keys";
+
+/// The names of all spaces, in the order in which they are declared.
+const NAMES: [&str; 11] =
+    [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS, REVIEWS, ADMISSION, GATES];
+
+/// Where everything is kept.
+#[derive(Clone)]
+pub(crate) struct Spaces {
+    /// id → execution
+    pub(crate) executions: Space,
+    /// id, run, place → entry
+    pub(crate) journal: Space,
+    pub(crate) lists: Lists,
+    /// id, what → what is kept of an execution beside
+    pub(crate) kept: Space,
+    /// shard, due time, id → how often it was woken for it in earlier lives
+    pub(crate) timers: Space,
+    /// shard, due time, id → what is to be removed
+    pub(crate) removals: Space,
+    /// workflow, idempotency key → the execution started under it
+    pub(crate) keys: Space,
+    /// workflow, name, token, id → nothing: a review that is open. `None` in a store of an earlier program.
+    pub(crate) reviews: Option<Space>,
+    /// `None` in a store of an earlier program.
+    pub(crate) limits: Option<Gates>,
+}
+
+impl Spaces {
+    pub(crate) async fn declare(store: &Store) -> Result<Spaces> {
+        // No decision goes by the rev of a record that was removed, so nothing has to stay of it; but for gates.
+        for name in NAMES {
+            let spec = SpaceSpec::new(name);
+            store.space(if name == GATES { spec } else { spec.keys_used_once() }).await?;
+        }
+        Ok(Spaces::find(store).await?.expect("all of them were declared"))
+    }
+
+    /// What is stored of limits, in a store that an engine is on.
+    pub(crate) fn gates(&self) -> &Gates {
+        self.limits.as_ref().expect("an engine has declared all spaces")
+    }
+
+    /// The spaces of a store. None if no engine was ever on it.
+    pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>> {
+        let known = store.spaces().await?;
+        let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
+        let find = || {
+            Some(Spaces {
+                executions: space(EXECUTIONS)?,
+                journal: space(JOURNAL)?,
+                lists: Lists { listed: space(LISTED)?, running: space(RUNNING)? },
+                kept: space(KEPT)?,
+                timers: space(TIMERS)?,
+                removals: space(REMOVALS)?,
+                keys: space(KEYS)?,
+                reviews: space(REVIEWS),
+                limits: space(GATES).zip(space(ADMISSION)).map(|(gates, beside)| Gates { gates, beside }),
+            })
+        };
+        Ok(find())
+    }
+}
+
+impl EngineBuilder {
+    fn new(source: Source) -> EngineBuilder {
+        let (definitions, rehearsal) = (Vec::new(), Rehearsal::default());
+        EngineBuilder { source, definitions, on_step: None, most_crashes: 10, rehearsal, idle: false }
+    }
+
+    /// Makes a workflow known, so that its executions can run here.
+    pub fn register<I, O>(mut self, workflow: &Workflow<I, O>) -> EngineBuilder {
+        self.definitions.push(workflow.definition.clone());
+        self.definitions.extend(workflow.definition.finalizer.get().cloned());
+        self
+    }
+
+    /// Has every attempt at a step told, by the execution's id and the step's name, before its body runs.
+    pub fn on_step(mut self, told: impl Fn(&ExecutionId, &str) + Send + Sync + 'static) -> EngineBuilder {
+        self.on_step = Some(Arc::new(told));
+        self
+    }
+
+    /// Has the engine run as a test asks for.
+    #[cfg(feature = "testing")]
+    pub(crate) fn rehearse(mut self, ask: impl FnOnce(&mut Rehearsal)) -> EngineBuilder {
+        ask(&mut self.rehearsal);
+        self
+    }
+
+    /// How often in a row an execution may take the process with it before it is parked: ten times unless this is
+    /// said. Counted is how often it was taken up after a restart without having come to anything since the last one.
+    /// So that others are not counted with the one it is, they are then taken up a few at a time, and in the end alone.
+    pub fn most_crashes(mut self, crashes: u32) -> EngineBuilder {
+        self.most_crashes = crashes.max(1);
+        self
+    }
+
+    /// Has the engine start and take up no execution, wake nothing and remove nothing: for operators who change
+    /// something, such as a lock, and end. What that sets running is recorded so, and runs when the next engine starts.
+    pub fn idle(mut self) -> EngineBuilder {
+        self.idle = true;
+        self
+    }
+
+    /// Starts the engine: it goes on with everything that was running, and wakes what waits when it is due.
+    pub async fn start(self) -> Result<Engine> {
+        tokio::runtime::Handle::try_current().map_err(|_| WorkflowError::NoRuntime)?;
+        let (store, owns_store) = match self.source {
+            Source::Directory(directory) => (Store::open(directory).await?, true),
+            Source::Store(store) => (store, false),
+        };
+        let mut definitions = HashMap::new();
+        for definition in self.definitions {
+            check_name("the name of a workflow", &definition.name)?;
+            definition.check_meaning()?;
+            let name = definition.name.clone();
+            if definitions.insert(name.clone(), definition).is_some() {
+                return Err(WorkflowError::RegisteredTwice { name });
+            }
+        }
+        let metrics = Metrics::new(definitions.keys());
+        let (spaces, schedules) = (Spaces::declare(&store).await?, ScheduleSpaces::declare(&store).await?);
+        let (states, entities) = (States::on(&store).await?, Entities::on(&store).await?);
+        // An engine that only operates owns nothing and replaces no other.
+        let node = if self.idle { Node::idle(&store) } else { Node::owner(&store).await? };
+        let locks = Service::on(&node).await?;
+        let admissions = Admissions::new(&node);
+        let (timers, removals) = (Alarms::new(&node, &spaces.timers), Alarms::new(&node, &spaces.removals));
+        let scheduling = Scheduling::new(&node, schedules);
+        let (suspects, suspected) = mpsc::unbounded_channel();
+        let inner = Arc::new(Inner {
+            since: store.env().now(),
+            node,
+            store,
+            owns_store,
+            spaces,
+            states,
+            entities,
+            definitions,
+            on_step: self.on_step,
+            most_crashes: self.most_crashes,
+            rehearsal: self.rehearsal,
+            idle: self.idle,
+            residents: Mutex::default(),
+            unbegun: Unbegun::default(),
+            listening: Mutex::default(),
+            lanes: Lanes::default(),
+            locks,
+            admissions,
+            suspects,
+            metrics,
+            begun: Notify::new(),
+            set_aside: Mutex::default(),
+            forced: Mutex::default(),
+            timers,
+            removals,
+            scheduling,
+            found: tokio::sync::watch::Sender::new(self.idle),
+            above: Mutex::default(),
+        });
+        let executions: Weak<dyn lock::owners::Executions> = Arc::<Inner>::downgrade(&inner);
+        inner.locks.serve(executions);
+        inner.admissions.serve(Arc::downgrade(&inner));
+        if !inner.rehearsal.is_replay() && !inner.idle {
+            inner.begin(suspected).await?;
+        }
+        Ok(Engine { _stop: Arc::new(StopOnDrop(inner.clone())), inner })
+    }
+}
+
+impl Inner {
+    /// Begins what an engine does by itself.
+    async fn begin(self: &Arc<Inner>, suspected: mpsc::UnboundedReceiver<Suspect>) -> Result<()> {
+        self.locks.sessions.end_previous().await?;
+        let running = self.store.view().await?;
+        let (node, weak) = (&self.node, || Arc::downgrade(self));
+        node.chore(recover::recover(weak(), running));
+        node.chore(recover::doubt(weak()));
+        node.chore(alarm::keep::<recover::Wake>(weak(), self.since));
+        node.chore(alarm::keep::<remove::Remove>(weak(), Timestamp(0)));
+        node.chore(alarm::keep::<Fire>(weak(), Timestamp(0)));
+        node.chore(StopWithRuntime(weak()).wait());
+        node.chore(let_go(weak()));
+        self.locks.begin_chores();
+        node.chore(deadlock::watch(weak(), suspected));
+        node.chore(admission::keep(weak(), self.admissions.clone()));
+        node.chore(admission::look_once(weak()));
+        Ok(())
+    }
+}
+
+/// Whenever shards were lost, lets go of what is in them.
+async fn let_go(engine: Weak<Inner>) {
+    loop {
+        let Some(node) = engine.upgrade().map(|engine| engine.node.clone()) else { return };
+        let owns_any = node.has_lost().await;
+        engine.upgrade().iter().for_each(|engine| engine.let_go(owns_any));
+    }
+}
+
+pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
+    let refuse = |reason| Err(WorkflowError::Name { what, name: name.into(), reason });
+    match name.len() {
+        0 => refuse("it is empty"),
+        513.. => refuse("it is longer than 512 bytes"),
+        _ => Ok(()),
+    }
+}
+
+impl Engine {
+    /// Releases everything that code outside of workflows holds here, stops all executions where they are, and closes
+    /// the store if the engine has opened it. To be called at the end of a program: what a guard is dropped for then
+    /// would not be done, and the next process that wants the lock would have to wait for the end of the lease.
+    pub async fn shutdown(&self) -> lock::Result<()> {
+        let ended = self.inner.locks.sessions.end_all().await.map_err(Into::into);
+        self.stop();
+        if self.inner.owns_store {
+            match self.inner.store.close().await {
+                Ok(()) | Err(StoreError::Closed) => {}
+                Err(error) => return ended.and(Err(error.into())),
+            }
+        }
+        ended
+    }
+
+    /// An engine on a data directory, which is created if it is missing.
+    pub fn open(directory: impl AsRef<Path>) -> EngineBuilder {
+        EngineBuilder::new(Source::Directory(directory.as_ref().into()))
+    }
+
+    /// An engine on a store, beside other things in it.
+    pub fn on(store: &Store) -> EngineBuilder {
+        EngineBuilder::new(Source::Store(store.clone()))
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    /// The state in that store: slots of executions and others, from outside.
+    pub fn states(&self) -> &States {
+        &self.inner.states
+    }
+
+    /// The entities in that store.
+    pub fn entities(&self) -> &Entities {
+        &self.inner.entities
+    }
+
+    /// Stops all executions where they are. The next engine on the same store goes on with them.
+    pub fn stop(&self) {
+        self.inner.stop();
+    }
+
+    /// How many executions are in memory.
+    pub fn residents(&self) -> usize {
+        self.inner.residents.lock().len()
+    }
+
+    /// The executions that wait for an operator, with the reasons.
+    pub async fn parked(&self) -> Result<Vec<(ExecutionId, String)>> {
+        // Some are found to be so only when they are taken up.
+        let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
+        let view = self.inner.store.view().await?;
+        let (space, range) = self.inner.spaces.lists.shelf(Shelf::Parked);
+        let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
+        let set_aside = self.inner.set_aside.lock().clone();
+        let mut parked: BTreeMap<ExecutionId, String> = set_aside;
+        let reasons = found.iter().map(|(key, item)| (key, String::from_utf8_lossy(&item.value).into_owned()));
+        let damaged = damaged.iter().map(|key| (key, format!("its record {key} is damaged: it cannot be read")));
+        for (key, reason) in reasons.chain(damaged) {
+            if let Some((_, id)) = read_by_status(key.bytes()).and_then(|(_, rest)| read_end(rest)) {
+                parked.insert(id, reason);
+            }
+        }
+        Ok(parked.into_iter().collect())
+    }
+}
+
+shown!(Engine, _it => );
+
+impl Inner {
+    pub(crate) fn stop(&self) {
+        self.node.stop();
+        self.found.send_replace(true);
+        let residents = std::mem::take(&mut *self.residents.lock());
+        let mut residents: Vec<_> = residents.into_iter().collect();
+        residents.sort_by(|a, b| a.0.cmp(&b.0));
+        for (_, resident) in residents {
+            resident.task.abort();
+            resident.run.leave();
+        }
+        self.tell_all();
+        self.begun.notify_waiters();
+        self.locks.stop();
+    }
+
+    /// Lets go of executions whose shards are another engine's. Without any shards, nothing is left to do.
+    fn let_go(&self, owns_any: bool) {
+        if !owns_any {
+            tracing::warn!("another engine has taken over; this one stops");
+            return self.stop();
+        }
+        tracing::warn!("another engine has taken over shards of this one");
+        let lost = |id: &ExecutionId| !self.node.owns(id);
+        let residents: Vec<Arc<Run>> = self.residents.lock().values().map(|resident| resident.run.clone()).collect();
+        residents.iter().filter(|run| lost(&run.id)).for_each(|run| run.set_stop(Stop::Fenced));
+        self.tell_all();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.node.is_stopped()
+    }
+
+    /// The keys of what is kept of an execution beside its record and journal.
+    pub(crate) fn kept<'a>(&'a self, id: &'a ExecutionId) -> Kept<'a> {
+        Kept::new(&self.spaces.kept, id)
+    }
+
+    /// An execution that is in memory.
+    pub(crate) fn resident(&self, id: &ExecutionId) -> Option<Arc<Run>> {
+        self.residents.lock().get(id).map(|resident| resident.run.clone())
+    }
+
+    pub(crate) fn definition(&self, name: &str) -> Option<&Arc<Definition>> {
+        self.definitions.get(name)
+    }
+
+    /// The newest record under a key.
+    pub(crate) async fn get(&self, key: &Key) -> Result<Option<Item>> {
+        Ok(self.store.view().await?.get(key).await?)
+    }
+
+    pub(crate) async fn read(&self, id: &ExecutionId) -> Result<Option<(Execution, Rev)>> {
+        let found = fetch_execution(&self.store.view().await?, &self.spaces.executions, id).await?;
+        Ok(found.map(|(execution, item)| (execution, item.rev)))
+    }
+
+    /// An execution that must be there.
+    pub(crate) async fn known(&self, id: &ExecutionId) -> Result<(Execution, Rev)> {
+        self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })
+    }
+
+    /// Whether an execution has ended. What is in memory has not, and need not be read.
+    pub(crate) async fn has_ended(&self, id: &ExecutionId) -> Result<bool> {
+        Ok(!self.is_resident(id) && self.known(id).await?.0.status.is_terminal())
+    }
+
+    /// Tells those who wait for an execution that it has left memory, and what it has come to, if that is known.
+    pub(crate) fn ended(&self, id: &ExecutionId, status: Option<Status>) {
+        if status.is_some() {
+            self.set_aside.lock().remove(id);
+        }
+        let mut listening = self.listening.lock();
+        let its = listening.range((id.clone(), News::End)..).take_while(|((listened, _), _)| listened == id);
+        for (_, listener) in its {
+            status.iter().for_each(|status| drop(listener.ended.set(status.clone())));
+            listener.told.notify_waiters();
+        }
+        if status.is_some() {
+            // Another execution may have the id from now on.
+            listening.remove(&(id.clone(), News::End));
+        }
+    }
+
+    /// Has everybody look who waits for anything of an execution.
+    pub(crate) fn tell_all(&self) {
+        self.listening.lock().values().for_each(|listener| listener.told.notify_waiters());
+    }
+
+    /// Tells those who wait for something of an execution.
+    pub(crate) fn tell(&self, id: &ExecutionId, news: News) {
+        self.listening.lock().get(&(id.clone(), news)).iter().for_each(|listener| listener.told.notify_waiters());
+    }
+
+    /// Waits until `look` finds something. It is asked at first, and then whenever there are such news, or the
+    /// execution has left memory, or the engine stops. It is told what the execution has come to, if that is known.
+    pub(crate) async fn listen<T, F>(
+        &self,
+        id: &ExecutionId,
+        news: News,
+        mut look: impl FnMut(Option<Status>) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<Option<T>>>,
+    {
+        let key = (id.clone(), news);
+        let listener = self.listening.lock().entry(key.clone()).or_default().clone();
+        let listening = Listening { engine: self, key, listener };
+        loop {
+            let mut told = std::pin::pin!(listening.listener.told.notified());
+            told.as_mut().enable();
+            if let Some(found) = look(listening.listener.ended.get().cloned()).await? {
+                return Ok(found);
+            }
+            if self.is_stopped() {
+                return Err(WorkflowError::Stopped);
+            }
+            told.await;
+        }
+    }
+
+    /// Whether an execution is in memory. It leaves after its last commit and before those who wait are told.
+    pub(crate) fn is_resident(&self, id: &ExecutionId) -> bool {
+        self.residents.lock().contains_key(id)
+    }
+}
+
+/// Somebody who listens.
+struct Listening<'a> {
+    engine: &'a Inner,
+    key: (ExecutionId, News),
+    listener: Arc<Listener>,
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        let mut all = self.engine.listening.lock();
+        // The map's and this one: nobody can get another while the map is locked.
+        let is_last = Arc::strong_count(&self.listener) == 2;
+        if is_last && all.get(&self.key).is_some_and(|found| Arc::ptr_eq(found, &self.listener)) {
+            all.remove(&self.key);
+        }
+    }
+}

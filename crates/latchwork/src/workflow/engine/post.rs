@@ -1,0 +1,517 @@
+//! Messages to executions: from outside, and from other executions, in the commit that records the sending.
+//!
+//! A message is a record under the execution's id, and a count that is written with it. An execution that waits for it
+//! is set running by the same commit; one that runs learns of it in memory. When an execution goes to wait, it checks
+//! that the count is what it knows: so no message is overlooked between the two.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::lane::{Landing, Lanes, Part, Placed, Plan, Runtime, Tag};
+use crate::lock::owners::{Executions, Notice, Notices, Telling};
+use crate::lock::{LockError, LockName};
+use crate::node::SHARD;
+use crate::record::Record;
+use crate::store::{
+    Check, Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, Store, StoreError, Uuid, Write,
+};
+use crate::workflow::engine::Inner;
+use crate::workflow::run::turn;
+use crate::workflow::stored::kept::{Delivered, Letter, Message, grant_id};
+use crate::workflow::stored::record::{Execution, Status, Wait};
+use crate::workflow::{ExecutionId, Result, WorkflowError};
+
+/// What the caller of a delivery has asked for beside it.
+const ASKED: Tag = Tag("asked");
+
+/// What is known of an execution that something is sent to.
+pub(crate) enum Target {
+    /// It is at work, or about to be.
+    Running(Rev),
+    Resting(Box<Execution>, Rev),
+}
+
+impl Target {
+    fn rev(&self) -> Rev {
+        match self {
+            Target::Running(rev) | Target::Resting(_, rev) => *rev,
+        }
+    }
+}
+
+impl Inner {
+    /// An execution that something can be sent to. What is in memory is asked there, unless that was out of date.
+    pub(crate) async fn target(&self, id: &ExecutionId, from_store: bool) -> Result<Target> {
+        let resident = if from_store { None } else { self.resident(id) };
+        let known = resident.and_then(|run| {
+            run.with(|state| match (&state.execution.status, state.rev) {
+                (Status::Running, Some(rev)) => Some(Target::Running(rev)),
+                _ => None,
+            })
+        });
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let (execution, rev) = self.known(id).await?;
+        match execution.status {
+            Status::Running => Ok(Target::Running(rev)),
+            ref status if status.is_terminal() => Err(WorkflowError::Ended { id: id.clone() }),
+            _ => Ok(Target::Resting(Box::new(execution), rev)),
+        }
+    }
+
+    /// The delivery of messages, as a part of a commit.
+    pub(crate) fn deliveries(self: &Arc<Inner>, id: &ExecutionId, target: Target, letters: Vec<Letter>) -> Part {
+        let (kept, env) = (self.kept(id), self.store.env());
+        let at_us = env.now().0;
+        let messages: Vec<(Key, Message)> =
+            letters.into_iter().map(|body| (kept.message(letter_id(env, &body)), Message { at_us, body })).collect();
+        let mut part = self.at_record(id, Some(target.rev())).put(&kept.count(), Vec::new());
+        part = messages.iter().fold(part, |part, (key, message)| part.put(key, message.encode()));
+        let mut is_woken = false;
+        if let Target::Resting(before, _) = target
+            && before.status == Status::Waiting
+        {
+            let is_for = |wait: &Wait, message: &Message| wait.what.without_name() == message.body.waited();
+            is_woken = before.waits.iter().any(|wait| messages.iter().any(|(_, message)| is_for(wait, message)));
+            if is_woken {
+                part = self.woken(part, id, &before, None).0;
+            }
+        }
+        let (engine, id) = (self.clone(), id.clone());
+        part.then(move |landing: Landing<'_>| {
+            if is_woken {
+                // It may be in memory again, for its time is up, and has not written that yet.
+                engine.resident(&id).iter().for_each(|run| run.doubt());
+                engine.wake_up(&id);
+            } else if let (Some(run), Some(count)) = (engine.resident(&id), landing.rev(0)) {
+                run.delivered(count.0, landing.generation, messages);
+            }
+        })
+    }
+
+    /// Adds to a part that an execution that rests runs from now on, and is to be cancelled if there is a reason.
+    /// Gives also its record from then on.
+    pub(crate) fn woken(
+        &self,
+        part: Part,
+        id: &ExecutionId,
+        before: &Execution,
+        cancel: Option<&str>,
+    ) -> (Part, Execution) {
+        let mut after = before.clone();
+        if after.status == Status::Waiting {
+            (after.status, after.waits) = (Status::Running, Vec::new());
+        }
+        after.cancel = after.cancel.or(cancel.map(str::to_string));
+        let (part, _) = turn(self, part, id, Some(before), &mut after, None);
+        (part, after)
+    }
+
+    /// The cancellation of an execution, as a part of a commit. Nothing if that is on its way already.
+    pub(crate) async fn cancelling(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        reason: &str,
+        tells_parent: bool,
+    ) -> Result<Option<Part>> {
+        let (before, rev) = self.known(id).await?;
+        if before.status.is_terminal() {
+            return Err(WorkflowError::Ended { id: id.clone() });
+        }
+        if before.cancel.is_some() {
+            return Ok(None);
+        }
+        // None of its code has run.
+        if before.is_queued() || before.gathers().is_some() {
+            let left = self.leave_line(id, before, rev, Status::Cancelled(reason.into()), tells_parent);
+            return Box::pin(left).await.map(Some);
+        }
+        let (part, after) = self.woken(self.at_record(id, Some(rev)), id, &before, Some(reason));
+        let (engine, id) = (self.clone(), id.clone());
+        Ok(Some(part.then(move |landing| {
+            if let Some(run) = engine.resident(&id) {
+                run.cancelled(rev, landing.last(), after);
+            }
+            // It may be about to leave memory, if it does not know yet that it waits.
+            if before.status == Status::Waiting {
+                engine.wake_up(&id);
+            }
+        })))
+    }
+
+    /// Has an execution look whether it is as it was, as a part of a commit.
+    async fn looking(self: &Arc<Inner>, id: &ExecutionId) -> Result<Part> {
+        let (before, rev) = self.known(id).await?;
+        let part = match before.status {
+            Status::Waiting => self.woken(self.at_record(id, Some(rev)), id, &before, None).0,
+            _ => self.node.for_any(id.as_bytes()),
+        };
+        let (engine, id) = (self.clone(), id.clone());
+        Ok(part.then(move |_| {
+            engine.resident(&id).iter().for_each(|run| run.doubt());
+            engine.wake_up(&id);
+        }))
+    }
+
+    /// Adds to a part that an execution is taken into memory with it.
+    pub(crate) fn waking(self: &Arc<Inner>, part: Part, id: &ExecutionId) -> Part {
+        let (engine, id) = (self.clone(), id.clone());
+        part.then(move |_| engine.wake_up(&id))
+    }
+
+    /// Does something in a commit of its own, to its end, though the caller may have given up. Gives whether the checks
+    /// held.
+    pub(crate) async fn perform(self: &Arc<Inner>, part: Part) -> Result<bool> {
+        let engine = self.clone();
+        let performed = self.node.runtime.run(async move { engine.send(part).await.map(|sent| sent.is_some()) });
+        performed.await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+
+    /// Sends a commit that holds a part and nothing else. Nothing if a check has failed.
+    pub(crate) async fn send(&self, part: Part) -> Result<Option<Receipt>> {
+        let (commit, placed, rest) = part.place_whole(Commit::new());
+        match self.store.commit(commit).await.inspect_err(|_| self.node.doubt())? {
+            Outcome::Applied(receipt) => {
+                rest.land(placed.landing(&receipt));
+                Ok(Some(receipt))
+            }
+            Outcome::Refused(refusal) => {
+                let is_fenced = placed.has_failed(&refusal, SHARD);
+                rest.refuse(&placed, &refusal);
+                if is_fenced { Err(WorkflowError::Stopped) } else { Ok(None) }
+            }
+        }
+    }
+
+    /// Delivers a message, with checks and writes of the caller's in the same commit. Gives whether the checks held.
+    /// Messages that come while one to the same execution is on its way share the next commit.
+    pub(crate) async fn deliver(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        letter: Letter,
+        asked: Option<(Vec<Check>, Vec<Write>)>,
+    ) -> Result<bool> {
+        let (answer, answered) = oneshot::channel();
+        Lanes::submit(self, id, Delivery { letter, asked, answer }).map_err(|_| WorkflowError::Stopped)?;
+        answered.await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+}
+
+impl Inner {
+    /// Delivers a message that counts once under an id of its sender's, however often it is sent. `check` tells what
+    /// else must hold, each time that it is tried.
+    pub(crate) async fn deliver_once<F>(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        message: &str,
+        delivered: Delivered,
+        letter: Letter,
+        check: impl Fn() -> F,
+    ) -> Result<()>
+    where
+        F: Future<Output = Result<Option<Check>>>,
+    {
+        let (kind, key) = match &delivered {
+            Delivered::Signal(_) => ("signal", self.kept(id).signal(message)),
+            Delivered::Update(..) => ("update", self.kept(id).update(message)),
+        };
+        loop {
+            match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
+                None => {}
+                Some(Ok(sent)) if sent.is_same(&delivered) => return Ok(()),
+                Some(Err(why)) if why.is_version() => return Err(why.at(format!("{kind} {message:?}")).into()),
+                Some(_) => return Err(WorkflowError::MessageReused { id: id.clone(), message: message.into() }),
+            }
+            let checks = [Check::Absent(key.clone())].into_iter().chain(check().await?).collect();
+            let writes = vec![Write::Put(key.clone(), delivered.encode())];
+            // If it is refused, another caller has sent it, or what else must hold has changed.
+            match self.deliver(id, letter.clone(), Some((checks, writes))).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                // Another caller may have sent it before the execution ended.
+                Err(error) if self.get(&key).await?.is_none() => return Err(error),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// A message on its way, and its caller.
+pub(crate) struct Delivery {
+    letter: Letter,
+    asked: Option<(Vec<Check>, Vec<Write>)>,
+    answer: oneshot::Sender<Result<bool>>,
+}
+
+impl Delivery {
+    fn settle(self, answer: Result<bool>) {
+        let _ = self.answer.send(answer);
+    }
+}
+
+/// Messages that share a commit.
+pub(crate) struct Deliveries {
+    jobs: Vec<(Delivery, Option<Placed>)>,
+    rest: Part,
+    placed: Placed,
+}
+
+/// How many bytes of messages share a commit, about.
+const MOST_BYTES: usize = 1 << 20;
+
+impl Plan for Inner {
+    type Key = ExecutionId;
+    type Job = Delivery;
+    /// Whether what is in memory of the execution was out of date.
+    type Known = bool;
+    type Batch = Deliveries;
+
+    const MOST: usize = 256;
+
+    fn lanes(&self) -> &Lanes<Inner> {
+        &self.lanes
+    }
+
+    fn runtime(&self) -> &Runtime {
+        &self.node.runtime
+    }
+
+    fn store(&self) -> &Store {
+        &self.store
+    }
+
+    async fn plan(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        from_store: &mut bool,
+        jobs: &mut VecDeque<Delivery>,
+        most: usize,
+    ) -> Option<(Commit, Deliveries)> {
+        let mut bytes = 0;
+        let fits = jobs.iter().take(most).take_while(|job| {
+            bytes += job.letter.bytes();
+            bytes <= MOST_BYTES
+        });
+        let count = fits.count().max(1);
+        let taken: Vec<Delivery> = jobs.drain(..count).collect();
+        let target = if self.is_stopped() { Err(WorkflowError::Stopped) } else { self.target(id, *from_store).await };
+        let target = match target {
+            Ok(target) => target,
+            Err(error) => {
+                taken.into_iter().for_each(|job| job.settle(Err(error.clone())));
+                return None;
+            }
+        };
+        let letters = taken.iter().map(|job| job.letter.clone()).collect();
+        let (mut commit, placed, rest) = self.deliveries(id, target, letters).place_whole(Commit::new());
+        let mut jobs = Vec::with_capacity(taken.len());
+        for job in taken {
+            let asked = job.asked.clone().map(|(checks, writes)| {
+                let part = checks.into_iter().fold(Part::default(), |part, check| part.check(ASKED, check));
+                let placed;
+                let part = writes.into_iter().fold(part, Part::write);
+                (commit, placed, _) = part.place_whole(std::mem::take(&mut commit));
+                placed
+            });
+            jobs.push((job, asked));
+        }
+        Some((commit, Deliveries { jobs, rest, placed }))
+    }
+
+    fn size(batch: &Deliveries) -> usize {
+        batch.jobs.len()
+    }
+
+    fn landed(self: &Arc<Inner>, _: &ExecutionId, from_store: &mut bool, batch: Deliveries, receipt: &Receipt) {
+        *from_store = false;
+        batch.rest.land(batch.placed.landing(receipt));
+        batch.jobs.into_iter().for_each(|(job, _)| job.settle(Ok(true)));
+    }
+
+    async fn refused(
+        self: &Arc<Inner>,
+        _: &ExecutionId,
+        from_store: &mut bool,
+        batch: Deliveries,
+        refusal: Refusal,
+        jobs: &mut VecDeque<Delivery>,
+    ) {
+        *from_store = true;
+        let is_fenced = batch.placed.has_failed(&refusal, SHARD);
+        batch.rest.refuse(&batch.placed, &refusal);
+        for (job, asked) in batch.jobs.into_iter().rev() {
+            match asked {
+                _ if is_fenced => job.settle(Err(WorkflowError::Stopped)),
+                Some(asked) if asked.has_failed(&refusal, ASKED) => job.settle(Ok(false)),
+                _ => jobs.push_front(job),
+            }
+        }
+    }
+
+    fn split(self: &Arc<Inner>, _: &mut bool, batch: Deliveries, jobs: &mut VecDeque<Delivery>) {
+        batch.jobs.into_iter().rev().for_each(|(job, _)| jobs.push_front(job));
+    }
+
+    fn failed(self: &Arc<Inner>, _: &mut bool, batch: Deliveries, error: StoreError, _: &mut VecDeque<Delivery>) {
+        self.node.doubt();
+        batch.jobs.into_iter().for_each(|(job, _)| job.settle(Err(error.clone().into())));
+    }
+}
+
+impl Executions for Inner {
+    fn is_alive<'a>(self: Arc<Self>, id: &'a ExecutionId, from_store: bool) -> Telling<'a, bool> {
+        Box::pin(async move {
+            match self.target(id, from_store).await {
+                Ok(_) => Ok(true),
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Ok(false),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    tracing::error!(%id, %error, "a damaged execution is passed over");
+                    Ok(false)
+                }
+                Err(WorkflowError::Store(error)) => Err(error.into()),
+                Err(WorkflowError::UnknownVersion { place, found, supported }) => {
+                    Err(LockError::UnknownVersion { place, found, supported })
+                }
+                Err(error) => Err(LockError::Corrupt { place: error.to_string() }),
+            }
+        })
+    }
+
+    fn told<'a>(
+        self: Arc<Self>,
+        notices: Notices,
+        from_store: bool,
+        riders: &'a BTreeSet<ExecutionId>,
+    ) -> Telling<'a, Option<Vec<Part>>> {
+        Box::pin(async move {
+            let mut mail = Mail::default();
+            mail.notices(notices);
+            match mail.parts(&self, from_store, riders).await {
+                Ok(parts) => Ok(Some(parts)),
+                Err(WorkflowError::Store(error)) => Err(error.into()),
+                Err(_) => Ok(None),
+            }
+        })
+    }
+
+    fn untold(&self, id: &ExecutionId, lock: &LockName, ticket: u64) -> Write {
+        Write::Delete(self.kept(id).message(grant_id(lock, ticket)))
+    }
+}
+
+/// Under which a message is kept.
+fn letter_id(env: &Env, letter: &Letter) -> Uuid {
+    match letter {
+        Letter::Lock { lock, ticket, .. } => grant_id(lock, *ticket),
+        _ => env.uuid(),
+    }
+}
+
+/// What a commit is to do to executions beside its own, each of them once.
+#[derive(Default)]
+pub(crate) struct Mail(BTreeMap<ExecutionId, Post>);
+
+#[derive(Default)]
+struct Post {
+    letters: Vec<Letter>,
+    cancel: Option<String>,
+    /// Whether it is to see that it is no longer as it was.
+    looks: bool,
+    /// Whether it matters that the execution has not ended.
+    is_needed: bool,
+}
+
+impl Mail {
+    /// Adds a message.
+    pub(crate) fn letter(&mut self, id: &ExecutionId, letter: Letter) {
+        let post = self.0.entry(id.clone()).or_default();
+        post.letters.push(letter);
+        post.is_needed = true;
+    }
+
+    /// Adds a message that need not be delivered if the execution has ended.
+    pub(crate) fn notice(&mut self, id: &ExecutionId, letter: Letter) {
+        self.0.entry(id.clone()).or_default().letters.push(letter);
+    }
+
+    /// Has an execution make a commit soon, by which it sees that a lock was taken away. One that waits runs for that.
+    pub(crate) fn look(&mut self, id: &ExecutionId) {
+        self.0.entry(id.clone()).or_default().looks = true;
+    }
+
+    /// Adds what executions are told of a lock.
+    pub(crate) fn notices(&mut self, Notices { lock, to }: Notices) {
+        for (id, notice) in to {
+            let letter = |ticket, refused| Letter::Lock { lock: lock.clone(), ticket, refused };
+            match notice {
+                Notice::Granted(ticket) => self.letter(&id, letter(ticket, None)),
+                Notice::Refused(ticket, why) => self.letter(&id, letter(ticket, Some(why))),
+                Notice::TakenAway => self.look(&id),
+            }
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a cancellation.
+    pub(crate) fn cancel(&mut self, id: &ExecutionId, reason: String) {
+        self.0.entry(id.clone()).or_default().cancel = Some(reason);
+    }
+
+    /// What the commit has to hold for that. What is known in memory is asked there, unless that was out of date. The
+    /// records of executions that board the commit are left to them.
+    pub(crate) async fn parts(
+        self,
+        engine: &Arc<Inner>,
+        from_store: bool,
+        boards: &BTreeSet<ExecutionId>,
+    ) -> Result<Vec<Part>> {
+        let mut parts = Vec::new();
+        for (id, post) in self.0 {
+            let boarding = engine.resident(&id).filter(|_| boards.contains(&id));
+            if let Some(rev) = boarding.and_then(|run| run.with(|state| state.rev)) {
+                if !post.letters.is_empty() {
+                    parts.push(engine.deliveries(&id, Target::Running(rev), post.letters));
+                }
+                continue;
+            }
+            match engine.posted(&id, &post, from_store).await {
+                Ok(posted) => parts.extend(posted),
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) if !post.is_needed => {}
+                Err(error) if error.kind() == ErrorKind::Corrupt && !post.is_needed => {
+                    tracing::error!(%id, %error, "a damaged execution is not told of the end of a relative");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(parts)
+    }
+}
+
+impl Inner {
+    async fn posted(self: &Arc<Inner>, id: &ExecutionId, post: &Post, from_store: bool) -> Result<Vec<Part>> {
+        let mut parts = Vec::new();
+        if post.looks && post.cancel.is_none() {
+            parts.push(self.looking(id).await?);
+        }
+        if let Some(reason) = &post.cancel {
+            // By the end of its parent, which need not be told.
+            parts.extend(self.cancelling(id, reason, false).await?);
+        }
+        if !post.letters.is_empty() {
+            let target = match self.target(id, from_store || !parts.is_empty()).await? {
+                // It is set running already.
+                Target::Resting(_, rev) if !parts.is_empty() => Target::Running(rev),
+                target => target,
+            };
+            parts.push(self.deliveries(id, target, post.letters.clone()));
+        }
+        Ok(parts)
+    }
+}

@@ -1,0 +1,259 @@
+//! Starts that take the place of another execution of the same id. The first record of the new one is stored with the
+//! mark that the old one is to end, in one commit; the commit that ends the old one puts the new one in its place. It
+//! counts as a further run, so that the journals of both cannot be taken for each other.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::lane::{Part, Tag};
+use crate::record::Record;
+use crate::store::{Check, Commit, ErrorKind, Key, Order, Outcome, Range, Write};
+use crate::workflow::admission::Asked;
+use crate::workflow::engine::Inner;
+use crate::workflow::operate::steer::Ending;
+use crate::workflow::stored::record::{Admission, Execution, Needed, Status, Supersede, fetch, keyed_key};
+use crate::workflow::{ExecutionId, Result, WorkflowError};
+
+/// What the old execution has left is as it was found.
+const LEFT: Tag = Tag("left");
+
+/// How many records the commit that ends the old execution removes at the most; what is more is removed before.
+const MOST: usize = 1000;
+
+/// Why the old execution ends.
+const REASON: &str = "another start has taken its place";
+
+impl Execution {
+    fn is_parked(&self) -> bool {
+        matches!(self.status, Status::Parked(_))
+    }
+
+    /// Whether it needs the same permits.
+    fn needs_as(&self, other: &Execution) -> bool {
+        let keys = |it: &Execution| -> Vec<Option<String>> {
+            it.admission.iter().flat_map(|admission| &admission.gates).map(|needed| needed.key.clone()).collect()
+        };
+        keys(self) == keys(other)
+    }
+}
+
+/// What became of a start that is to take the place of an execution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Marked {
+    /// The execution is marked, and is to end.
+    Ends,
+    /// None of its code had run, and it was given what the start brings.
+    Given,
+    /// It was changed meanwhile.
+    Refused,
+}
+
+impl Inner {
+    /// Has a start take the place of the execution of its id. Gives whether there was one that had not ended.
+    pub(crate) async fn take_place(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        successor: &Execution,
+        asked: Option<&Asked>,
+        how: Supersede,
+    ) -> Result<bool> {
+        loop {
+            let Some((before, _)) = self.read(id).await? else { return Ok(false) };
+            if before.status.is_terminal() {
+                return Ok(false);
+            }
+            if before.workflow != successor.workflow {
+                let (asked, found) = (successor.workflow.clone(), before.workflow);
+                return Err(WorkflowError::OtherWorkflow { id: id.clone(), asked, found });
+            }
+            let its = before.admission.iter().flat_map(|admission| &admission.gates).map(|needed| &needed.key);
+            if !asked.map(|asked| asked.gates.iter()).into_iter().flatten().eq(its) {
+                let reason = "the execution whose place it takes has other keys of concurrency; its permits go over";
+                return Err(WorkflowError::Start { workflow: before.workflow, reason });
+            }
+            let gates = asked.iter().flat_map(|asked| &asked.gates);
+            let gates: Vec<Needed> = gates.map(|key| Needed { key: key.clone(), permit: 0 }).collect();
+            let admission = (!gates.is_empty()).then(|| Box::new(Admission { gates, ..Admission::default() }));
+            let (engine, execution) = (self.clone(), id.clone());
+            let first = Execution { admission, ..successor.clone() };
+            let taken = self.node.runtime.run(async move {
+                match how {
+                    Supersede::Cancel if engine.known(&execution).await?.0.is_parked() => {
+                        engine.replace_parked(&execution, &first).await
+                    }
+                    Supersede::Cancel => {
+                        let marked = engine.supersede(&execution, &first, how).await?;
+                        Ok(marked != Marked::Refused)
+                    }
+                    Supersede::Terminate => {
+                        let ended = engine.terminate_now(&execution, REASON, Some(first), false).await;
+                        ended.map(|()| true)
+                    }
+                }
+            });
+            match taken.await.unwrap_or(Err(WorkflowError::Stopped)) {
+                Ok(true) => return Ok(true),
+                Ok(false) | Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Marks an execution as one whose place another takes.
+    pub(crate) async fn supersede(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        successor: &Execution,
+        how: Supersede,
+    ) -> Result<Marked> {
+        let (before, rev) = self.known(id).await?;
+        if before.status.is_terminal() {
+            return Err(WorkflowError::Ended { id: id.clone() });
+        }
+        // It may be another one than was looked at.
+        if before.workflow != successor.workflow || !before.needs_as(successor) {
+            return Ok(Marked::Refused);
+        }
+        let part = self.at_record(id, Some(rev));
+        if before.is_queued() {
+            // None of its code has run: it is given what the other brings.
+            let (input, labels) = (successor.input.clone(), successor.labels.clone());
+            let begins_us = successor.begins_us;
+            let mut after = Execution { input, labels, begins_us, ..before.clone() };
+            let (part, _) = crate::workflow::run::turn(self, part, id, Some(&before), &mut after, None);
+            return Ok(self.send(part).await?.map_or(Marked::Refused, |_| Marked::Given));
+        }
+        let part = part.put(&self.kept(id).successor(), successor.encode());
+        let mut marked = Execution { superseded: Some(how), ..before.clone() };
+        if how == Supersede::Cancel && marked.status == Status::Waiting {
+            (marked.status, marked.waits) = (Status::Running, Vec::new());
+        }
+        if how == Supersede::Cancel {
+            marked.cancel = marked.cancel.or(Some(REASON.into()));
+        }
+        let (part, _) = crate::workflow::run::turn(self, part, id, Some(&before), &mut marked, None);
+        let (engine, id) = (self.clone(), id.clone());
+        let part = part.then(move |landing| {
+            if let Some(run) = engine.resident(&id) {
+                run.cancelled(rev, landing.last(), marked);
+            }
+            if before.status == Status::Waiting {
+                engine.wake_up(&id);
+            }
+        });
+        Ok(self.send(part).await?.map_or(Marked::Refused, |_| Marked::Ends))
+    }
+
+    /// Ends a parked execution as cancelled, with another in its place: it runs no code, so there is no cleaning up to
+    /// wait for. Gives whether that was done; an operator may have let it go on meanwhile.
+    async fn replace_parked(self: &Arc<Inner>, id: &ExecutionId, successor: &Execution) -> Result<bool> {
+        let view = self.store.view().await?;
+        let (mut before, rev) = self.known(id).await?;
+        let is_same = before.workflow == successor.workflow && before.needs_as(successor);
+        if !before.is_parked() || !is_same || self.is_resident(id) {
+            // It is about to leave memory, or to go on.
+            tokio::task::yield_now().await;
+            return Ok(false);
+        }
+        before.superseded = before.superseded.or(Some(Supersede::Cancel));
+        let status = Status::Cancelled(before.cancel.clone().unwrap_or_else(|| REASON.into()));
+        for is_large in [false, true] {
+            let before = before.clone();
+            let ending = Ending { before, rev, status: &status, successor: Some(successor), is_large };
+            match self.end_stored(id, view.generation(), ending).await {
+                Err(error) if error.kind() == ErrorKind::Invalid && !is_large => {}
+                ended => return ended,
+            }
+        }
+        Ok(false)
+    }
+
+    /// Marks an execution that cannot be ended in the same commit: one that is in memory, or waits in a line.
+    pub(crate) async fn mark_if_need_be(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        successor: Option<&Execution>,
+    ) -> Result<Option<Marked>> {
+        let Some(successor) = successor else { return Ok(None) };
+        if !self.is_resident(id) && !self.known(id).await?.0.is_queued() {
+            return Ok(None);
+        }
+        self.supersede(id, successor, Supersede::Terminate).await.map(Some)
+    }
+
+    /// The record that takes the place of an execution's, in the commit that ends it, if another takes its place. What
+    /// the commit has to hold for that is added to its parts.
+    pub(crate) async fn succession(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        before: &Execution,
+        parts: &mut Vec<Part>,
+        successor: Option<&Execution>,
+    ) -> Result<Option<Execution>> {
+        if before.superseded.is_none() {
+            return Ok(None);
+        }
+        let kept = self.kept(id);
+        let left = [kept.all(), self.states.execution(id).all(), self.states.tree(id).all()];
+        let gone = self.left_by(id, &left).await?;
+        let view = self.store.view().await?;
+        let place = || format!("the execution that takes the place of {id:?}");
+        let stored = fetch::<Execution>(&view, &kept.successor(), place).await?.map(|(first, _)| first);
+        let Some(first) = successor.cloned().or(stored) else {
+            return Err(WorkflowError::corrupt(place()));
+        };
+        let written: HashSet<&Key> = parts.iter().flat_map(|part| part.writes()).map(Write::key).collect();
+        let checks = left.into_iter().map(|range| Check::Unchanged(range, gone.1));
+        let part = checks.fold(Part::default(), |part, check| part.check(LEFT, check));
+        let key = before.key.as_ref().map(|key| self.spaces.keys.key(keyed_key(&before.workflow, key)));
+        let its_parent = before.parent.as_ref().map(|parent| self.kept(&parent.id).child(id));
+        let gone = gone.0.iter().chain(&key).chain(&its_parent).filter(|key| !written.contains(key));
+        let part = gone.fold(part, Part::delete);
+        let (engine, follows) = (self.clone(), id.clone());
+        parts.push(part.then(move |_| engine.wake_up(&follows)));
+        let mut admission = before.admission.clone();
+        admission.iter_mut().for_each(|admission| admission.gathers = None);
+        Ok(Some(Execution { run: before.run + 1, admission, ..first }))
+    }
+
+    /// What is left in ranges, of which most is removed at once if it is much, and the generation at which that was so.
+    async fn left_by(&self, id: &ExecutionId, ranges: &[Range]) -> Result<(Vec<Key>, crate::store::Generation)> {
+        loop {
+            let view = self.store.view().await?;
+            let mut found = Vec::new();
+            for range in ranges {
+                let more = view.scan(range, Order::Ascending, MOST - found.len().min(MOST)).await?;
+                found.extend(more.into_iter().map(|(key, _)| key));
+            }
+            if found.len() < MOST {
+                return Ok((found, view.generation()));
+            }
+            // Its code has ended. What is left of it is read by none, as long as this engine is its owner.
+            let successor = self.kept(id).successor();
+            let gone = found.iter().filter(|key| **key != successor);
+            let part = gone.fold(self.node.for_owner(id), Part::delete);
+            if matches!(self.store.commit(part.place(Commit::new()).0).await?, Outcome::Refused(_)) {
+                return Err(WorkflowError::Stopped);
+            }
+        }
+    }
+
+    /// Whether an execution has ended and another has taken its place.
+    pub(crate) fn is_followed(&self, found: &Execution, successor: Option<&Execution>) -> bool {
+        successor.is_some_and(|it| found.superseded.is_none() && found.started_us == it.started_us)
+    }
+
+    /// Ends an execution that was to be when the process ended.
+    pub(crate) fn end_superseded(self: &Arc<Inner>, id: &ExecutionId) {
+        let (engine, id) = (self.clone(), id.clone());
+        self.node.runtime.spawn(async move {
+            match engine.terminate_now(&id, REASON, None, true).await {
+                Ok(()) | Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
+                Err(error) => {
+                    tracing::warn!(%id, %error, "an execution whose place another takes could not be ended yet");
+                    engine.node.doubt();
+                }
+            }
+        });
+    }
+}

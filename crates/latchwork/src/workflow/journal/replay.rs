@@ -1,0 +1,243 @@
+//! How every operation goes: it takes its place in the journal. What the journal tells of its end is given again;
+//! otherwise it is done, anew or from where it was.
+
+use std::future::Future;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::store::Timestamp;
+use crate::workflow::ctx::step::read_failure;
+use crate::workflow::ctx::{Ctx, hash};
+use crate::workflow::journal::place::Place;
+use crate::workflow::run::{Doing, Effect, Listed, Run, Stop};
+use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
+use crate::workflow::{Failure, Result};
+
+/// An operation that the code has come to.
+pub(crate) struct Call<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) name: &'a str,
+    /// A hash of what it was given.
+    pub(crate) argument: u64,
+}
+
+impl<'a> Call<'a> {
+    /// A wait for so long at the most.
+    pub(crate) fn timed(kind: Kind, name: &'a str, timeout: Option<Duration>) -> Call<'a> {
+        Call { kind, name, argument: timeout.map_or(0, |timeout| hash(&(timeout.as_micros() as u64))) }
+    }
+
+    pub(crate) fn entry(&self, since: Timestamp, state: EntryState) -> Entry {
+        Entry::new(self.kind, self.name, self.argument, since, state)
+    }
+}
+
+/// An operation at its place in the journal.
+pub(crate) struct Journaled<'a> {
+    pub(crate) ctx: &'a Ctx,
+    pub(crate) doing: Doing,
+    pub(crate) place: Place,
+    /// As it is recorded, or is to be if the code comes to it for the first time.
+    pub(crate) entry: Entry,
+    pub(crate) is_new: bool,
+}
+
+impl Ctx {
+    /// Does an operation that gives JSON, which fits its type on every replay.
+    pub(crate) async fn replay<'a, T, F>(
+        &'a self,
+        what: WaitsFor,
+        call: Call<'_>,
+        anew: impl FnOnce(Journaled<'a>) -> F,
+    ) -> Result<T, Failure>
+    where
+        T: DeserializeOwned,
+        F: Future<Output = Result<T, Failure>>,
+    {
+        self.replay_as(what, call, |_, text| serde_json::from_str(text), anew).await
+    }
+
+    /// Does an operation. If the journal tells of its end, `read` makes of that what the operation gives; otherwise it
+    /// is done by `anew`.
+    pub(crate) async fn replay_as<'a, T, F>(
+        &'a self,
+        what: WaitsFor,
+        call: Call<'_>,
+        read: impl FnOnce(&Journaled<'a>, &str) -> serde_json::Result<T>,
+        anew: impl FnOnce(Journaled<'a>) -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        self.operation(what, |doing| async move {
+            let operation = self.journaled(&call, doing).await;
+            match &operation.entry.state {
+                EntryState::Done(text) => Ok(operation.fits(read(&operation, text)).await),
+                EntryState::Gave(text) => Err(read_failure(text)),
+                _ => anew(operation).await,
+            }
+        })
+        .await
+    }
+
+    /// Something that is chosen once. It leaves nothing behind, so it rides on the next commit.
+    pub(crate) async fn value<T: Serialize + DeserializeOwned>(
+        &self,
+        kind: Kind,
+        name: &str,
+        choose: impl FnOnce(&Run) -> T,
+    ) -> T {
+        self.value_with(kind, name, |run| (choose(run), None)).await
+    }
+
+    /// Something that is chosen once, with what is done in the commit that records it.
+    pub(crate) async fn value_with<T: Serialize + DeserializeOwned>(
+        &self,
+        kind: Kind,
+        name: &str,
+        choose: impl FnOnce(&Run) -> (T, Option<Effect>),
+    ) -> T {
+        let call = Call { kind, name, argument: 0 };
+        let chosen = self.replay(WaitsFor::Store, call, |operation| async move {
+            let (value, effect) = choose(&self.run);
+            operation.done_with(&value, effect);
+            Ok(value)
+        });
+        match chosen.await {
+            Ok(value) => value,
+            Err(failure) => self.run.park(format!("{kind} {name:?} has failed by the journal: {failure}")).await,
+        }
+    }
+
+    /// Has an operation under way, in the branch that polls it.
+    pub(crate) async fn operation<T, F>(&self, what: WaitsFor, operation: impl FnOnce(Doing) -> F) -> T
+    where
+        F: Future<Output = T>,
+    {
+        let here = self.begins().await;
+        let doing = Listed(Doing::begin(&self.run, what, Some(here.path.clone())).shielded(self.is_shielded));
+        if self.run.engine.rehearsal.is_strict() {
+            tokio::task::yield_now().await;
+        }
+        if self.run.is_full() {
+            // It has nothing in there that could be refused.
+            let _ = doing.flush().await;
+        }
+        let mut operation = std::pin::pin!(operation(doing.clone()));
+        let poll = |context: &mut Context<'_>| match here.is_polled(&self.run) {
+            true => operation.as_mut().poll(context),
+            false => {
+                let reason = "an operation was begun in one branch and awaited on in another; await it in one of them";
+                self.run.set_stop(Stop::Parked(reason.into()));
+                Poll::Pending
+            }
+        };
+        let done = std::future::poll_fn(poll).await;
+        drop(doing);
+        here.ends();
+        done
+    }
+
+    /// What was read of what an operation gave. If that does not fit, the execution is parked.
+    pub(crate) async fn recorded<T>(&self, place: &Place, entry: &Entry, read: serde_json::Result<T>) -> T {
+        match read {
+            Ok(value) => value,
+            Err(error) => {
+                let Entry { kind, name, .. } = entry;
+                let result = format!("the result of {kind} {name:?} (operation {place})");
+                self.run.park(format!("{result} does not fit its type: {error}")).await
+            }
+        }
+    }
+
+    /// An operation with its place, and what the journal holds there.
+    pub(crate) async fn journaled(&self, call: &Call<'_>, doing: Doing) -> Journaled<'_> {
+        let (place, found) = self.take(call).await;
+        let is_new = found.is_none();
+        let entry = found.unwrap_or_else(|| call.entry(self.run.env().now(), EntryState::Begun));
+        Journaled { ctx: self, doing, place, entry, is_new }
+    }
+
+    /// The next operation's place, and what the journal holds there. What does not belong there parks the execution.
+    pub(crate) async fn take(&self, call: &Call<'_>) -> (Place, Option<Entry>) {
+        let here = self.here();
+        if let Err(stop) = here.read_ahead(&self.run).await {
+            return self.run.stop_for(stop).await;
+        }
+        // The future that was told to stop may have been dropped, and the code gone on.
+        if self.run.with(|state| state.is_over()) {
+            return std::future::pending().await;
+        }
+        let (place, found) = here.next();
+        let Call { kind, name, argument } = call;
+        match &found {
+            None => self.run.effect().await,
+            Some(found) if found.kind != *kind || *found.name != **name || !found.is_given(*argument) => {
+                let other = if found.kind == *kind && *found.name == **name { ", given something else" } else { "" };
+                let reason = format!(
+                    "operation {place} is {kind} {name:?} in the code, and {} {:?} in the journal{other}",
+                    found.kind, found.name
+                );
+                return self.run.park(reason).await;
+            }
+            Some(_) => {}
+        }
+        (place, found)
+    }
+}
+
+impl Journaled<'_> {
+    fn run(&self) -> &Run {
+        &self.ctx.run
+    }
+
+    /// When the code came to it.
+    pub(crate) fn since(&self) -> Timestamp {
+        Timestamp(self.entry.since_us)
+    }
+
+    /// Keeps how far it is for the next commit.
+    pub(crate) fn put(&mut self, state: EntryState) {
+        self.entry.state = state;
+        self.run().put(&self.place, self.entry.clone());
+    }
+
+    /// Keeps what it gave for the next commit, with what is to be done in that.
+    pub(crate) fn ends(&self, state: EntryState, effect: Option<Effect>) {
+        self.run().put_with(&self.place, Entry { state, ..self.entry.clone() }, effect);
+    }
+
+    /// It gave this.
+    pub(crate) fn done(&self, value: &impl Serialize) {
+        self.done_with(value, None);
+    }
+
+    pub(crate) fn done_with(&self, value: &impl Serialize, effect: Option<Effect>) {
+        let text = serde_json::to_string(value).expect("what an operation gives can be written as JSON");
+        self.ends(EntryState::Done(text), effect);
+    }
+
+    /// It failed for good.
+    pub(crate) fn gave(&self, failure: Failure) -> Failure {
+        self.ends(EntryState::Gave(failure_text(&failure)), None);
+        failure
+    }
+
+    /// It was not done because the execution is cancelled.
+    pub(crate) fn cancelled(&self) -> Failure {
+        self.gave(self.run().why_cancelled(&self.place))
+    }
+
+    /// Fails if the execution is cancelled.
+    pub(crate) fn unless_cancelled(&self) -> Result<(), Failure> {
+        if self.doing.is_cancelled() { Err(self.cancelled()) } else { Ok(()) }
+    }
+
+    /// What was read of what it gave.
+    pub(crate) async fn fits<T>(&self, read: serde_json::Result<T>) -> T {
+        self.ctx.recorded(&self.place, &self.entry, read).await
+    }
+}

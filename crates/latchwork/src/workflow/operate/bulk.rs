@@ -1,0 +1,145 @@
+//! The same for many executions: whatever a filter means is cancelled, terminated, signalled or tried again.
+
+use std::future::Future;
+
+use futures_util::{StreamExt, stream};
+use serde::Serialize;
+
+use crate::workflow::engine::Engine;
+use crate::workflow::operate::filter::Filter;
+use crate::workflow::{ExecutionId, Result, WorkflowError};
+
+/// How many executions are found at once, and how many are worked on at once.
+const PAGE: usize = 500;
+const AT_ONCE: usize = 32;
+
+/// How many failures are told.
+const TOLD: usize = 1000;
+
+/// Something that is about to be done to many executions.
+#[derive(Clone)]
+#[must_use = "nothing is done until it is said what"]
+pub struct Bulk {
+    engine: Engine,
+    filter: Filter,
+    is_dry: bool,
+    operation: Option<String>,
+}
+
+/// What was done to many executions.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct BulkReport {
+    /// How many were meant.
+    pub matched: u64,
+    /// For how many it was done.
+    pub done: u64,
+    /// How many had ended before it came to them, or, if they were to try again, did not wait for that.
+    pub passed_over: u64,
+    /// For how many it failed.
+    pub failures: u64,
+    /// The first 1000 of those, with the reasons.
+    pub failed: Vec<(ExecutionId, WorkflowError)>,
+}
+
+impl Engine {
+    /// Does the same to all executions that a filter means and that are there by now.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Filter, Is, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let parked = Filter::new().workflow("order").is(Is::Parked);
+    /// let report = engine.bulk(parked.clone()).dry_run().retry().await?;
+    /// println!("this would have {} executions try again", report.matched);
+    /// engine.bulk(parked).retry().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn bulk(&self, filter: Filter) -> Bulk {
+        Bulk { engine: self.clone(), filter, is_dry: false, operation: None }
+    }
+}
+
+impl Bulk {
+    /// Only counts which executions are meant.
+    pub fn dry_run(mut self) -> Bulk {
+        self.is_dry = true;
+        self
+    }
+
+    /// Under this id: a signal that is sent to many once more, under the same id, counts once for each of them.
+    pub fn operation(mut self, id: impl Into<String>) -> Bulk {
+        self.operation = Some(id.into());
+        self
+    }
+
+    /// Has them cancelled.
+    pub async fn cancel(self, reason: &str) -> Result<BulkReport> {
+        let engine = &self.engine;
+        self.each(|id| async move { engine.cancel(id, reason).await }).await
+    }
+
+    /// Ends them as failed, without any more of their code being run.
+    pub async fn terminate(self, reason: &str) -> Result<BulkReport> {
+        let engine = &self.engine;
+        self.each(|id| async move { engine.terminate(id, reason).await }).await
+    }
+
+    /// Sends a signal to each of them.
+    pub async fn signal(self, name: &str, payload: &impl Serialize) -> Result<BulkReport> {
+        let engine = &self.engine;
+        let operation = self.operation.clone().unwrap_or_else(|| engine.store().env().uuid().to_string());
+        let signal_id = format!("bulk:{operation}");
+        self.each(|id| engine.signal(id, name, payload).id(&signal_id).into_future()).await
+    }
+
+    /// Has them try at once what they pause before, and resumes those that are parked.
+    pub async fn retry(self) -> Result<BulkReport> {
+        let engine = &self.engine;
+        self.each(|id| async move { engine.retry_now(id).await }).await
+    }
+
+    async fn each<F>(&self, act: impl Fn(ExecutionId) -> F) -> Result<BulkReport>
+    where
+        F: Future<Output = Result<()>>,
+    {
+        // What is started from now on is not meant: there would be no end to it.
+        let filter = self.filter.clone().started(..=self.engine.store().env().now());
+        let (mut report, mut cursor) = (BulkReport::default(), None);
+        loop {
+            let page = self.engine.list(filter.clone()).ascending().limit(PAGE).after(cursor).await?;
+            report.matched += page.executions.len() as u64;
+            if !self.is_dry {
+                let ids: Vec<ExecutionId> = page.executions.into_iter().map(|found| found.id).collect();
+                let act = &act;
+                let acts = ids.into_iter().map(|id| async move { (id.clone(), act(id).await) });
+                let mut acts = stream::iter(acts).buffered(AT_ONCE);
+                while let Some((id, outcome)) = acts.next().await {
+                    report.add(id, outcome)?;
+                }
+            }
+            cursor = page.next;
+            if cursor.is_none() {
+                return Ok(report);
+            }
+        }
+    }
+}
+
+impl BulkReport {
+    fn add(&mut self, id: ExecutionId, outcome: Result<()>) -> Result<()> {
+        use WorkflowError::{Ended, NotFound, NotRetrying, Stopped};
+        match outcome {
+            Ok(()) => self.done += 1,
+            // Nothing can be done to any other, either.
+            Err(Stopped) => return Err(Stopped),
+            Err(Ended { .. } | NotFound { .. } | NotRetrying { .. }) => self.passed_over += 1,
+            Err(error) => {
+                self.failures += 1;
+                if self.failed.len() < TOLD {
+                    self.failed.push((id, error));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! What a store holds of executions, for those who only look: needs no engine, runs nothing and writes nothing. An
+//! engine reads by the same code.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::store::{Order, Store, Timestamp, View};
+use crate::workflow::admission::PlaceInLine;
+use crate::workflow::engine::{Engine, Inner, Spaces};
+use crate::workflow::operate::history::{ExecutionState, value};
+use crate::workflow::stored::kept::Kept;
+use crate::workflow::stored::record::{Attribute, Close, Execution, Wait, fetch_execution};
+use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, WorkflowError};
+
+/// The executions in a store, without an engine that runs them: on [`Store::open_read_only`], for instance.
+///
+/// ```
+/// # use latchwork::store::Store;
+/// # use latchwork::workflow::{Executions, Filter, Is, Result};
+/// # async fn example() -> Result<()> {
+/// let executions = Executions::on(&Store::open_read_only("./data").await?).await?;
+/// for parked in executions.list(Filter::new().is(Is::Parked)).await?.executions {
+///     println!("{} {:?}", parked.id, executions.describe(&parked.id).await?.input);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Executions {
+    pub(crate) store: Store,
+    /// `None` if no engine was ever on the store.
+    pub(crate) spaces: Option<Spaces>,
+}
+
+/// Everything that is known of an execution but for its operations.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Description {
+    /// Its id.
+    pub id: ExecutionId,
+    /// The workflow's name.
+    pub workflow: String,
+    /// How it is, with its output or failure if it has ended.
+    pub state: ExecutionState,
+    /// How often it was continued as new.
+    pub run: u32,
+    /// How often an operator has let it go on.
+    pub resumes: u32,
+    /// What it was started with, or continued with.
+    pub input: Value,
+    /// When it was started, in microseconds since 1970.
+    pub started_us: u64,
+    /// When it was last changed as a whole, in microseconds since 1970: for one that has ended, its end.
+    pub changed_us: u64,
+    /// When it is to be ended for having taken too long, in microseconds since 1970.
+    pub deadline_us: Option<u64>,
+    /// When it is removed, if it has ended, in microseconds since 1970.
+    pub removal_us: Option<u64>,
+    /// The idempotency key of its start.
+    pub idempotency_key: Option<String>,
+    /// What it waits for, if it is out of memory.
+    pub waits: Vec<Wait>,
+    /// Its tags.
+    pub tags: BTreeSet<String>,
+    /// Its search attributes.
+    pub attributes: BTreeMap<String, Attribute>,
+    /// The execution that has started it, if one has.
+    pub parent: Option<ExecutionId>,
+    /// What becomes of it when that ends before it.
+    pub close: Option<Close>,
+    /// The children that it has started and that have not ended.
+    pub children: Vec<ExecutionId>,
+    /// The execution whose results it has kept, if it is a fork.
+    pub forked: Option<ExecutionId>,
+    /// The schedule that has started it, if one has.
+    pub schedule: Option<String>,
+    /// Why it is to be cancelled, if it is.
+    pub cancel: Option<String>,
+    /// What it has published, by name.
+    pub published: BTreeMap<String, Value>,
+}
+
+impl Executions {
+    /// The executions in a store.
+    pub async fn on(store: &Store) -> Result<Executions> {
+        Ok(Executions { store: store.clone(), spaces: Spaces::find(store).await? })
+    }
+
+    /// Executions, found by what they are, wait for or are labelled with, as [`Engine::list`] finds them.
+    pub fn list(&self, filter: Filter) -> List {
+        List::new(self.clone(), filter)
+    }
+
+    /// What happened to an execution so far, page by page. Await it for a page.
+    pub fn operations(&self, id: impl Into<ExecutionId>) -> Operations {
+        Operations::new(self.clone(), id.into())
+    }
+
+    /// Everything that is known of an execution but for its operations.
+    pub async fn describe(&self, id: impl Into<ExecutionId>) -> Result<Description> {
+        let id = id.into();
+        let view = self.store.view().await?;
+        let (spaces, execution, changed) = self.read(&view, &id).await?;
+        let kept = Kept::new(&spaces.kept, &id);
+        let published = kept.fetch_published(&view).await?.map(|(published, _)| published).unwrap_or_default();
+        let children = match execution.has_children {
+            true => view.scan(&kept.children(), Order::Ascending, usize::MAX).await?,
+            false => Vec::new(),
+        };
+        let children = children.iter().filter_map(|(key, _)| kept.read_child(key)).collect();
+        let published = published.0.iter().map(|(name, text)| (name.clone(), value(text))).collect();
+        Ok(Description { children, published, ..Description::new(id, execution, changed) })
+    }
+
+    /// What an execution waits for, as far as the store knows: not what it does in the memory of a process.
+    pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
+        let (id, view) = (id.into(), self.store.view().await?);
+        let (spaces, execution, _) = self.read(&view, &id).await?;
+        let queue = match &spaces.limits {
+            Some(gates) => PlaceInLine::of(gates, &view, &id, &execution).await?,
+            None => None,
+        };
+        Ok(Why { queue, ..Why::stored(execution) })
+    }
+
+    /// An execution that must be there, and when it was last changed.
+    pub(crate) async fn read(&self, view: &View, id: &ExecutionId) -> Result<(&Spaces, Execution, Timestamp)> {
+        let missing = || WorkflowError::NotFound { id: id.clone() };
+        let spaces = self.spaces.as_ref().ok_or_else(missing)?;
+        let (execution, item) = fetch_execution(view, &spaces.executions, id).await?.ok_or_else(missing)?;
+        Ok((spaces, execution, item.time))
+    }
+}
+
+shown!(Executions, _it => );
+
+impl Inner {
+    /// What this engine's store holds, to be read.
+    pub(crate) fn stored(&self) -> Executions {
+        Executions { store: self.store.clone(), spaces: Some(self.spaces.clone()) }
+    }
+}
+
+impl Engine {
+    /// Everything that is known of an execution but for its operations.
+    pub async fn describe(&self, id: impl Into<ExecutionId>) -> Result<Description> {
+        self.inner.stored().describe(id).await
+    }
+}
+
+impl Description {
+    fn new(id: ExecutionId, execution: Execution, changed: Timestamp) -> Description {
+        let parent = execution.parent;
+        Description {
+            id,
+            workflow: execution.workflow,
+            state: ExecutionState::of(&execution.status),
+            run: execution.run,
+            resumes: execution.resumes,
+            input: value(&execution.input),
+            started_us: execution.started_us,
+            changed_us: changed.0,
+            deadline_us: execution.deadline_us,
+            removal_us: execution.removal_us,
+            idempotency_key: execution.key,
+            waits: execution.waits,
+            tags: execution.labels.tags,
+            attributes: execution.labels.attributes,
+            close: parent.as_ref().map(|parent| parent.close),
+            parent: parent.map(|parent| parent.id),
+            children: Vec::new(),
+            forked: execution.forked.map(Into::into),
+            schedule: execution.schedule,
+            cancel: execution.cancel,
+            published: BTreeMap::new(),
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What executions are looked for by, for lists and for whatever is done to many at once. Every part of it is answered
+//! by keys that list executions.
+
+use std::collections::BTreeSet;
+use std::ops::{Bound, RangeBounds};
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::Timestamp;
+use crate::workflow::operate::seek::{Prefix, Reader, Stream, Union, successor};
+use crate::workflow::stored::listed::{Shelf, by_attribute, by_status, by_tag, by_value, by_wait};
+use crate::workflow::stored::record::{Attribute, Execution, WaitsFor};
+use crate::workflow::{Result, WorkflowError};
+
+/// The longest text that anything can be found by, in bytes.
+const LONGEST: usize = 1024;
+
+/// How an execution is, for those who look for some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Is {
+    /// At work, or about to be.
+    Running,
+    /// Out of memory, for whatever it waits for.
+    Waiting,
+    /// Out of memory, for a time and nothing else: a sleep, or the next attempt at a step.
+    Asleep,
+    /// Waits for an operator.
+    Parked,
+    /// Has come to an output.
+    Completed,
+    /// Has failed.
+    Failed,
+    /// Has taken longer than it may.
+    TimedOut,
+    /// Was cancelled.
+    Cancelled,
+}
+
+impl Is {
+    fn shelves(self) -> &'static [Shelf] {
+        match self {
+            Is::Running => &[Shelf::Running],
+            Is::Waiting => &[Shelf::Asleep, Shelf::Waiting],
+            Is::Asleep => &[Shelf::Asleep],
+            Is::Parked => &[Shelf::Parked],
+            Is::Completed => &[Shelf::Completed],
+            Is::Failed => &[Shelf::Failed],
+            Is::TimedOut => &[Shelf::TimedOut],
+            Is::Cancelled => &[Shelf::Cancelled],
+        }
+    }
+}
+
+/// Which executions are meant: those that everything is true of that is said here. Without a word, all of them.
+///
+/// ```
+/// use latchwork::workflow::{Filter, Is};
+///
+/// let late = Filter::new().workflow("order").is(Is::Waiting).tag("vip").at_least("price", 100);
+/// ```
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Filter {
+    workflows: BTreeSet<String>,
+    is: BTreeSet<Is>,
+    waits: Vec<WaitsFor>,
+    tags: BTreeSet<String>,
+    attributes: Vec<(String, Attribute)>,
+    limits: Vec<Limit>,
+    from_us: u64,
+    to_us: Option<u64>,
+}
+
+/// That an attribute lies on one side of a value.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Limit {
+    name: String,
+    side: Side,
+    value: Attribute,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Side {
+    AtLeast,
+    Above,
+    AtMost,
+    Below,
+}
+
+/// Values of an attribute, as a run of keys.
+pub(crate) struct Values {
+    pub(crate) name: String,
+    start: Vec<u8>,
+    end: Vec<u8>,
+}
+
+impl Limit {
+    /// The keys of the values that are meant. They are all of one kind.
+    fn keys(&self) -> (Vec<u8>, Vec<u8>) {
+        let value = by_value(&self.name, &self.value);
+        let kind = &value[..=by_attribute(&self.name).len()];
+        match self.side {
+            Side::AtLeast => (value.clone(), successor(kind)),
+            Side::Above => (successor(&value), successor(kind)),
+            Side::AtMost => (kind.to_vec(), successor(&value)),
+            Side::Below => (kind.to_vec(), value),
+        }
+    }
+}
+
+impl Values {
+    /// The keys of these values, from first to last.
+    pub(crate) fn stream(&self, reader: &Reader<'_>) -> Stream {
+        Stream::new(reader.listed(by_attribute(&self.name)), self.start.clone(), self.end.clone())
+    }
+}
+
+impl Filter {
+    /// All executions.
+    pub fn new() -> Filter {
+        Filter::default()
+    }
+
+    /// Those of this workflow. Said more than once: of any of these.
+    pub fn workflow(mut self, name: impl Into<String>) -> Filter {
+        self.workflows.insert(name.into());
+        self
+    }
+
+    /// Those that are so. Said more than once: that are any of these.
+    pub fn is(mut self, is: Is) -> Filter {
+        self.is.insert(is);
+        self
+    }
+
+    /// Those that wait for this, out of memory. Said more than once: for any of these. [`WaitsFor::Timer`] means those
+    /// that are [`Is::Asleep`].
+    pub fn waits_for(mut self, what: WaitsFor) -> Filter {
+        self.waits.push(what);
+        self
+    }
+
+    /// Those that have this tag. Said more than once: that have all of these.
+    pub fn tag(mut self, tag: impl Into<String>) -> Filter {
+        self.tags.insert(tag.into());
+        self
+    }
+
+    /// Those whose search attribute of this name has this value.
+    pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
+        self.attributes.push((name.into(), value.into()));
+        self
+    }
+
+    /// Those whose search attribute of this name is of the value's kind and not less.
+    pub fn at_least(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
+        self.limit(name, Side::AtLeast, value)
+    }
+
+    /// Those whose search attribute of this name is of the value's kind and greater.
+    pub fn greater_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
+        self.limit(name, Side::Above, value)
+    }
+
+    /// Those whose search attribute of this name is of the value's kind and not greater.
+    pub fn at_most(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
+        self.limit(name, Side::AtMost, value)
+    }
+
+    /// Those whose search attribute of this name is of the value's kind and less.
+    pub fn less_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
+        self.limit(name, Side::Below, value)
+    }
+
+    fn limit(mut self, name: impl Into<String>, side: Side, value: impl Into<Attribute>) -> Filter {
+        self.limits.push(Limit { name: name.into(), side, value: value.into() });
+        self
+    }
+
+    /// Those that were started between these times. Said more than once: between all of these.
+    pub fn started(mut self, times: impl RangeBounds<Timestamp>) -> Filter {
+        self.from_us = self.from_us.max(match times.start_bound() {
+            Bound::Unbounded => 0,
+            Bound::Included(from) => from.0,
+            Bound::Excluded(from) => from.0.saturating_add(1),
+        });
+        let to = match times.end_bound() {
+            Bound::Unbounded => None,
+            Bound::Excluded(to) => Some(to.0),
+            Bound::Included(to) => to.0.checked_add(1),
+        };
+        self.to_us = self.to_us.into_iter().chain(to).min();
+        self
+    }
+
+    /// Refuses what cannot be looked for.
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |reason: String| Err(WorkflowError::List { reason });
+        for what in &self.waits {
+            match what {
+                WaitsFor::Step(_) | WaitsFor::Store => {
+                    return refuse(format!("{what:?} is not waited for out of memory, and only such waits are listed"));
+                }
+                what => what.listed().map_or(Ok(()), |(_, name)| is_short(name))?,
+            }
+        }
+        self.workflows.iter().chain(&self.tags).try_for_each(|text| is_short(text))?;
+        let limits = self.limits.iter().map(|limit| (&limit.name, &limit.value));
+        for (name, value) in self.attributes.iter().map(|(name, value)| (name, value)).chain(limits) {
+            is_short(name)?;
+            match value {
+                Attribute::Text(text) => is_short(text)?,
+                Attribute::Real(number) if !number.is_finite() => {
+                    return refuse(format!("attribute {name:?} cannot be {number}, which is no number"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The values that the order goes by: those of the first attribute that was given a limit.
+    pub(crate) fn values(&self) -> Option<Values> {
+        let first = self.limits.first()?;
+        let its = self.limits.iter().filter(|limit| limit.name == first.name).map(Limit::keys);
+        let (start, end) = its.reduce(|a, b| (a.0.max(b.0), a.1.min(b.1)))?;
+        Some(Values { name: first.name.clone(), end: end.max(start.clone()), start })
+    }
+
+    /// Whether an execution is meant.
+    pub(crate) fn is_met(&self, execution: &Execution) -> bool {
+        let shelf = Shelf::of(execution);
+        let is_waited = |what: &WaitsFor| match what {
+            WaitsFor::Timer => shelf == Shelf::Asleep,
+            what => execution.waits.iter().any(|wait| wait.what == *what),
+        };
+        let value = |name: &str| Some(by_value(name, execution.labels.attributes.get(name)?));
+        let is_within = |limit: &Limit| {
+            let (start, end) = limit.keys();
+            value(&limit.name).is_some_and(|value| start <= value && value < end)
+        };
+        (self.workflows.is_empty() || self.workflows.contains(&execution.workflow))
+            && (self.is.is_empty() || self.is.iter().any(|is| is.shelves().contains(&shelf)))
+            && (self.waits.is_empty() || self.waits.iter().any(is_waited))
+            && self.tags.iter().all(|tag| execution.labels.tags.contains(tag))
+            && self.attributes.iter().all(|(name, asked)| value(name) == Some(by_value(name, asked)))
+            && self.limits.iter().all(is_within)
+            && self.from_us <= execution.started_us
+            && self.to_us.is_none_or(|to| execution.started_us < to)
+    }
+
+    /// The keys that list what is meant, in the order of start times: an execution has to be in all of these. Limits of
+    /// attributes are not among them. None only if nothing but limits is asked for.
+    pub(crate) async fn unions(&self, reader: &Reader<'_>) -> Result<Vec<Union>> {
+        let mut unions = Vec::new();
+        let mut add = |prefixes: Vec<Prefix>| {
+            unions.push(Union::new(prefixes.into_iter().map(|prefix| self.timed(prefix)).collect()));
+        };
+        self.tags.iter().for_each(|tag| add(vec![reader.listed(by_tag(tag))]));
+        self.attributes.iter().for_each(|(name, value)| add(vec![reader.listed(by_value(name, value))]));
+        if !self.waits.is_empty() {
+            let waits: BTreeSet<Vec<u8>> = self.waits.iter().filter_map(by_wait).collect();
+            let mut prefixes: Vec<Prefix> = waits.into_iter().map(|wait| reader.listed(wait)).collect();
+            if self.waits.contains(&WaitsFor::Timer) {
+                prefixes.extend(self.shelves(reader, &[Shelf::Asleep]).await?);
+            }
+            add(prefixes);
+        }
+        let others = self.tags.len() + self.attributes.len() + self.waits.len() + self.limits.len();
+        if others == 0 || !self.is.is_empty() || !self.workflows.is_empty() {
+            let mut shelves: Vec<Shelf> = self.is.iter().flat_map(|is| is.shelves()).copied().collect();
+            if self.is.is_empty() {
+                shelves = Shelf::ALL.to_vec();
+            }
+            shelves.sort();
+            shelves.dedup();
+            add(self.shelves(reader, &shelves).await?);
+        }
+        Ok(unions)
+    }
+
+    /// What keys start with that list executions of these shelves, of the workflows that are meant.
+    async fn shelves(&self, reader: &Reader<'_>, shelves: &[Shelf]) -> Result<Vec<Prefix>> {
+        let mut prefixes = Vec::new();
+        for shelf in shelves {
+            if self.workflows.is_empty() {
+                prefixes.extend(reader.workflows(*shelf).await?);
+            }
+            for name in &self.workflows {
+                match shelf {
+                    Shelf::Running => prefixes.extend(reader.running(name).await?),
+                    other => prefixes.push(reader.listed(by_status(*other, name))),
+                }
+            }
+        }
+        Ok(prefixes)
+    }
+
+    /// Keys of one prefix, of executions that were started between the times that are meant.
+    fn timed(&self, prefix: Prefix) -> Stream {
+        let start = [&prefix.bytes[..], &self.from_us.to_be_bytes()].concat();
+        let end = match self.to_us {
+            Some(to) => [&prefix.bytes[..], &to.max(self.from_us).to_be_bytes()].concat(),
+            None => successor(&prefix.bytes),
+        };
+        Stream::new(prefix, start, end)
+    }
+}
+
+fn is_short(text: &str) -> Result<()> {
+    if text.len() <= LONGEST {
+        return Ok(());
+    }
+    let reason = format!("nothing is found by a text of {} bytes; the limit is {LONGEST}", text.len());
+    Err(WorkflowError::List { reason })
+}

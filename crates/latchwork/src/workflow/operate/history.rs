@@ -1,0 +1,326 @@
+//! What happened to an execution: every operation of its journal with its times, attempts and outcome. It can be
+//! written to a file as JSON, and new code be checked against it.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::record::{Record, Unreadable};
+use crate::store::{Generation, Item, Key, Space, Store, Timestamp, View};
+use crate::workflow::ctx::step::read_failure;
+use crate::workflow::engine::{Engine, Spaces};
+use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::stored::record::{
+    Entry, EntryState, Execution, Intent, Kind, Status, fetch_execution, next_page, read_place, run_key,
+};
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+
+/// How many operations are read in one go.
+const BATCH: usize = 1000;
+
+/// What happened to an execution so far.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct History {
+    /// The execution's id.
+    pub id: String,
+    /// The workflow's name.
+    pub workflow: String,
+    /// What it was started with, or continued with.
+    pub input: Value,
+    /// When it was started, in microseconds since 1970.
+    pub started_us: u64,
+    /// When it was last changed as a whole, in microseconds since 1970: for one that has ended, its end.
+    pub changed_us: u64,
+    /// How often it was continued as new. What happened before that is not kept.
+    pub run: u32,
+    /// How it is.
+    pub state: ExecutionState,
+    /// The operations in the order in which the code came to them.
+    pub operations: Vec<Operation>,
+}
+
+/// How an execution is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ExecutionState {
+    /// At work, or about to be.
+    Running,
+    /// Out of memory until a timer is due.
+    Waiting,
+    /// Waits for an operator, for this reason.
+    Parked(String),
+    /// Has come to this output.
+    Completed(Value),
+    /// Has failed.
+    Failed(Failure),
+    /// Has taken longer than it may.
+    TimedOut,
+    /// Was cancelled, for this reason.
+    Cancelled(String),
+}
+
+/// An operation of an execution.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Operation {
+    /// The branch of the code that it is in, as `4.1/` for the second branch of the fork at place 4; empty for the
+    /// function itself.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub branch: String,
+    /// Its place in there, counted from 0.
+    pub place: u32,
+    /// What it is.
+    pub kind: Kind,
+    /// What it is called, if it has a name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// A hash of what it was given.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub argument: u64,
+    /// When the code came to it, in microseconds since 1970.
+    pub since_us: u64,
+    /// When what this tells was committed, in microseconds since 1970.
+    pub recorded_us: u64,
+    /// How often its body was begun.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attempts: u32,
+    /// The last attempts that failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<AttemptFailure>,
+    /// What the last attempt has told of itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Value>,
+    /// How far it is.
+    pub state: OperationState,
+}
+
+/// An attempt that failed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AttemptFailure {
+    /// Which attempt, counted from 1.
+    pub attempt: u32,
+    /// When it failed, in microseconds since 1970.
+    pub at_us: u64,
+    /// What went wrong.
+    pub message: String,
+}
+
+/// How far an operation is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OperationState {
+    /// Its body was begun.
+    Begun,
+    /// The last attempt failed, and the next is due then.
+    Retrying {
+        /// Why it failed.
+        failure: Failure,
+        /// In microseconds since 1970.
+        next_us: u64,
+    },
+    /// It waits, or waited, until then, in microseconds since 1970.
+    Until(u64),
+    /// It gave this.
+    Done(Value),
+    /// It failed for good.
+    Failed(Failure),
+    /// It saw this state of a slot.
+    Saw {
+        /// The slot's rev; `None` if it was never written.
+        rev: Option<u64>,
+        /// `None` if there was none.
+        state: Option<Value>,
+    },
+    /// It waits for a lock.
+    Queued {
+        /// The token that it will be granted.
+        token: u64,
+        /// Until when at the most, in microseconds since 1970.
+        until_us: Option<u64>,
+    },
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+pub(crate) fn value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.into()))
+}
+
+impl ExecutionState {
+    pub(crate) fn of(status: &Status) -> ExecutionState {
+        match status {
+            Status::Running => ExecutionState::Running,
+            Status::Waiting => ExecutionState::Waiting,
+            Status::Parked(reason) => ExecutionState::Parked(reason.clone()),
+            Status::Completed(output) => ExecutionState::Completed(value(output)),
+            Status::Failed(failure) => ExecutionState::Failed(read_failure(failure)),
+            Status::TimedOut => ExecutionState::TimedOut,
+            Status::Cancelled(reason) => ExecutionState::Cancelled(reason.clone()),
+        }
+    }
+}
+
+impl Engine {
+    /// What happened to an execution so far.
+    pub async fn history(&self, id: impl Into<ExecutionId>) -> Result<History> {
+        let id = id.into();
+        let found = History::of(self.store(), id.clone()).await?;
+        found.ok_or(WorkflowError::NotFound { id })
+    }
+}
+
+impl History {
+    /// What happened to an execution so far, as a store holds it. Needs no engine, and changes nothing.
+    pub async fn of(store: &Store, id: impl Into<ExecutionId>) -> Result<Option<History>> {
+        let id = id.into();
+        let Some(spaces) = Spaces::find(store).await? else { return Ok(None) };
+        let view = store.view().await?;
+        let Some((execution, item)) = fetch_execution(&view, &spaces.executions, &id).await? else { return Ok(None) };
+        let entries = entries(&view, &spaces.journal, &id, &execution, &item).await?;
+        let operations = entries.into_iter().map(|(place, it)| Operation::new(&place, it.entry, it.time)).collect();
+        Ok(Some(History::new(&id, execution, item.time, operations)))
+    }
+
+    /// The ids of all executions in a store, and the names of their workflows.
+    pub async fn ids(store: &Store) -> Result<Vec<(ExecutionId, String)>> {
+        let Some(spaces) = Spaces::find(store).await? else { return Ok(Vec::new()) };
+        let view = store.view().await?;
+        let (mut rest, mut ids) = (spaces.executions.all(), Vec::new());
+        while let Some(found) = next_page(&view, &mut rest, BATCH).await? {
+            for (key, item) in &found {
+                let id: ExecutionId = String::from_utf8_lossy(key.bytes()).as_ref().into();
+                let execution = Execution::decode(&item.value).map_err(|why| why.at(format!("execution {id:?}")))?;
+                ids.push((id, execution.workflow));
+            }
+        }
+        Ok(ids)
+    }
+
+    fn new(id: &ExecutionId, execution: Execution, changed: Timestamp, operations: Vec<Operation>) -> History {
+        History {
+            id: id.to_string(),
+            workflow: execution.workflow,
+            input: value(&execution.input),
+            started_us: execution.started_us,
+            changed_us: changed.0,
+            run: execution.run,
+            state: ExecutionState::of(&execution.status),
+            operations,
+        }
+    }
+
+    /// The names of the steps that the code came to, in order.
+    pub fn steps(&self) -> Vec<&str> {
+        let steps = self.operations.iter().filter(|operation| operation.kind == Kind::Step);
+        steps.map(|operation| operation.name.as_str()).collect()
+    }
+
+    /// The first operation of this kind and name.
+    pub fn find(&self, kind: Kind, name: &str) -> Option<&Operation> {
+        self.operations.iter().find(|operation| (operation.kind, operation.name.as_str()) == (kind, name))
+    }
+}
+
+/// What a journal holds of an operation, and since when.
+pub(crate) struct Recorded {
+    pub(crate) entry: Entry,
+    pub(crate) time: Timestamp,
+    pub(crate) generation: Generation,
+}
+
+impl Recorded {
+    fn by(item: &Item, entry: Entry) -> Recorded {
+        Recorded { entry, time: item.time, generation: item.generation }
+    }
+}
+
+/// What the journal of an execution holds, in the order in which the code came to it.
+pub(crate) async fn entries(
+    view: &View,
+    journal: &Space,
+    id: &ExecutionId,
+    execution: &Execution,
+    own: &Item,
+) -> Result<Vec<(Place, Recorded)>> {
+    let mut entries = BTreeMap::new();
+    let first = execution.intent.clone().and_then(Intent::into_entry);
+    let first = first.map(|first| (Path::default().at(0), Recorded::by(own, first)));
+    // A step that is begun for the first time has no record of its own.
+    let mut intents: Vec<(Place, Recorded)> = first.into_iter().collect();
+    let mut rest = journal.prefix(run_key(id, execution.run));
+    while let Some(found) = next_page(view, &mut rest, BATCH).await? {
+        for (key, item) in &found {
+            let (place, entry, next) = read_entry(id, key, &item.value)?;
+            intents.extend(next.map(|next| (place.branch.at(place.number + 1), Recorded::by(item, next))));
+            entries.insert(place, Recorded::by(item, entry));
+        }
+    }
+    for (place, entry) in &execution.tail {
+        entries.insert(place.clone(), Recorded::by(own, entry.clone()));
+    }
+    for (place, entry) in intents {
+        entries.entry(place).or_insert(entry);
+    }
+    let mut entries: Vec<_> = entries.into_iter().collect();
+    entries.sort_by_cached_key(|(place, _)| place.along());
+    Ok(entries)
+}
+
+/// The operation that a record of the journal tells of, and the one that was to be next, if it tells of that.
+pub(crate) fn read_entry(id: &ExecutionId, key: &Key, value: &[u8]) -> Result<(Place, Entry, Option<Entry>)> {
+    let damaged = || WorkflowError::corrupt(format!("an operation of execution {id:?}"));
+    let place = read_place(id, key.bytes()).ok_or_else(damaged)?;
+    let at = |why: Unreadable| why.at(format!("operation {place} of execution {id:?}"));
+    let (entry, next) = Entry::decode_with(value).map_err(at)?;
+    Ok((place, entry, next))
+}
+
+impl Operation {
+    pub(crate) fn new(place: &Place, entry: Entry, recorded: Timestamp) -> Operation {
+        let state = match entry.state {
+            EntryState::Begun | EntryState::Anew => OperationState::Begun,
+            EntryState::Failed { failure, next_us } => {
+                OperationState::Retrying { failure: read_failure(&failure), next_us }
+            }
+            EntryState::Until(until) => OperationState::Until(until),
+            EntryState::Done(text) => OperationState::Done(value(&text)),
+            EntryState::Gave(failure) => OperationState::Failed(read_failure(&failure)),
+            EntryState::Saw { rev, state } => OperationState::Saw { rev, state: state.as_deref().map(value) },
+            EntryState::Queued { ticket, until_us } => OperationState::Queued { token: ticket, until_us },
+        };
+        let failures = entry.failures.into_iter().map(|failed| AttemptFailure {
+            attempt: failed.attempt,
+            at_us: failed.at_us,
+            message: failed.message,
+        });
+        Operation {
+            branch: place.branch.to_string(),
+            place: place.number,
+            progress: entry.progress.as_deref().map(value),
+            kind: entry.kind,
+            name: entry.name.to_string(),
+            argument: entry.argument,
+            since_us: entry.since_us,
+            recorded_us: recorded.0,
+            attempts: entry.attempts,
+            failures: failures.collect(),
+            state,
+        }
+    }
+
+    /// What it gave, if it did and if that fits the type.
+    pub fn value<T: DeserializeOwned>(&self) -> Option<T> {
+        match &self.state {
+            OperationState::Done(value) => T::deserialize(value).ok(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! Lists of executions: pages of those that a filter means, in the order of their starts or of an attribute. A page is
+//! one view of the store, and costs what it holds, however many executions there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::IntoFuture;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::json;
+use crate::record::{Record, Unreadable};
+use crate::store::{ErrorKind, Order, Timestamp, View};
+use crate::workflow::engine::Engine;
+use crate::workflow::operate::executions::Executions;
+use crate::workflow::operate::filter::{Filter, Values};
+use crate::workflow::operate::history::ExecutionState;
+use crate::workflow::operate::seek::{Join, Next, Reader, Stream, To, Union};
+use crate::workflow::run::hash_text;
+use crate::workflow::stored::listed::{by_attribute, by_value, read_end, write_end};
+use crate::workflow::stored::record::{Attribute, Execution, Wait};
+use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
+
+/// How many executions a page holds, unless it is said, and at the most.
+const PAGE: usize = 100;
+const MOST: usize = 1000;
+
+/// How much is read for a page at the most, about; how much before another way is tried; and how many executions are
+/// sorted for it.
+const LOOKS: usize = 16 << 10;
+const FEW: usize = 1 << 10;
+const SORTED: usize = 4 << 10;
+
+/// A page of a list that is about to be read.
+#[derive(Clone)]
+#[must_use = "nothing is read until this is awaited"]
+pub struct List {
+    stored: Executions,
+    filter: Filter,
+    order: Option<Order>,
+    limit: usize,
+    after: Option<Cursor>,
+}
+
+/// A page of a list.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Page {
+    /// The executions, in order. Where few of many are meant, there may be less than asked for, and yet more to come.
+    pub executions: Vec<Listed>,
+    /// Where the next page goes on, if there is one.
+    pub next: Option<Cursor>,
+}
+
+/// An execution in a list.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Listed {
+    /// Its id.
+    pub id: ExecutionId,
+    /// The workflow's name.
+    pub workflow: String,
+    /// How it is.
+    pub state: ExecutionState,
+    /// When it was started, in microseconds since 1970.
+    pub started_us: u64,
+    /// What it waits for, if it is out of memory.
+    pub waits: Vec<Wait>,
+    /// Its tags.
+    pub tags: BTreeSet<String>,
+    /// Its search attributes.
+    pub attributes: BTreeMap<String, Attribute>,
+    /// The execution that has started it, if one has.
+    pub parent: Option<ExecutionId>,
+    /// The execution whose results it has kept, if it is a fork.
+    pub forked: Option<ExecutionId>,
+    /// Why it is to be cancelled, if it is.
+    pub cancel: Option<String>,
+}
+
+/// Where a list goes on. As text it can be kept and sent anywhere.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Cursor(Vec<u8>);
+
+/// The first byte of cursors.
+const VERSION: u8 = 1;
+
+/// The second byte of those of reviews. In those of executions only the two lowest bits are used.
+const REVIEWS: u8 = 4;
+
+impl Cursor {
+    /// What tells the cursors of one order from those of others.
+    fn mark(order: Order, values: Option<&Values>) -> Vec<u8> {
+        let mut mark = vec![VERSION, u8::from(order == Order::Descending) | u8::from(values.is_some()) << 1];
+        mark.extend(values.iter().flat_map(|values| hash_text(&values.name).to_be_bytes()));
+        mark
+    }
+
+    /// Where a list of reviews goes on.
+    pub(crate) fn of_reviews(position: &[u8]) -> Cursor {
+        Cursor([&[VERSION, REVIEWS], position].concat())
+    }
+
+    /// The position in a list of reviews.
+    pub(crate) fn among_reviews(&self) -> Result<&[u8]> {
+        let reason = || "the cursor is not of a list of reviews".to_string();
+        self.0.strip_prefix(&[VERSION, REVIEWS]).ok_or_else(|| WorkflowError::List { reason: reason() })
+    }
+
+    fn new(order: Order, values: Option<&Values>, position: &[u8]) -> Cursor {
+        Cursor([&Cursor::mark(order, values), position].concat())
+    }
+
+    fn position(&self, order: Order, values: Option<&Values>) -> Result<Vec<u8>> {
+        let reason = || "the cursor is of a list in another order".to_string();
+        let position = self.0.strip_prefix(&Cursor::mark(order, values)[..]);
+        let position = position.filter(|position| read_position(position, values.is_some()).is_some());
+        position.map(<[u8]>::to_vec).ok_or_else(|| WorkflowError::List { reason: reason() })
+    }
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cursor({self})")
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = WorkflowError;
+
+    fn from_str(text: &str) -> Result<Cursor> {
+        let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+        let byte = |two: &[u8]| Some(digit(two[0])? << 4 | digit(*two.get(1)?)?);
+        let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
+        let bytes = bytes.filter(|bytes| bytes.first() == Some(&VERSION));
+        bytes.map(Cursor).ok_or_else(|| WorkflowError::List { reason: format!("{text:?} is not a cursor") })
+    }
+}
+
+impl TryFrom<String> for Cursor {
+    type Error = WorkflowError;
+
+    fn try_from(text: String) -> Result<Cursor> {
+        text.parse()
+    }
+}
+
+impl From<Cursor> for String {
+    fn from(cursor: Cursor) -> String {
+        cursor.to_string()
+    }
+}
+
+/// When an execution was started and its id, from a position. In the order of an attribute, its value comes before.
+fn read_position(position: &[u8], is_valued: bool) -> Option<(u64, ExecutionId)> {
+    let value = if is_valued { 1 + json::skip(position.get(1..)?)? } else { 0 };
+    read_end(position.get(value..)?)
+}
+
+impl Engine {
+    /// Executions, found by what they are, wait for or are labelled with. Await it for a page of them.
+    ///
+    /// ```
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Engine, Filter, Is, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let page = engine.list(Filter::new().is(Is::Parked).tag("vip")).limit(20).await?;
+    /// for execution in &page.executions {
+    ///     println!("{} {:?}", execution.id, execution.state);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn list(&self, filter: Filter) -> List {
+        List::new(self.inner.stored(), filter)
+    }
+}
+
+impl List {
+    pub(crate) fn new(stored: Executions, filter: Filter) -> List {
+        List { stored, filter, order: None, limit: PAGE, after: None }
+    }
+
+    /// The oldest first. If the filter limits an attribute: the least first, which is so unless it is said otherwise.
+    pub fn ascending(mut self) -> List {
+        self.order = Some(Order::Ascending);
+        self
+    }
+
+    /// The newest first, which is so unless it is said otherwise. If the filter limits an attribute: the greatest
+    /// first.
+    pub fn descending(mut self) -> List {
+        self.order = Some(Order::Descending);
+        self
+    }
+
+    /// So many on a page: 100 unless this is said, 1 at the least and 1000 at the most.
+    pub fn limit(mut self, limit: usize) -> List {
+        self.limit = limit.clamp(1, MOST);
+        self
+    }
+
+    /// What comes after an earlier page.
+    pub fn after(mut self, cursor: impl Into<Option<Cursor>>) -> List {
+        self.after = cursor.into();
+        self
+    }
+
+    /// The page, and how much was read for it.
+    async fn page(self) -> Result<(Page, usize)> {
+        self.filter.check()?;
+        let values = self.filter.values();
+        let usual = if values.is_some() { Order::Ascending } else { Order::Descending };
+        let order = self.order.unwrap_or(usual);
+        let after = self.after.as_ref().map(|after| after.position(order, values.as_ref())).transpose()?;
+        let view = self.stored.store.view().await?;
+        let Some(spaces) = &self.stored.spaces else { return Ok((Page { executions: Vec::new(), next: None }, 0)) };
+        let reader = Reader { view: &view, lists: &spaces.lists, order, looks: 0 };
+        let unions = Join::new(self.filter.unions(&reader).await?);
+        let mut looking = Looking { list: &self, reader, values, found: Vec::new() };
+        let rest = match looking.values.as_ref().map(|values| values.stream(&looking.reader)) {
+            None => looking.look(&mut { unions }, after, LOOKS).await?,
+            Some(stream) => looking.look_by_value(stream, unions, after).await?,
+        };
+        let next = rest.map(|rest| Cursor::new(order, looking.values.as_ref(), &rest));
+        let executions = looking.found.into_iter().map(|(_, listed)| listed).collect();
+        Ok((Page { executions, next }, looking.reader.looks))
+    }
+
+    /// An execution as a view shows it, if it is meant.
+    async fn execution(&self, view: &View, id: &ExecutionId) -> Result<Option<Execution>> {
+        let Some(spaces) = &self.stored.spaces else { return Ok(None) };
+        let found = match view.get(&spaces.executions.key(id.as_bytes())).await {
+            Ok(None) => return Ok(None),
+            Ok(Some(item)) => Execution::decode(&item.value),
+            Err(error) if error.kind() == ErrorKind::Corrupt => Err(Unreadable::Damaged),
+            Err(error) => return Err(error.into()),
+        };
+        if let Err(why) = &found {
+            // The others can still be listed.
+            tracing::error!(%id, ?why, "an execution cannot be read and is not listed");
+        }
+        Ok(found.ok().filter(|found| self.filter.is_met(found)))
+    }
+}
+
+/// A page that is being read.
+struct Looking<'a> {
+    list: &'a List,
+    reader: Reader<'a>,
+    values: Option<Values>,
+    /// What was found, with its positions.
+    found: Vec<(Vec<u8>, Listed)>,
+}
+
+impl Looking<'_> {
+    /// Fills the page in the order of an attribute. If few of its values are of executions that are meant, it may be
+    /// that those can be found by all else.
+    async fn look_by_value(&mut self, stream: Stream, unions: Join, after: Option<Vec<u8>>) -> Result<Option<Vec<u8>>> {
+        let mut values = Join::new(vec![Union::new(vec![stream])]);
+        let most = if unions.is_empty() { LOOKS } else { FEW };
+        let rest = self.look(&mut values, after.clone(), most).await?;
+        let limit = self.list.limit;
+        if rest.is_none() || self.found.len() == limit || unions.is_empty() {
+            return Ok(rest);
+        }
+        match self.sorted(unions, after).await? {
+            Some(sorted) => {
+                let is_all = sorted.len() <= limit;
+                self.found = sorted;
+                self.found.truncate(limit);
+                Ok(self.found.last().filter(|_| !is_all).map(|(last, _)| last.clone()))
+            }
+            None => self.look(&mut values, rest, LOOKS).await,
+        }
+    }
+
+    /// Fills the page from positions that are in the order of the list. Gives where the next page goes on.
+    async fn look(&mut self, join: &mut Join, after: Option<Vec<u8>>, most: usize) -> Result<Option<Vec<u8>>> {
+        let mut after = after;
+        loop {
+            let to = after.as_deref().map_or(To::Start, To::After);
+            let position = match join.next(&mut self.reader, to, most).await? {
+                Next::End => return Ok(None),
+                Next::Tired(passed) => return Ok(Some(passed)),
+                Next::Found(position) => position,
+            };
+            if let Some(execution) = self.read(&position).await? {
+                if self.found.len() == self.list.limit {
+                    return Ok(self.found.last().map(|(last, _)| last.clone()));
+                }
+                self.found.push((position.clone(), execution));
+            } else if self.reader.looks >= most {
+                return Ok(Some(position));
+            }
+            after = Some(position);
+        }
+    }
+
+    /// The execution at a position, if it is meant.
+    async fn read(&mut self, position: &[u8]) -> Result<Option<Listed>> {
+        let damaged = || WorkflowError::corrupt("a key of a list");
+        let (_, id) = read_position(position, self.values.is_some()).ok_or_else(damaged)?;
+        self.reader.looks += 1;
+        let found = self.list.execution(self.reader.view, &id).await?;
+        Ok(found.map(|found| Listed::new(id, found)))
+    }
+
+    /// Everything from there on in the order of an attribute, from positions in the order of start times. Nothing if
+    /// those are too many.
+    async fn sorted(&mut self, mut join: Join, after: Option<Vec<u8>>) -> Result<Option<Vec<(Vec<u8>, Listed)>>> {
+        let Some(values) = &self.values else { return Ok(None) };
+        let prefix = by_attribute(&values.name).len();
+        let most = self.reader.looks + SORTED;
+        let (mut ids, mut last): (Vec<ExecutionId>, Option<Vec<u8>>) = (Vec::new(), None);
+        loop {
+            let to = last.as_deref().map_or(To::Start, To::After);
+            let position = match join.next(&mut self.reader, to, most).await? {
+                Next::End => break,
+                Next::Found(position) if ids.len() < SORTED => position,
+                Next::Found(_) | Next::Tired(_) => return Ok(None),
+            };
+            ids.extend(read_end(&position).map(|(_, id)| id));
+            last = Some(position);
+        }
+        let mut sorted = Vec::new();
+        for id in ids {
+            let Some(found) = self.list.execution(self.reader.view, &id).await? else { continue };
+            let Some(value) = found.labels.attributes.get(&values.name) else { continue };
+            let mut position = by_value(&values.name, value)[prefix..].to_vec();
+            write_end(&mut position, found.started_us, &id);
+            if after.as_ref().is_none_or(|after| self.reader.is_before(after, &position)) {
+                sorted.push((position, Listed::new(id, found)));
+            }
+        }
+        sorted.sort_by(|a, b| a.0.cmp(&b.0));
+        if self.reader.order == Order::Descending {
+            sorted.reverse();
+        }
+        Ok(Some(sorted))
+    }
+}
+
+impl IntoFuture for List {
+    type Output = Result<Page>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { Ok(self.page().await?.0) })
+    }
+}
+
+impl Listed {
+    fn new(id: ExecutionId, execution: Execution) -> Listed {
+        Listed {
+            id,
+            workflow: execution.workflow,
+            state: ExecutionState::of(&execution.status),
+            started_us: execution.started_us,
+            waits: execution.waits,
+            tags: execution.labels.tags,
+            attributes: execution.labels.attributes,
+            parent: execution.parent.map(|parent| parent.id),
+            forked: execution.forked.map(Into::into),
+            cancel: execution.cancel,
+        }
+    }
+
+    /// When it was started.
+    pub fn started(&self) -> Timestamp {
+        Timestamp(self.started_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::Part;
+    use crate::store::{Commit, Store};
+    use crate::workflow::Is;
+    use crate::workflow::stored::record::Status;
+
+    /// An engine on so many executions of two workflows.
+    async fn engine(count: u64) -> Engine {
+        let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
+        let spaces = &engine.inner.spaces;
+        let mut part = Part::default();
+        for number in 0..count {
+            let id = ExecutionId::from(format!("e{number}"));
+            let workflow = if number.is_multiple_of(2) { "order" } else { "invoice" };
+            let mut execution = Execution::new(workflow, "null".into(), Timestamp(1_000_000 + number / 3));
+            execution.status = match number % 10 {
+                0 => Status::Parked("a reason".into()),
+                _ => Status::Completed("null".into()),
+            };
+            execution.labels.tags.insert("every".into());
+            if number.is_multiple_of(count / 10) {
+                execution.labels.tags.insert("rare".into());
+            }
+            execution.labels.attributes.insert("price".into(), Attribute::Integer((number * 7919 % count) as i64));
+            part = spaces.lists.list(part, &id, None, Some(&execution), None);
+            part = part.put(&spaces.executions.key(id.as_bytes()), execution.encode());
+            if number % 500 == 499 || number + 1 == count {
+                assert!(
+                    engine.store().commit(std::mem::take(&mut part).place(Commit::new()).0).await.unwrap().is_applied()
+                );
+            }
+        }
+        engine
+    }
+
+    #[tokio::test]
+    async fn a_page_costs_as_much_over_many_executions_as_over_few() {
+        let filters = [
+            Filter::new(),
+            Filter::new().workflow("order"),
+            Filter::new().is(Is::Parked),
+            Filter::new().tag("rare").tag("every"),
+            Filter::new().tag("every").is(Is::Parked).workflow("order"),
+            Filter::new().at_least("price", 10),
+            Filter::new().at_least("price", 10).tag("rare"),
+            Filter::new().attribute("price", 77).tag("every"),
+            Filter::new().started(Timestamp(1_000_010)..).is(Is::Completed),
+        ];
+        let (few, many) = (engine(2000).await, engine(20_000).await);
+        for filter in filters {
+            let mut looks = Vec::new();
+            for engine in [&few, &many] {
+                let (page, looked) = engine.list(filter.clone()).ascending().limit(10).page().await.unwrap();
+                assert!(!page.executions.is_empty(), "{filter:?}");
+                let mut again = 0;
+                if let Some(next) = page.next {
+                    let list = engine.list(filter.clone()).ascending().limit(10).after(next);
+                    let next;
+                    (next, again) = list.page().await.unwrap();
+                    assert!(next.executions[0] != page.executions[0], "{filter:?}");
+                }
+                looks.push((looked, again));
+            }
+            let [few, many] = looks[..] else { panic!("there are two engines") };
+            for (few, many) in [(few.0, many.0), (few.1, many.1)] {
+                assert!(many <= few * 2 + 64 && many < 2 * FEW, "{filter:?}: {few} and {many}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_of_what_is_nowhere_ends_some_time_and_goes_on_with_the_next() {
+        let engine = engine(40_000).await;
+        let filter = Filter::new().workflow("invoice").tag("every").at_least("price", 0).greater_than("price", 39_000);
+        let (mut found, mut cursor) = (0, None);
+        loop {
+            let (page, looks) = engine.list(filter.clone()).limit(1000).after(cursor).page().await.unwrap();
+            assert!(looks < 2 * LOOKS, "{looks}");
+            (found, cursor) = (found + page.executions.len(), page.next);
+            if cursor.is_none() {
+                break;
+            }
+        }
+        assert_eq!(found, (39_001..40_000).filter(|price| price % 2 == 1).count());
+        // No execution is parked and an invoice.
+        let two = Filter::new().at_least("price", 0).tag("every").is(Is::Parked).workflow("invoice");
+        let (mut cursor, mut pages) = (None, 0);
+        loop {
+            let (page, _) = engine.list(two.clone()).after(cursor).page().await.unwrap();
+            assert!(page.executions.is_empty());
+            (cursor, pages) = (page.next, pages + 1);
+            if cursor.is_none() {
+                break;
+            }
+        }
+        assert!(pages < 10, "{pages}");
+    }
+}

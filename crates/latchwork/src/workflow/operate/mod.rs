@@ -1,0 +1,12 @@
+//! Operators and programs that look at executions from outside: list, read, steer, fork.
+
+pub(crate) mod bulk;
+pub(crate) mod events;
+pub(crate) mod executions;
+pub(crate) mod filter;
+pub(crate) mod fork;
+pub(crate) mod history;
+pub(crate) mod list;
+pub(crate) mod reviews;
+pub(crate) mod seek;
+pub(crate) mod steer;

@@ -1,0 +1,362 @@
+//! Reviews from outside: those that are open, page by page, and their decisions. A review is decided by the commit that
+//! takes its key from the open ones, so by one caller only.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::node::{read_text, write_text};
+use crate::record::Record;
+use crate::store::{Check, ErrorKind, Key, Order, Range, Space, Timestamp, Uuid, View, Write};
+use crate::workflow::engine::{Engine, Inner, Spaces, check_name};
+use crate::workflow::operate::executions::Executions;
+use crate::workflow::operate::history::value;
+use crate::workflow::stored::kept::{Kept, Letter, ReviewRecord};
+use crate::workflow::stored::record::review_key;
+use crate::workflow::{Boxed, Cursor, Decision, ExecutionId, Result, WorkflowError};
+
+/// How many reviews a page holds, unless it is said, and at the most.
+const PAGE: usize = 100;
+const MOST: usize = 1000;
+
+/// The longest reason of a decision, in bytes.
+const REASON_BYTES: usize = 64 << 10;
+
+/// A review, as the store holds it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ReviewDescription {
+    /// Its id.
+    pub id: String,
+    /// The execution that has opened it.
+    pub execution: ExecutionId,
+    /// The workflow of that.
+    pub workflow: String,
+    /// Its name.
+    pub name: String,
+    /// What is asked.
+    pub question: Value,
+    /// What can be chosen.
+    pub options: Vec<String>,
+    /// When it was opened, in microseconds since 1970.
+    pub opened_us: u64,
+    /// Until when it is waited for at the most, in microseconds since 1970.
+    pub until_us: Option<u64>,
+    /// Whether it can be decided.
+    pub state: ReviewState,
+}
+
+/// How a review is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ReviewState {
+    /// It can be decided.
+    Open,
+    /// It was decided.
+    Decided(Decision),
+    /// It is no longer waited for, and was not decided.
+    Closed,
+}
+
+/// A page of open reviews that is about to be read.
+#[derive(Clone)]
+#[must_use = "nothing is read until this is awaited"]
+pub struct Reviews {
+    stored: Executions,
+    workflow: Option<String>,
+    name: Option<String>,
+    limit: usize,
+    after: Option<Cursor>,
+}
+
+/// A page of open reviews.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ReviewsPage {
+    /// The reviews: by workflow, then by name, then the oldest first.
+    pub reviews: Vec<ReviewDescription>,
+    /// Where the next page goes on, if there is one.
+    pub next: Option<Cursor>,
+}
+
+/// A review, seen from outside.
+#[derive(Clone)]
+pub struct ReviewHandle {
+    engine: Arc<Inner>,
+    id: String,
+}
+
+impl Engine {
+    /// The open reviews. Await it for a page of them.
+    pub fn reviews(&self) -> Reviews {
+        self.inner.stored().reviews()
+    }
+
+    /// The review of this id.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// for review in engine.reviews().name("refund").await?.reviews {
+    ///     engine.review(&review.id).decide("approve", "ada@example.org", "the parcel was lost").await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn review(&self, id: impl Into<String>) -> ReviewHandle {
+        ReviewHandle { engine: self.inner.clone(), id: id.into() }
+    }
+}
+
+impl Executions {
+    /// The open reviews, as [`Engine::reviews`] gives them.
+    pub fn reviews(&self) -> Reviews {
+        Reviews { stored: self.clone(), workflow: None, name: None, limit: PAGE, after: None }
+    }
+
+    /// A review, open or not. It is known as long as its execution is kept, and has not begun anew since.
+    pub async fn review(&self, id: &str) -> Result<ReviewDescription> {
+        let unknown = || WorkflowError::UnknownReview { review: id.into() };
+        let spaces = self.spaces.as_ref().ok_or_else(unknown)?;
+        let view = self.store.view().await?;
+        let found = Found::read(spaces, &view, id).await?.ok_or_else(unknown)?;
+        Ok(ReviewDescription::new(id.into(), found.execution, found.record, found.is_open))
+    }
+}
+
+impl Reviews {
+    /// Of this workflow only.
+    pub fn workflow(mut self, workflow: impl Into<String>) -> Reviews {
+        self.workflow = Some(workflow.into());
+        self
+    }
+
+    /// Of this name only.
+    pub fn name(mut self, name: impl Into<String>) -> Reviews {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// So many on a page: 100 unless this is said, 1 at the least and 1000 at the most.
+    pub fn limit(mut self, limit: usize) -> Reviews {
+        self.limit = limit.clamp(1, MOST);
+        self
+    }
+
+    /// What comes after an earlier page.
+    pub fn after(mut self, cursor: impl Into<Option<Cursor>>) -> Reviews {
+        self.after = cursor.into();
+        self
+    }
+
+    async fn page(self) -> Result<ReviewsPage> {
+        let after = self.after.as_ref().map(Cursor::among_reviews).transpose()?;
+        let view = self.stored.store.view().await?;
+        let mut page = ReviewsPage { reviews: Vec::new(), next: None };
+        let Some((spaces, space)) = self.stored.spaces.as_ref().and_then(|it| Some((it, it.reviews.as_ref()?))) else {
+            return Ok(page);
+        };
+        let mut rest = space.prefix(self.prefix());
+        if let Some(after) = after {
+            rest = rest.after(&space.key(after));
+        }
+        let mut last: Option<Key> = None;
+        loop {
+            let found = view.scan(&rest, Order::Ascending, self.limit + 1).await?;
+            let Some((end, _)) = found.last() else { return Ok(page) };
+            rest = rest.after(end);
+            for (key, _) in found {
+                let Some(open) = OpenKey::read(&key) else { continue };
+                if let Some(skipped) = self.skips(space, &open) {
+                    rest = skipped;
+                    break;
+                }
+                if page.reviews.len() == self.limit {
+                    page.next = last.map(|last| Cursor::of_reviews(last.bytes()));
+                    return Ok(page);
+                }
+                if let Some(review) = open.describe(spaces, &view).await? {
+                    page.reviews.push(review);
+                    last = Some(key);
+                }
+            }
+        }
+    }
+
+    /// What the keys start with of those that are meant, as far as one range tells.
+    fn prefix(&self) -> Vec<u8> {
+        let mut prefix = Vec::new();
+        if let Some(workflow) = &self.workflow {
+            write_text(&mut prefix, workflow);
+            self.name.iter().for_each(|name| write_text(&mut prefix, name));
+        }
+        prefix
+    }
+
+    /// Where to look next, if a review is not meant: at this name in the same workflow, or in the next.
+    fn skips(&self, space: &Space, open: &OpenKey<'_>) -> Option<Range> {
+        let name = self.name.as_deref().filter(|name| *name != open.name)?;
+        let (mut found, mut wanted, mut next) = (Vec::new(), Vec::new(), Vec::new());
+        write_text(&mut found, open.name);
+        write_text(&mut wanted, name);
+        write_text(&mut next, open.workflow);
+        // No length of a text is so large.
+        let rest = if found < wanted { wanted } else { vec![0xff; 2] };
+        next.extend(rest);
+        Some(space.range(next..))
+    }
+}
+
+impl IntoFuture for Reviews {
+    type Output = Result<ReviewsPage>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.page())
+    }
+}
+
+/// What the key of an open review tells.
+pub(crate) struct OpenKey<'a> {
+    pub(crate) workflow: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) token: Uuid,
+    pub(crate) execution: ExecutionId,
+}
+
+impl<'a> OpenKey<'a> {
+    pub(crate) fn read(key: &'a Key) -> Option<OpenKey<'a>> {
+        let (workflow, rest) = read_text(key.bytes())?;
+        let (name, rest) = read_text(rest)?;
+        let (token, id) = rest.split_first_chunk::<16>()?;
+        let execution = std::str::from_utf8(id).ok()?.into();
+        Some(OpenKey { workflow, name, token: Uuid::from_bytes(*token), execution })
+    }
+
+    /// The review, as a view shows it. One that cannot be read is passed over: the others can still be listed.
+    async fn describe(&self, spaces: &Spaces, view: &View) -> Result<Option<ReviewDescription>> {
+        let kept = Kept::new(&spaces.kept, &self.execution);
+        let record = match view.get(&kept.review(self.token, self.name)).await {
+            Err(error) if error.kind() == ErrorKind::Corrupt => None,
+            item => item?.and_then(|item| ReviewRecord::decode(&item.value).ok()),
+        };
+        let id = format!("{}/{}", self.token, self.execution);
+        if record.is_none() {
+            tracing::error!(review = %id, "a review cannot be read and is not listed");
+        }
+        Ok(record.map(|record| ReviewDescription::new(id, self.execution.clone(), record, true)))
+    }
+}
+
+impl ReviewDescription {
+    fn new(id: String, execution: ExecutionId, record: ReviewRecord, is_open: bool) -> ReviewDescription {
+        let ReviewRecord { workflow, name, question, options, opened_us, until_us, decision, place: _ } = record;
+        let state = match decision {
+            Some(decision) => ReviewState::Decided(decision),
+            None if is_open => ReviewState::Open,
+            None => ReviewState::Closed,
+        };
+        let question = value(&question);
+        ReviewDescription { id, execution, workflow, name, question, options, opened_us, until_us, state }
+    }
+
+    /// When it was opened.
+    pub fn opened(&self) -> Timestamp {
+        Timestamp(self.opened_us)
+    }
+
+    /// Until when it is waited for at the most.
+    pub fn until(&self) -> Option<Timestamp> {
+        self.until_us.map(Timestamp)
+    }
+}
+
+/// A review that was found by its id.
+struct Found {
+    execution: ExecutionId,
+    token: Uuid,
+    record: ReviewRecord,
+    /// Where the record is, and where the review is while it is open.
+    key: Key,
+    open: Key,
+    is_open: bool,
+}
+
+impl Found {
+    async fn read(spaces: &Spaces, view: &View, review: &str) -> Result<Option<Found>> {
+        let read = |(token, id): (&str, &'_ str)| Some((token.parse::<Uuid>().ok()?, ExecutionId::from(id)));
+        let Some((token, execution)) = review.split_once('/').and_then(read) else { return Ok(None) };
+        let Some(space) = &spaces.reviews else { return Ok(None) };
+        let kept = Kept::new(&spaces.kept, &execution);
+        let found = view.scan(&kept.review_of(token), Order::Ascending, 1).await?;
+        let Some((key, item)) = found.into_iter().next() else { return Ok(None) };
+        let record = ReviewRecord::decode(&item.value).map_err(|why| why.at(format!("review {review:?}")))?;
+        let open = space.key(review_key(&record.workflow, &record.name, token, &execution));
+        let is_open = view.get(&open).await?.is_some();
+        Ok(Some(Found { execution, token, record, key, open, is_open }))
+    }
+}
+
+impl ReviewHandle {
+    /// The review's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// What is known of it.
+    pub async fn describe(&self) -> Result<ReviewDescription> {
+        self.engine.stored().review(&self.id).await
+    }
+
+    /// Decides the review: one of its options, who has chosen it, and why. That can be done once, and when it returns,
+    /// it is stored. Whoever comes later is told of the decision that was made.
+    pub async fn decide(&self, option: &str, by: &str, reason: &str) -> Result<Decision> {
+        check_name("the one who decides a review", by)?;
+        if reason.len() > REASON_BYTES {
+            let what = "the reason of a decision";
+            return Err(WorkflowError::PayloadTooLong { what, length: reason.len(), limit: REASON_BYTES });
+        }
+        let engine = &self.engine;
+        let unknown = || WorkflowError::UnknownReview { review: self.id.clone() };
+        let closed = || WorkflowError::ReviewClosed { review: self.id.clone() };
+        loop {
+            let view = engine.store.view().await?;
+            let found = Found::read(&engine.spaces, &view, &self.id).await?.ok_or_else(unknown)?;
+            let Found { execution, token, mut record, key, open, is_open } = found;
+            if let Some(decision) = record.decision {
+                return Err(WorkflowError::ReviewDecided { review: self.id.clone(), decision: Box::new(decision) });
+            }
+            if !record.options.iter().any(|offered| offered == option) {
+                let (review, option, offered) = (self.id.clone(), option.into(), record.options);
+                return Err(WorkflowError::NotOffered { review, option, offered });
+            }
+            if !is_open {
+                return Err(closed());
+            }
+            let at_us = engine.store.env().now().0;
+            let decision = Decision { option: option.into(), by: by.into(), reason: reason.into(), at_us };
+            let text = serde_json::to_string(&decision).expect("a decision can be written as JSON");
+            record.decision = Some(decision.clone());
+            let letter = Letter::Completed { token: token.as_u128(), result: Ok(text) };
+            let writes = vec![Write::Put(key, record.encode()), Write::Delete(open.clone())];
+            match engine.deliver(&execution, letter, Some((vec![Check::Present(open)], writes))).await {
+                Ok(true) => return Ok(decision),
+                // Another caller was faster, or it is no longer waited for: the next look tells.
+                Ok(false) => {}
+                // It may have ended with the decision of another caller.
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {
+                    let view = engine.store.view().await?;
+                    let found = Found::read(&engine.spaces, &view, &self.id).await?;
+                    if found.is_none_or(|found| found.record.decision.is_none()) {
+                        return Err(closed());
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+shown!(ReviewHandle, it => id: it.id);

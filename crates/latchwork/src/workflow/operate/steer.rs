@@ -1,0 +1,309 @@
+//! What operators do to executions: cancel, terminate, resume, wake, retry; and what they see of one.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::lane::Part;
+use crate::lock::Owner;
+use crate::store::{Check, ErrorKind, Generation, Rev, Timestamp};
+use crate::workflow::admission::PlaceInLine;
+use crate::workflow::engine::handle::Handle;
+use crate::workflow::engine::supersede::Marked;
+use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::operate::history::ExecutionState;
+use crate::workflow::run::close::How;
+use crate::workflow::run::{Listed, RECORD, Run, Stop, turn};
+use crate::workflow::stored::kept::Letter;
+use crate::workflow::stored::record::{Execution, Status, Supersede, Wait, WaitsFor, failure_text};
+use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+
+/// The code of the failure of an execution that was terminated.
+pub(crate) const TERMINATED: &str = "latchwork.terminated";
+
+/// What the message of that failure starts with.
+const TERMINATED_FOR: &str = "it was terminated: ";
+
+/// The reason that an execution was terminated for.
+pub(crate) fn terminated_for(failure: &Failure) -> &str {
+    failure.message().strip_prefix(TERMINATED_FOR).unwrap_or(failure.message())
+}
+
+/// What an execution waits for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Why {
+    /// The workflow's name.
+    pub workflow: String,
+    /// How it is.
+    pub state: ExecutionState,
+    /// Whether it is in memory.
+    pub resident: bool,
+    /// Why it is to be cancelled, if it is.
+    pub cancel: Option<String>,
+    /// Why it cannot run here, if it cannot.
+    pub set_aside: Option<String>,
+    /// What it does or waits for, one for each of its branches.
+    pub waits: Vec<Wait>,
+    /// Where it stands in a line, if it waits for a permit.
+    pub queue: Option<PlaceInLine>,
+}
+
+impl Engine {
+    /// Has an execution cancelled: what it waits for, and what it comes to next, fails, and it can clean up. One that
+    /// has ended is an error; cancelling once more changes nothing.
+    pub async fn cancel(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<()> {
+        self.inner.cancel(&id.into(), reason).await
+    }
+
+    /// Ends an execution as failed, wherever it is, without any more of its code being run.
+    pub async fn terminate(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<()> {
+        self.inner.terminate(&id.into(), reason).await
+    }
+
+    /// Lets a parked execution go on, by the code that is registered now.
+    pub async fn resume(&self, id: impl Into<ExecutionId>) -> Result<()> {
+        let id = id.into();
+        let (before, rev) = self.inner.known(&id).await?;
+        if !matches!(before.status, Status::Parked(_)) {
+            return Err(WorkflowError::NotParked { id });
+        }
+        let resumes = before.resumes + 1;
+        let mut after = Execution { status: Status::Running, resumes, ..before.clone() };
+        let part = self.inner.at_record(&id, Some(rev));
+        let (part, _) = turn(&self.inner, part, &id, Some(&before), &mut after, None);
+        if !self.inner.perform(self.inner.waking(part, &id)).await? {
+            return Err(WorkflowError::NotParked { id });
+        }
+        self.inner.pick_up(&id).await
+    }
+
+    /// Takes an execution that waits into memory at once, to see whether it can go on; if it has to wait, it leaves.
+    /// One that was started to begin later does so then.
+    pub async fn wake(&self, id: impl Into<ExecutionId>) -> Result<()> {
+        let id = id.into();
+        let found = self.inner.read(&id).await?.filter(|(found, _)| found.status == Status::Waiting);
+        let begins = found.and_then(|(found, _)| found.begins_us);
+        if begins.is_some_and(|begins| begins > self.inner.store.env().now().0) {
+            return Ok(());
+        }
+        self.inner.pick_up(&id).await
+    }
+
+    /// Has an execution that pauses before the next attempt at a step try at once. One that is parked is resumed.
+    pub async fn retry_now(&self, id: impl Into<ExecutionId>) -> Result<()> {
+        let id = id.into();
+        let why = self.why(&id).await?;
+        match why.state {
+            ExecutionState::Parked(_) => return self.resume(&id).await,
+            ExecutionState::Running | ExecutionState::Waiting => {}
+            _ => return Err(WorkflowError::Ended { id }),
+        }
+        if !why.waits.iter().any(|wait| matches!(wait.what, WaitsFor::Retry(_))) {
+            return Err(WorkflowError::NotRetrying { id });
+        }
+        self.inner.deliver(&id, Letter::RetryNow, None).await.map(drop)
+    }
+
+    /// What an execution waits for, exactly.
+    pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
+        let id = id.into();
+        let resident = self.inner.resident(&id);
+        let doing = resident.as_ref().map(|run| run.with(|state| state.doing()));
+        let (execution, _) = self.inner.known(&id).await?;
+        let (gates, view) = (self.inner.spaces.gates(), self.inner.store.view().await?);
+        let queue = PlaceInLine::of(gates, &view, &id, &execution).await?;
+        let doing = doing.filter(|_| matches!(execution.status, Status::Running | Status::Waiting));
+        let set_aside = self.inner.set_aside.lock().get(&id).cloned();
+        let why = Why { resident: resident.is_some(), set_aside, queue, ..Why::stored(execution) };
+        Ok(Why { waits: doing.unwrap_or(why.waits), ..why })
+    }
+}
+
+impl Why {
+    /// As the store knows it.
+    pub(crate) fn stored(execution: Execution) -> Why {
+        Why {
+            workflow: execution.workflow,
+            state: ExecutionState::of(&execution.status),
+            resident: false,
+            cancel: execution.cancel,
+            set_aside: None,
+            waits: execution.waits,
+            queue: None,
+        }
+    }
+}
+
+impl<O> Handle<O> {
+    /// Has the execution cancelled, as [`Engine::cancel`] does.
+    pub async fn cancel(&self, reason: &str) -> Result<()> {
+        self.engine.cancel(self.id(), reason).await
+    }
+
+    /// Ends the execution, as [`Engine::terminate`] does.
+    pub async fn terminate(&self, reason: &str) -> Result<()> {
+        self.engine.terminate(self.id(), reason).await
+    }
+}
+
+/// An end of an execution that is not in memory.
+pub(crate) struct Ending<'a> {
+    /// Its record, and the rev of that.
+    pub(crate) before: Execution,
+    pub(crate) rev: Rev,
+    pub(crate) status: &'a Status,
+    /// The first record of the execution that takes its place, unless it is stored already.
+    pub(crate) successor: Option<&'a Execution>,
+    /// Whether it was more than a commit can hold.
+    pub(crate) is_large: bool,
+}
+
+impl Inner {
+    /// Ends an execution, in a task of its own: whoever asks for it may give up, or not be polled, and until it is done
+    /// nobody else changes the locks in it.
+    pub(crate) async fn terminate(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
+        let (engine, id, reason) = (self.clone(), id.clone(), reason.to_string());
+        let terminated = self.node.runtime.run(async move { engine.terminate_now(&id, &reason, None, false).await });
+        terminated.await.unwrap_or(Err(WorkflowError::Stopped))
+    }
+
+    /// Ends an execution that is in memory. Gives whether it has ended as this.
+    async fn terminate_resident(&self, run: &Arc<Run>, status: &Status) -> Result<bool> {
+        // What is on its way lands, and then it ends.
+        run.set_stop(Stop::Terminated(status.clone()));
+        let doing = Listed::begin(run, WaitsFor::Store);
+        doing.outside(|_| None::<()>).await;
+        if self.is_stopped() {
+            return Err(WorkflowError::Stopped);
+        }
+        Ok(run.ended_as().as_ref() == Some(status))
+    }
+
+    /// Ends an execution. If another takes its place, that is its first record, unless it is stored already. One that
+    /// is marked is ended only as long as it is: the next of its id is another.
+    pub(crate) async fn terminate_now(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        reason: &str,
+        successor: Option<Execution>,
+        mut is_marked: bool,
+    ) -> Result<()> {
+        let failure = Failure::new(format!("{TERMINATED_FOR}{reason}")).with_code(TERMINATED);
+        let status = Status::Failed(failure_text(&failure));
+        let (mut is_tried, mut is_large) = (false, false);
+        loop {
+            match self.mark_if_need_be(id, successor.as_ref().filter(|_| !is_marked)).await? {
+                None => {}
+                Some(Marked::Given) => return Ok(()),
+                Some(Marked::Refused) => continue,
+                Some(Marked::Ends) => is_marked = true,
+            }
+            let resident = self.resident(id);
+            // It may have ended by itself, and what is in memory by now be the other.
+            if is_marked && self.known(id).await?.0.superseded.is_none() {
+                return Ok(());
+            }
+            if let Some(run) = resident {
+                is_tried = true;
+                match self.terminate_resident(&run, &status).await? {
+                    true => return Ok(()),
+                    false => continue,
+                }
+            }
+            // It may be taken up meanwhile, and come to more that goes with its end: that does not change its record.
+            let view = self.store.view().await?;
+            let (mut before, rev) = self.known(id).await?;
+            if is_marked && before.superseded.is_none() || is_tried && self.is_followed(&before, successor.as_ref()) {
+                return Ok(());
+            }
+            before.superseded = before.superseded.or(successor.as_ref().map(|_| Supersede::Terminate));
+            if before.status.is_terminal() {
+                // The answer to the commit may have been lost.
+                let is_done = is_tried && before.status == status;
+                return if is_done { Ok(()) } else { Err(WorkflowError::Ended { id: id.clone() }) };
+            }
+            let ending = Ending { before, rev, status: &status, successor: successor.as_ref(), is_large };
+            match self.end_stored(id, view.generation(), ending).await {
+                Err(error) if error.kind() == ErrorKind::Invalid && !is_large => is_large = true,
+                Ok(false) => {}
+                ended => return ended.map(drop),
+            }
+        }
+    }
+
+    /// Ends an execution that is not in memory, as it was known at a generation. Gives whether it was still so.
+    pub(crate) async fn end_stored(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        known: Generation,
+        Ending { before, rev, status, successor, is_large }: Ending<'_>,
+    ) -> Result<bool> {
+        let how = How { from_store: true, is_large, is_alone: true };
+        let mut closing = self.closing(id, &before, Some(status), how).await?;
+        let ended = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
+        let first = self.succession(id, &before, &mut closing.parts, successor).await?;
+        let mut after = first.unwrap_or(ended);
+        let requests = self.locks.spaces.owned_by(&Owner::Execution(id.clone()));
+        let unchanged = |range| Check::Unchanged(range, known);
+        let part = self.at_record(id, Some(rev)).check(RECORD, unchanged(requests));
+        let part = part.check(RECORD, unchanged(self.kept(id).children()));
+        let part = part.check(RECORD, unchanged(self.kept(id).reviews()));
+        let (part, due) = turn(self, part, id, Some(&before), &mut after, None);
+        let part = closing.parts.drain(..).fold(part, Part::and);
+        if !self.perform(part).await? {
+            return Ok(false);
+        }
+        due.into_iter().for_each(|due| self.removals.set(id, due));
+        self.set_aside.lock().remove(id);
+        if !after.status.is_terminal() {
+            self.wake_up(id);
+        }
+        self.metrics.ended(&before.workflow, status);
+        self.ended(id, Some(status.clone()));
+        Ok(true)
+    }
+
+    pub(crate) async fn cancel(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
+        loop {
+            if let Some(run) = self.resident(id) {
+                let doing = Listed::begin(&run, WaitsFor::Store);
+                run.ask_cancel(reason);
+                // It goes into the next commit of its own.
+                let is_done = doing.outside(|state| {
+                    let is_cancelled = state.execution.cancel.is_some();
+                    let is_known = is_cancelled || state.execution.status.is_terminal();
+                    (state.rev.is_some() && is_known).then_some(is_cancelled)
+                });
+                match is_done.await {
+                    Some(true) => return Ok(()),
+                    Some(false) => return Err(WorkflowError::Ended { id: id.clone() }),
+                    None if self.is_stopped() => return Err(WorkflowError::Stopped),
+                    // It has left memory; what is stored tells.
+                    None => {}
+                }
+            }
+            let Some(part) = self.cancelling(id, reason, true).await? else { return Ok(()) };
+            if self.perform(part).await? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Wait {
+    /// Whether it is for others to end it, by a lock or as a child, for as long as it takes.
+    pub(crate) fn is_for_others(&self) -> bool {
+        matches!(self.what, WaitsFor::Lock(_) | WaitsFor::Child(_)) && self.until_us.is_none()
+    }
+
+    /// Since when.
+    pub fn since(&self) -> Timestamp {
+        Timestamp(self.since_us)
+    }
+
+    /// Until when at the most.
+    pub fn until(&self) -> Option<Timestamp> {
+        self.until_us.map(Timestamp)
+    }
+}

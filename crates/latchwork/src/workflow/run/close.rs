@@ -1,0 +1,251 @@
+//! The end of an execution: everything that goes into the commit that makes it so, and how that is sent.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::lane::{Part, Turn};
+use crate::lock::Owner;
+use crate::lock::free::Freed;
+use crate::lock::lane::Ask;
+use crate::record::Record;
+use crate::store::{Commit, ErrorKind, Order, Outcome, StoreError, Write};
+use crate::workflow::admission::EndLane;
+use crate::workflow::engine::Inner;
+use crate::workflow::engine::post::Mail;
+use crate::workflow::run::{Next, Run, Sent, Stop, Verdict};
+use crate::workflow::stored::kept::{self, Letter};
+use crate::workflow::stored::record::{Close, Execution, Status};
+use crate::workflow::{ExecutionId, Result, WorkflowError};
+
+impl Run {
+    /// Has it admitted that comes to something with its first commit. One that is terminated before that never begins.
+    /// Gives whether that is all there is to do.
+    async fn admitted_with(self: &Arc<Run>, next: &Next) -> Result<bool, Stop> {
+        let asked = self.with(|state| state.asked.take());
+        let is_parked = matches!(next, Next::Rests(Status::Parked(_)));
+        let Some(asked) = asked.filter(|_| is_parked || self.stop().is_none()) else { return Ok(false) };
+        let first = if is_parked { next.clone() } else { Next::Runs };
+        match self.send_admitted(asked, first).await {
+            Sent::Stopped(stop) => Err(stop),
+            _ => Ok(is_parked),
+        }
+    }
+
+    /// What `Inner::closing` goes by.
+    fn as_it_ends(&self) -> Execution {
+        let has_finalizer = self.definition.finalizer.get().is_some();
+        self.with(|state| Execution {
+            workflow: state.execution.workflow.clone(),
+            input: if has_finalizer { state.execution.input.clone() } else { String::new() },
+            started_us: state.execution.started_us,
+            has_children: state.has_children,
+            has_locks: state.has_locks,
+            has_reviews: state.has_reviews,
+            parent: state.execution.parent.clone(),
+            schedule: state.execution.schedule.clone(),
+            admission: state.execution.admission.clone(),
+            superseded: state.execution.superseded,
+            run: state.execution.run,
+            key: state.execution.key.clone(),
+            ..Execution::default()
+        })
+    }
+
+    /// What goes with its end, and what it is from then on: another may take its place.
+    async fn closing_as(&self, next: Next, status: Option<&Status>, how: How) -> Result<(Closing, Next)> {
+        let before = self.as_it_ends();
+        let mut closing = self.engine.closing(&self.id, &before, status, how).await?;
+        let Some(status) = status else { return Ok((closing, next)) };
+        let first = self.engine.succession(&self.id, &before, &mut closing.parts, None).await?;
+        Ok((closing, first.map_or(next, |first| Next::Succeeds(status.clone(), Box::new(first)))))
+    }
+
+    /// Commits its end, in a lane if there is one. None if the lane cannot serve.
+    async fn send_end(&self, lane: Option<EndLane>, commit: Commit) -> Option<Result<Outcome, StoreError>> {
+        match lane {
+            Some(lane) => self.engine.admissions.end(lane, commit).await,
+            None => Some(self.measured(commit).await),
+        }
+    }
+
+    /// Commits what it has come to. With an end, its parent is told, its children are cancelled that are to be, and its
+    /// locks are released; with a beginning anew, only these.
+    pub(crate) async fn close(self: &Arc<Run>, next: Next) -> Result<(), Stop> {
+        if self.admitted_with(&next).await? {
+            return Ok(());
+        }
+        let status = match &next {
+            Next::Rests(status) if status.is_terminal() => Some(status.clone()),
+            Next::Rests(status) => {
+                let status = status.clone();
+                self.commit(next).await?;
+                self.engine.metrics.ended(&self.definition.name, &status);
+                return Ok(());
+            }
+            Next::Continues(_) => None,
+            _ => return self.commit(next).await,
+        };
+        // What it is about to do to others may keep the lane of its end waiting.
+        let mut how = How { is_alone: self.with(|state| state.has_effects()), ..How::default() };
+        loop {
+            let closed = self.closing_as(next.clone(), status.as_ref(), how).await;
+            let (mut closing, next) = closed.map_err(|error| self.stops(error))?;
+            self.forget_effects_on(&closing.parts);
+            self.forget_reviews();
+            let (mut commit, boarded) = self.board(Commit::new(), next);
+            // A message that is taken away with a lock may be among those that are received.
+            let is_written = |write: &Write| commit.writes().iter().any(|other| other.key() == write.key());
+            let is_new = |write: &Write| !matches!(write, Write::Delete(_)) || !is_written(write);
+            closing.parts.iter_mut().for_each(|part| part.retain_writes(is_new));
+            let mut placed = Vec::with_capacity(closing.parts.len());
+            for part in std::mem::take(&mut closing.parts) {
+                let (place, rest);
+                (commit, place, rest) = part.place_whole(commit);
+                placed.push((rest, place));
+            }
+            let Some(outcome) = self.send_end(closing.lane.take(), commit).await else {
+                self.put_back(boarded);
+                how.is_alone = true;
+                continue;
+            };
+            match outcome {
+                Ok(Outcome::Applied(receipt)) => {
+                    self.landed(boarded, &receipt);
+                    status.iter().for_each(|status| self.engine.metrics.ended(&self.definition.name, status));
+                    placed.into_iter().for_each(|(rest, place)| rest.land(place.landing(&receipt)));
+                    return Ok(());
+                }
+                // The parent, a child or a lock was changed meanwhile.
+                Ok(Outcome::Refused(refusal)) => {
+                    placed.into_iter().for_each(|(rest, place)| rest.refuse(&place, &refusal));
+                    if let Verdict::Stop(stop) = self.refused(boarded, &refusal) {
+                        return Err(stop);
+                    }
+                    how.from_store = true;
+                }
+                Err(error) if error.kind() == ErrorKind::Invalid && !how.is_large => {
+                    self.put_back(boarded);
+                    drop(closing);
+                    how.is_large = true;
+                    match self.stop() {
+                        None => self.commit(Next::Runs).await?,
+                        // Nothing is committed any more but how it ended.
+                        Some(_) => self.forget_pending(),
+                    }
+                }
+                Err(error) => {
+                    self.put_back(boarded);
+                    self.engine.node.doubt();
+                    return Err(self.failed(error));
+                }
+            }
+        }
+    }
+}
+
+/// How an end is made a commit.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct How {
+    /// Whether what is known in memory was out of date.
+    pub(crate) from_store: bool,
+    /// Whether it was more than a commit can hold: what can be done before or afterwards is.
+    pub(crate) is_large: bool,
+    /// Whether it is committed by itself, and not with the admission of those that wait for its permits.
+    pub(crate) is_alone: bool,
+}
+
+/// What goes with the end of an execution. As long as it is there, no other commit changes the locks in it.
+pub(crate) struct Closing {
+    pub(crate) parts: Vec<Part>,
+    /// Where it is committed, if those that wait for its permits are to be admitted with it.
+    pub(crate) lane: Option<EndLane>,
+    _turns: Vec<Turn>,
+}
+
+impl Inner {
+    /// The children of an execution that have not ended, and what its end means for them.
+    pub(crate) async fn children(&self, id: &ExecutionId) -> Result<Vec<(ExecutionId, kept::Child)>> {
+        let kept = self.kept(id);
+        let found = self.store.view().await?.scan(&kept.children(), Order::Ascending, usize::MAX).await?;
+        let mut children = Vec::with_capacity(found.len());
+        for (key, item) in found {
+            let Some(child) = kept.read_child(&key) else { continue };
+            let how = match kept::Child::decode(&item.value) {
+                Err(why) if why.is_version() => return Err(why.at(format!("child {child:?} of {id:?}")).into()),
+                how => how.unwrap_or(kept::Child { close: Close::Cancel, birth: 0 }),
+            };
+            children.push((child, how));
+        }
+        Ok(children)
+    }
+
+    /// What goes with the end of an execution: its parent and its schedule are told, its children are cancelled that
+    /// are to be, the locks that it holds are released, its permits given back, its reviews closed, and its finalizer
+    /// started.
+    /// Without a status it begins anew: then it is only locks and reviews.
+    pub(crate) async fn closing(
+        self: &Arc<Inner>,
+        id: &ExecutionId,
+        before: &Execution,
+        status: Option<&Status>,
+        how: How,
+    ) -> Result<Closing> {
+        let mut mail = Mail::default();
+        let parent = before.parent.as_ref().filter(|parent| parent.close != Close::Abandon);
+        if let (Some(parent), Some(status)) = (parent, status) {
+            let (child, birth, status) = (id.clone(), parent.birth, status.clone());
+            mail.notice(&parent.id, Letter::Ended { child, birth, status });
+        }
+        if before.has_children && status.is_some() {
+            let children = self.children(id).await?.into_iter().filter(|(_, it)| it.close == Close::Cancel);
+            let reason = format!("its parent {id:?} has ended");
+            for (child, _) in children {
+                if !how.is_large {
+                    mail.cancel(&child, reason.clone());
+                    continue;
+                }
+                match self.cancel(&child, &reason).await {
+                    Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::error!(id = %child, %error, "a damaged child is not cancelled");
+                    }
+                    cancelled => cancelled?,
+                }
+            }
+        }
+        let owner = Owner::Execution(id.clone());
+        if how.is_large && before.has_locks && status.is_none() {
+            // The next run may want them.
+            for (lock, requests) in self.locks.requests_of(&owner).await? {
+                for (ticket, _) in requests {
+                    let ask = Ask::Release { ticket, id: None };
+                    self.locks.ask(&lock, ask, None).await?;
+                }
+            }
+        }
+        let freed = match (before.has_locks, how.is_large) {
+            (false, _) => Freed::default(),
+            (true, true) => self.locks.freed_later(&owner).await?,
+            (true, false) => self.locks.freed(&owner, how.from_store).await?,
+        };
+        freed.notices.into_iter().for_each(|notices| mail.notices(notices));
+        // A commit writes each key once: ends that change others do not share one.
+        let is_alone = how.is_alone || how.is_large || before.has_locks || !mail.is_empty();
+        let mut parts = mail.parts(self, how.from_store, &BTreeSet::new()).await?;
+        parts.extend(freed.parts);
+        // The permits of one whose place is taken go over to the other.
+        let gives_back = status.is_some() && before.superseded.is_none();
+        let lane = (gives_back && !is_alone).then(|| self.admissions.lane_of_end(before)).flatten();
+        parts.extend((gives_back && lane.is_none()).then(|| self.giving_back(id, before)).flatten());
+        if let (Some(schedule), Some(_)) = (&before.schedule, status) {
+            parts.push(self.ending_scheduled(schedule, id));
+        }
+        if before.has_reviews {
+            parts.extend(self.closing_reviews(id, &before.workflow, status.is_some(), how).await?);
+        }
+        if let Some(status) = status {
+            parts.extend(self.finalizing(id, before, status, how).await?);
+        }
+        Ok(Closing { parts, lane, _turns: freed.turns })
+    }
+}

@@ -1,0 +1,73 @@
+//! Executions whose first attempt is counted by the commit that sets them running, and of which this engine has run no
+//! code yet. Most often the answer to that commit begins them. If another task takes an execution up before, or its id
+//! is still in memory, that task runs the attempt that was counted.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::workflow::ExecutionId;
+use crate::workflow::engine::Inner;
+use crate::workflow::run::Run;
+use crate::workflow::stored::record::{Execution, Intent};
+
+/// Each with the time since which its first attempt counts as begun.
+#[derive(Default)]
+pub(crate) struct Unbegun(Mutex<HashMap<ExecutionId, u64>>);
+
+impl Unbegun {
+    /// Whether no code of an execution has run, by its record. It is about to be run.
+    pub(crate) fn take(&self, id: &ExecutionId, execution: &Execution) -> bool {
+        let since = execution.intent.as_ref().and_then(Intent::since_of_first);
+        since.is_some_and(|since| self.remove(id, since))
+    }
+
+    /// Nothing of an execution is to be run.
+    pub(crate) fn forget(&self, id: &ExecutionId) {
+        self.0.lock().remove(id);
+    }
+
+    fn remove(&self, id: &ExecutionId, since: u64) -> bool {
+        let mut unbegun = self.0.lock();
+        let is_its = unbegun.get(id) == Some(&since);
+        if is_its {
+            unbegun.remove(id);
+        }
+        is_its
+    }
+}
+
+/// An execution that a commit sets running, until the commit is answered.
+pub(crate) struct SetRunning {
+    engine: Arc<Inner>,
+    id: ExecutionId,
+    since: u64,
+    has_landed: bool,
+}
+
+impl Inner {
+    /// Counts the first attempt of an execution in the commit that sets it running.
+    pub(crate) fn set_running(self: &Arc<Inner>, id: &ExecutionId, execution: &mut Execution) -> SetRunning {
+        let now = self.store.env().now();
+        execution.intent = Some(Intent::of_first(now));
+        self.unbegun.0.lock().insert(id.clone(), now.0);
+        SetRunning { engine: self.clone(), id: id.clone(), since: now.0, has_landed: false }
+    }
+}
+
+impl SetRunning {
+    /// The commit has landed. If the id is in memory, the execution is begun when that has left.
+    pub(crate) fn begin(mut self, run: Run) {
+        self.has_landed = true;
+        self.engine.spawn_stored(Arc::new(run));
+    }
+}
+
+impl Drop for SetRunning {
+    fn drop(&mut self) {
+        if !self.has_landed {
+            self.engine.unbegun.remove(&self.id, self.since);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! What is kept of an execution beside its record and its journal, all under its id: messages, what was delivered and
+//! answered, tokens, what it has published, its children.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::lock::{LockName, LockRefused};
+use crate::record::stored;
+use crate::store::{Item, Key, Range, Rev, Space, Uuid, View};
+use crate::workflow::journal::place::Place;
+use crate::workflow::run::hash_text;
+use crate::workflow::stored::record::{Close, Status, WaitsFor, fetch, id_key};
+use crate::workflow::{Decision, ExecutionId, WorkflowError};
+
+/// A message to an execution, in its inbox until it is received.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Message {
+    pub(crate) at_us: u64,
+    pub(crate) body: Letter,
+}
+
+/// What a message says. Payloads are JSON text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Letter {
+    Signal {
+        name: String,
+        payload: String,
+    },
+    Update {
+        name: String,
+        id: String,
+        payload: String,
+    },
+    /// A child has ended, as this.
+    Ended {
+        child: ExecutionId,
+        birth: u64,
+        status: Status,
+    },
+    /// Somebody has used a token. The failure is JSON text, too.
+    Completed {
+        token: u128,
+        result: Result<String, String>,
+    },
+    /// What pauses before its next attempt need not.
+    RetryNow,
+    /// A lock was granted, or will not be.
+    Lock {
+        lock: LockName,
+        ticket: u64,
+        refused: Option<LockRefused>,
+    },
+}
+
+impl Letter {
+    /// How many bytes it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let text = match self {
+            Letter::Signal { payload, .. } | Letter::Update { payload, .. } => payload.len(),
+            Letter::Completed { result: Ok(text) | Err(text), .. } => text.len(),
+            Letter::Ended { .. } | Letter::RetryNow | Letter::Lock { .. } => 0,
+        };
+        text + 128
+    }
+
+    /// What those wait for whom it is for. A token does not tell under which name it was given out.
+    pub(crate) fn waited(&self) -> WaitsFor {
+        match self {
+            Letter::Signal { name, .. } => WaitsFor::Signal(name.clone()),
+            Letter::Update { name, .. } => WaitsFor::Update(name.clone()),
+            Letter::Ended { child, .. } => WaitsFor::Child(child.to_string()),
+            Letter::Completed { .. } => WaitsFor::Completion(String::new()),
+            Letter::RetryNow => WaitsFor::Retry(String::new()),
+            Letter::Lock { lock, .. } => WaitsFor::Lock(lock.to_string()),
+        }
+    }
+}
+
+/// The id of the message that tells of a lock: whoever takes the request away can take that away with it.
+pub(crate) fn grant_id(lock: &LockName, ticket: u64) -> Uuid {
+    let bytes = [lock.bytes(), ticket.to_be_bytes().to_vec()].concat();
+    Uuid::from_u128(xxhash_rust::xxh3::xxh3_128(&bytes))
+}
+
+/// What was sent under an id, so that it counts once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Delivered {
+    /// A signal, with a hash of its name and payload.
+    Signal(u64),
+    /// An update, with the same, and its answer if there is one: JSON text, or a failure as JSON text.
+    Update(u64, Option<Result<String, String>>),
+}
+
+impl Delivered {
+    /// A signal.
+    pub(crate) fn signal(name: &str, payload: &str) -> Delivered {
+        Delivered::Signal(hash_text(&format!("{name}\0{payload}")))
+    }
+
+    /// An update that is not answered.
+    pub(crate) fn update(name: &str, payload: &str) -> Delivered {
+        Delivered::Update(hash_text(&format!("{name}\0{payload}")), None)
+    }
+
+    /// Whether the same was sent, whatever became of it.
+    pub(crate) fn is_same(&self, other: &Delivered) -> bool {
+        match (self, other) {
+            (Delivered::Signal(a), Delivered::Signal(b)) | (Delivered::Update(a, _), Delivered::Update(b, _)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+/// A token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Token {
+    pub(crate) name: String,
+    pub(crate) is_used: bool,
+}
+
+/// A review, open or not: that is told by the key of open ones.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ReviewRecord {
+    pub(crate) workflow: String,
+    pub(crate) name: String,
+    /// JSON text.
+    pub(crate) question: String,
+    pub(crate) options: Vec<String>,
+    pub(crate) opened_us: u64,
+    /// Until when it is waited for.
+    pub(crate) until_us: Option<u64>,
+    /// The operation that has opened it.
+    pub(crate) place: Place,
+    pub(crate) decision: Option<Decision>,
+}
+
+/// The values that an execution has published, by name; JSON text.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct Published(pub(crate) BTreeMap<String, String>);
+
+/// A child that has not ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Child {
+    pub(crate) close: Close,
+    /// As its own record tells it.
+    pub(crate) birth: u64,
+}
+
+/// Inputs of a batch that has not begun, each JSON text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Inputs(pub(crate) Vec<String>);
+
+stored!(Message, Delivered, Token, Published, Child, ReviewRecord, Inputs);
+
+/// Tells what a key is of.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum What {
+    /// Written with every message, so that its rev tells how many there were.
+    Count,
+    Message,
+    Signal,
+    Update,
+    Token,
+    Published,
+    Child,
+    Review,
+    Inputs = 16,
+    Successor,
+    /// The idempotency key of a start that was gathered.
+    StartKey,
+}
+
+/// The keys of an execution's things.
+pub(crate) struct Kept<'a> {
+    space: &'a Space,
+    id: &'a ExecutionId,
+    prefix: Vec<u8>,
+}
+
+impl<'a> Kept<'a> {
+    pub(crate) fn new(space: &'a Space, id: &'a ExecutionId) -> Kept<'a> {
+        Kept { space, id, prefix: id_key(id) }
+    }
+
+    fn bytes(&self, what: What, rest: &[u8]) -> Vec<u8> {
+        [&self.prefix, &[what as u8][..], rest].concat()
+    }
+
+    fn key(&self, what: What, rest: &[u8]) -> Key {
+        self.space.key(self.bytes(what, rest))
+    }
+
+    pub(crate) fn count(&self) -> Key {
+        self.key(What::Count, &[])
+    }
+
+    /// A message that was sent under an id made for it.
+    pub(crate) fn message(&self, id: Uuid) -> Key {
+        self.key(What::Message, id.as_bytes())
+    }
+
+    pub(crate) fn messages(&self) -> Range {
+        self.space.prefix(self.bytes(What::Message, &[]))
+    }
+
+    pub(crate) fn signal(&self, id: &str) -> Key {
+        self.key(What::Signal, id.as_bytes())
+    }
+
+    pub(crate) fn update(&self, id: &str) -> Key {
+        self.key(What::Update, id.as_bytes())
+    }
+
+    pub(crate) fn token(&self, token: Uuid) -> Key {
+        self.key(What::Token, token.as_bytes())
+    }
+
+    pub(crate) fn published(&self) -> Key {
+        self.key(What::Published, &[])
+    }
+
+    /// What the execution has published, as a view shows it.
+    pub(crate) async fn fetch_published(&self, view: &View) -> Result<Option<(Published, Item)>, WorkflowError> {
+        fetch(view, &self.published(), || format!("what execution {:?} has published", self.id)).await
+    }
+
+    pub(crate) fn child(&self, id: &ExecutionId) -> Key {
+        self.key(What::Child, id.as_bytes())
+    }
+
+    pub(crate) fn children(&self) -> Range {
+        self.space.prefix(self.bytes(What::Child, &[]))
+    }
+
+    /// The first record of the execution that takes its place.
+    pub(crate) fn successor(&self) -> Key {
+        self.key(What::Successor, &[])
+    }
+
+    /// Inputs of a batch, from this one on.
+    pub(crate) fn inputs_from(&self, number: u32) -> Key {
+        self.key(What::Inputs, &number.to_be_bytes())
+    }
+
+    pub(crate) fn inputs(&self) -> Range {
+        self.space.prefix(self.bytes(What::Inputs, &[]))
+    }
+
+    /// That one of the starts that were gathered had this idempotency key.
+    pub(crate) fn start_key(&self, key: &str) -> Key {
+        self.key(What::StartKey, key.as_bytes())
+    }
+
+    pub(crate) fn start_keys(&self) -> Range {
+        self.space.prefix(self.bytes(What::StartKey, &[]))
+    }
+
+    /// The idempotency key that a key tells of.
+    pub(crate) fn read_start_key<'k>(&self, key: &'k Key) -> Option<&'k str> {
+        std::str::from_utf8(key.bytes().get(self.prefix.len() + 1..)?).ok()
+    }
+
+    /// Whether a key, of whatever execution, is of a child.
+    #[cfg(feature = "testing")]
+    pub(crate) fn is_child(key: &Key) -> bool {
+        crate::node::read_text(key.bytes()).is_some_and(|(_, rest)| rest.first() == Some(&(What::Child as u8)))
+    }
+
+    /// The child that a key is of.
+    pub(crate) fn read_child(&self, key: &Key) -> Option<ExecutionId> {
+        std::str::from_utf8(key.bytes().get(self.prefix.len() + 1..)?).ok().map(Into::into)
+    }
+
+    pub(crate) fn review(&self, token: Uuid, name: &str) -> Key {
+        self.key(What::Review, &[token.as_bytes(), name.as_bytes()].concat())
+    }
+
+    /// The review of a token, whatever its name.
+    pub(crate) fn review_of(&self, token: Uuid) -> Range {
+        self.space.prefix(self.bytes(What::Review, token.as_bytes()))
+    }
+
+    pub(crate) fn reviews(&self) -> Range {
+        self.space.prefix(self.bytes(What::Review, &[]))
+    }
+
+    /// The token and the name of the review that a key is of.
+    pub(crate) fn read_review<'k>(&self, key: &'k Key) -> Option<(Uuid, &'k str)> {
+        let (token, name) = key.bytes().get(self.prefix.len() + 1..)?.split_first_chunk::<16>()?;
+        Some((Uuid::from_bytes(*token), std::str::from_utf8(name).ok()?))
+    }
+
+    /// Everything.
+    pub(crate) fn all(&self) -> Range {
+        self.space.prefix(&self.prefix)
+    }
+}
+
+/// How many messages there were, as the rev of the count tells.
+pub(crate) fn counted(rev: Option<Rev>) -> u64 {
+    rev.map_or(0, |rev| rev.0)
+}

@@ -1,0 +1,225 @@
+//! Where executions are listed: keys in the order of start times under everything they can be found by. Which keys an
+//! execution has follows from its record alone; so lists and records cannot part. Those that run are listed apart,
+//! under their shards: the owner of a shard goes through them.
+
+use crate::json;
+use crate::lane::Part;
+use crate::node::{read_text, shard_key, shard_of, write_text};
+use crate::store::{Key, Range, Space};
+use crate::workflow::ExecutionId;
+use crate::workflow::stored::record::{Attribute, Execution, Status, Wait, WaitsFor};
+
+/// The names of the spaces.
+pub(crate) const LISTED: &str = "workflow.listed";
+pub(crate) const RUNNING: &str = "workflow.running";
+
+/// The spaces in which executions are listed.
+#[derive(Clone)]
+pub(crate) struct Lists {
+    /// what it is found by, start time, id → for one that is parked the reason
+    pub(crate) listed: Space,
+    /// shard, workflow, start time, id → how often it was taken up since
+    pub(crate) running: Space,
+}
+
+/// How executions are told apart in lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Shelf {
+    Running = 1,
+    /// For a time, and for nothing else.
+    Asleep,
+    Waiting,
+    Parked,
+    Completed,
+    Failed,
+    TimedOut,
+    Cancelled,
+}
+
+impl Shelf {
+    pub(crate) const ALL: [Shelf; 8] = [
+        Shelf::Running,
+        Shelf::Asleep,
+        Shelf::Waiting,
+        Shelf::Parked,
+        Shelf::Completed,
+        Shelf::Failed,
+        Shelf::TimedOut,
+        Shelf::Cancelled,
+    ];
+
+    pub(crate) fn of(execution: &Execution) -> Shelf {
+        let is_timed = |wait: &Wait| matches!(wait.what, WaitsFor::Timer | WaitsFor::Retry(_));
+        match &execution.status {
+            Status::Running => Shelf::Running,
+            Status::Waiting if execution.waits.iter().all(is_timed) => Shelf::Asleep,
+            Status::Waiting => Shelf::Waiting,
+            Status::Parked(_) => Shelf::Parked,
+            Status::Completed(_) => Shelf::Completed,
+            Status::Failed(_) => Shelf::Failed,
+            Status::TimedOut => Shelf::TimedOut,
+            Status::Cancelled(_) => Shelf::Cancelled,
+        }
+    }
+}
+
+/// The first byte of keys, by what they list by.
+const BY_STATUS: u8 = b's';
+const BY_TAG: u8 = b't';
+const BY_ATTRIBUTE: u8 = b'a';
+const BY_WAIT: u8 = b'w';
+
+/// What keys start with that list by a name.
+fn named(what: &[u8], name: &str) -> Vec<u8> {
+    let mut key = what.to_vec();
+    write_text(&mut key, name);
+    key
+}
+
+/// What keys start with that list executions of one workflow on one shelf. That of the running ones is elsewhere.
+pub(crate) fn by_status(shelf: Shelf, workflow: &str) -> Vec<u8> {
+    debug_assert!(shelf != Shelf::Running, "they are listed by their shards");
+    named(&[BY_STATUS, shelf as u8], workflow)
+}
+
+/// What keys start with that list the executions of one workflow that run in a shard.
+pub(crate) fn by_shard(shard: u16, workflow: &str) -> Vec<u8> {
+    named(&shard_key(shard), workflow)
+}
+
+/// The workflow and the rest of a key that lists by status: two bytes of what it is come before, also for those that
+/// run.
+pub(crate) fn read_by_status(key: &[u8]) -> Option<(&str, &[u8])> {
+    read_text(key.get(2..)?)
+}
+
+pub(crate) fn by_tag(tag: &str) -> Vec<u8> {
+    named(&[BY_TAG], tag)
+}
+
+/// What keys start with that list by an attribute, whatever its value.
+pub(crate) fn by_attribute(name: &str) -> Vec<u8> {
+    named(&[BY_ATTRIBUTE], name)
+}
+
+/// What keys start with that list by this value of an attribute. They are in the order of the values.
+pub(crate) fn by_value(name: &str, value: &Attribute) -> Vec<u8> {
+    let mut key = by_attribute(name);
+    let (kind, value) = match value {
+        Attribute::Boolean(value) => (0, (*value).into()),
+        Attribute::Integer(value) => (1, (*value).into()),
+        Attribute::Real(value) => (1, (*value).into()),
+        Attribute::Text(value) => (2, value.as_str().into()),
+        Attribute::Time(value) => (3, (*value).into()),
+    };
+    key.push(kind);
+    json::encode(&mut key, Some(&value));
+    key
+}
+
+impl WaitsFor {
+    /// What keys tell of it, and its name. `None` for what is not listed.
+    pub(crate) fn listed(&self) -> Option<(u8, &str)> {
+        match self {
+            WaitsFor::Retry(name) => Some((0, name)),
+            WaitsFor::Signal(name) => Some((1, name)),
+            WaitsFor::Update(name) => Some((2, name)),
+            WaitsFor::Child(name) => Some((3, name)),
+            WaitsFor::Completion(name) => Some((4, name)),
+            WaitsFor::Published(name) => Some((5, name)),
+            WaitsFor::Lock(name) => Some((6, name)),
+            WaitsFor::Admission(name) => Some((7, name)),
+            WaitsFor::Review(name) => Some((8, name)),
+            // A time is a status of its own, and the others are not waited for out of memory.
+            WaitsFor::Timer | WaitsFor::Step(_) | WaitsFor::Store => None,
+        }
+    }
+}
+
+/// What keys start with that list by what is waited for. `None` for what is not listed.
+pub(crate) fn by_wait(what: &WaitsFor) -> Option<Vec<u8>> {
+    let (kind, name) = what.listed()?;
+    Some(named(&[BY_WAIT, kind], name))
+}
+
+/// The end of every key: when the execution was started, and its id.
+pub(crate) fn write_end(key: &mut Vec<u8>, started_us: u64, id: &str) {
+    key.extend_from_slice(&started_us.to_be_bytes());
+    key.extend_from_slice(id.as_bytes());
+}
+
+/// When an execution was started and its id, from what follows in a key after what it lists by.
+pub(crate) fn read_end(rest: &[u8]) -> Option<(u64, ExecutionId)> {
+    let (started, id) = rest.split_first_chunk::<8>()?;
+    Some((u64::from_be_bytes(*started), std::str::from_utf8(id).ok()?.into()))
+}
+
+/// All other keys of an execution.
+fn other_keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
+    let waits = execution.waits.iter().filter_map(|wait| by_wait(&wait.what));
+    let tags = execution.labels.tags.iter().map(|tag| by_tag(tag));
+    let attributes = execution.labels.attributes.iter().map(|(name, value)| by_value(name, value));
+    let mut keys: Vec<_> = waits.chain(tags).chain(attributes).collect();
+    keys.iter_mut().for_each(|key| write_end(key, execution.started_us, id));
+    // Two branches may wait for the same.
+    keys.sort();
+    keys.dedup();
+    keys
+}
+
+impl Lists {
+    /// All executions on a shelf.
+    pub(crate) fn shelf(&self, shelf: Shelf) -> (&Space, Range) {
+        match shelf {
+            Shelf::Running => (&self.running, self.running.all()),
+            other => (&self.listed, self.listed.prefix([BY_STATUS, other as u8])),
+        }
+    }
+
+    /// The key that lists an execution by its status.
+    pub(crate) fn status(&self, id: &ExecutionId, execution: &Execution) -> Key {
+        let (space, mut key) = match Shelf::of(execution) {
+            Shelf::Running => (&self.running, by_shard(shard_of(id.as_bytes()), &execution.workflow)),
+            other => (&self.listed, by_status(other, &execution.workflow)),
+        };
+        write_end(&mut key, execution.started_us, id);
+        space.key(key)
+    }
+
+    /// All keys of an execution.
+    #[cfg(feature = "testing")]
+    pub(crate) fn keys(&self, id: &ExecutionId, execution: &Execution) -> Vec<Key> {
+        let mut keys: Vec<Key> = other_keys(id, execution).iter().map(|key| self.listed.key(key)).collect();
+        keys.push(self.status(id, execution));
+        keys
+    }
+
+    /// Adds to a part how an execution is listed from now on. `note` is kept with the status.
+    pub(crate) fn list(
+        &self,
+        mut part: Part,
+        id: &ExecutionId,
+        before: Option<&Execution>,
+        after: Option<&Execution>,
+        note: Option<Vec<u8>>,
+    ) -> Part {
+        let status = |execution: Option<&Execution>| execution.map(|it| self.status(id, it));
+        let (was, is) = (status(before), status(after));
+        if let Some(was) = was.as_ref().filter(|was| Some(*was) != is.as_ref()) {
+            part = part.delete(was);
+        }
+        if let Some(is) = is.as_ref().filter(|is| Some(*is) != was.as_ref() || note.is_some()) {
+            part = part.put(is, note.unwrap_or_default());
+        }
+        let keys = |execution: Option<&Execution>| execution.map(|it| other_keys(id, it)).unwrap_or_default();
+        let (were, are) = (keys(before), keys(after));
+        for key in were.iter().filter(|key| are.binary_search(key).is_err()) {
+            part = part.delete(&self.listed.key(key));
+        }
+        for key in are.iter().filter(|key| were.binary_search(key).is_err()) {
+            part = part.put(&self.listed.key(key), Vec::new());
+        }
+        part
+    }
+}
