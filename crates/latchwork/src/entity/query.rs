@@ -35,6 +35,12 @@ pub struct Query {
     after: Option<Cursor>,
 }
 
+impl From<&Query> for Query {
+    fn from(query: &Query) -> Query {
+        query.clone()
+    }
+}
+
 /// Which end of an order comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Direction {

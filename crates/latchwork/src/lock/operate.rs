@@ -164,8 +164,11 @@ impl StoredLocks {
     }
 
     /// Everything about a lock, of the waiters the first thousand.
-    pub async fn inspect(&self, name: impl Into<LockName>) -> Result<LockState> {
-        let name = name.into();
+    pub fn inspect<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<LockState>> + Send + use<N> {
+        self.clone().inspected(name.into())
+    }
+
+    async fn inspected(self, name: LockName) -> Result<LockState> {
         name.check()?;
         let missing = || LockError::NotFound { lock: name.to_string() };
         let spaces = self.spaces.as_ref().ok_or_else(missing)?;
@@ -241,28 +244,38 @@ impl Locks {
     }
 
     /// Everything about a lock, of the waiters the first thousand.
-    pub async fn inspect(&self, name: impl Into<LockName>) -> Result<LockState> {
-        self.stored().inspect(name).await
+    pub fn inspect<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<LockState>> + Send + use<N> {
+        self.stored().inspect(name)
     }
 
-    /// Has whoever holds a lock under this token, or waits for it, let go of it. The reason stays in the lock's
-    /// history. Who held it learns of it by [`LockGuard::lost`](crate::lock::LockGuard::lost), or when its token is
-    /// refused.
-    pub async fn force_release(&self, name: impl Into<LockName>, token: u64, reason: &str) -> Result<()> {
-        let name = name.into();
+    /// Releases the grant of this token, or withdraws the request that waits under it, for its owner. The reason stays
+    /// in the lock's history. The owner learns of it by [`LockGuard::lost`](crate::lock::LockGuard::lost), or when its
+    /// token is refused.
+    pub fn force_release<N: Into<LockName>>(
+        &self,
+        name: N,
+        token: u64,
+        reason: &str,
+    ) -> impl Future<Output = Result<()>> + Send + use<N> {
+        self.clone().forced(name.into(), token, reason.to_string())
+    }
+
+    async fn forced(self, name: LockName, token: u64, reason: String) -> Result<()> {
         name.check()?;
         if reason.len() > 4096 {
-            return Err(LockError::Name { name: reason.into(), reason: "a reason is at most 4096 bytes" });
+            return Err(LockError::Name { name: reason, reason: "a reason is at most 4096 bytes" });
         }
-        let ask = Ask::Force { ticket: token, reason: reason.into() };
+        let ask = Ask::Force { ticket: token, reason };
         self.service.ask(&name, ask, None).await.map(drop)
     }
 
-    /// Removes a lock that nobody holds or waits for: the next to use the name may say anew what it is. Tokens go on
-    /// above those before.
-    pub async fn remove(&self, name: impl Into<LockName>) -> Result<()> {
-        let name = name.into();
-        name.check()?;
-        self.service.ask(&name, Ask::Remove, None).await.map(drop)
+    /// Removes a lock that has no holder and no waiter: the next caller that uses the name may say anew what it is.
+    /// Tokens go on above those before.
+    pub fn remove<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<()>> + Send + use<N> {
+        let (service, name) = (self.service.clone(), name.into());
+        async move {
+            name.check()?;
+            service.ask(&name, Ask::Remove, None).await.map(drop)
+        }
     }
 }

@@ -84,8 +84,9 @@ impl Session {
     }
 
     /// Renews the lease. `false` if it is lost: others may have had everything since.
-    pub async fn renew(&self) -> Result<bool> {
-        Ok(self.0.renew().await?)
+    pub fn renew(&self) -> impl Future<Output = Result<bool>> + Send + use<> {
+        let session = self.clone();
+        async move { Ok(session.0.renew().await?) }
     }
 
     /// Whether it is lost.

@@ -231,12 +231,17 @@ impl Container {
 
     /// The state as it was last committed. One that was never written reads as its initial value, which is `{}` unless
     /// it is said; only one that was deleted is `None`.
-    pub async fn get(&self) -> Result<Option<Value>> {
-        Ok(self.read().await?.0)
+    pub fn get(&self) -> impl Future<Output = Result<Option<Value>>> + Send + use<> {
+        let read = self.read();
+        async move { Ok(read.await?.0) }
     }
 
     /// The state as it was last committed, and its rev; zero while nothing was ever written.
-    pub async fn read(&self) -> Result<(Option<Value>, Rev)> {
+    pub fn read(&self) -> impl Future<Output = Result<(Option<Value>, Rev)>> + Send + use<> {
+        self.clone().read_now()
+    }
+
+    async fn read_now(self) -> Result<(Option<Value>, Rev)> {
         self.well()?;
         let known = match &self.home {
             Home::Memory(memory) => memory.read(),
@@ -248,19 +253,20 @@ impl Container {
     }
 
     /// Replaces the state.
-    pub async fn set_state(&self, value: impl Serialize) -> Result<Changed> {
-        let value = self.value(&value)?;
-        self.op("set_state", Op::Set(value)).await
+    pub fn set_state<V: Serialize>(&self, value: V) -> impl Future<Output = Result<Changed>> + Send + use<V> {
+        let op = self.value(&value).map(Op::Set);
+        self.clone().done("set_state", op)
     }
 
     /// Removes the state, and answers what it was. It reads as absent from then on, not as its initial value.
-    pub async fn delete_state(&self) -> Result<Changed> {
-        self.op("delete_state", Op::Delete).await
+    pub fn delete_state(&self) -> impl Future<Output = Result<Changed>> + Send + use<> {
+        self.clone().done("delete_state", Ok(Op::Delete))
     }
 
     /// Merges into the state as a JSON merge patch does (RFC 7396): objects are merged, `null` removes.
-    pub async fn patch_state(&self, patch: impl Serialize) -> Result<Changed> {
-        self.op("patch_state", self.patch(&patch)?).await
+    pub fn patch_state<V: Serialize>(&self, patch: V) -> impl Future<Output = Result<Changed>> + Send + use<V> {
+        let op = self.patch(&patch);
+        self.clone().done("patch_state", op)
     }
 
     pub(crate) fn patch(&self, patch: &impl Serialize) -> Result<Op> {
@@ -273,42 +279,62 @@ impl Container {
     }
 
     /// Adds an element to the list at a path; a list that is not there is made. Answers its length.
-    pub async fn push_state(&self, path: &str, value: impl Serialize) -> Result<Changed> {
-        let op = Op::Push(self.place(path)?, vec![self.value(&value)?]);
-        self.op("push_state", op).await
+    pub fn push_state<V: Serialize>(
+        &self,
+        path: &str,
+        value: V,
+    ) -> impl Future<Output = Result<Changed>> + Send + use<V> {
+        let op = self.place(path).and_then(|place| Ok(Op::Push(place, vec![self.value(&value)?])));
+        self.clone().done("push_state", op)
     }
 
     /// Adds to the number at a path; one that is not there counts as zero. Answers the sum.
-    pub async fn inc_state(&self, path: &str, by: impl Into<Number>) -> Result<Changed> {
-        let op = Op::Increment(self.place(path)?, by.into());
-        self.op("inc_state", op).await
+    pub fn inc_state<N: Into<Number>>(
+        &self,
+        path: &str,
+        by: N,
+    ) -> impl Future<Output = Result<Changed>> + Send + use<N> {
+        let op = self.place(path).map(|place| Op::Increment(place, by.into()));
+        self.clone().done("inc_state", op)
     }
 
     /// Sets an entry of the record at a path; a record that is not there is made.
-    pub async fn set_state_record(&self, path: &str, entry: &str, value: impl Serialize) -> Result<Changed> {
-        let op = Op::SetRecord(self.place(path)?, entry.into(), self.value(&value)?);
-        self.op("set_state_record", op).await
+    pub fn set_state_record<V: Serialize>(
+        &self,
+        path: &str,
+        entry: &str,
+        value: V,
+    ) -> impl Future<Output = Result<Changed>> + Send + use<V> {
+        let op = self.place(path).and_then(|place| Ok(Op::SetRecord(place, entry.into(), self.value(&value)?)));
+        self.clone().done("set_state_record", op)
     }
 
     /// Removes an entry of the record at a path. Answers what it was.
-    pub async fn delete_state_record(&self, path: &str, entry: &str) -> Result<Changed> {
-        let op = Op::DeleteRecord(self.place(path)?, entry.into());
-        self.op("delete_state_record", op).await
+    pub fn delete_state_record(&self, path: &str, entry: &str) -> impl Future<Output = Result<Changed>> + Send + use<> {
+        let op = self.place(path).map(|place| Op::DeleteRecord(place, entry.into()));
+        self.clone().done("delete_state_record", op)
     }
 
     /// Runs a mutator on the state and keeps what it makes of it. It may be asynchronous, and may be run again on newer
     /// state if another process was faster; its own error leaves the state as it is and comes back as it was.
-    pub async fn atomic_state<F, Fut, E>(&self, mutator: F) -> Result<Changed, MutationError<E>>
+    pub fn atomic_state<F, Fut, E>(
+        &self,
+        mutator: F,
+    ) -> impl Future<Output = Result<Changed, MutationError<E>>> + Send + use<F, Fut, E>
     where
         F: FnMut(Option<Value>) -> Fut + Send + 'static,
         Fut: Future<Output = std::result::Result<Option<Value>, E>> + Send + 'static,
         E: Send + 'static,
     {
-        self.mutate("atomic_state", mutator).await
+        self.clone().mutate("atomic_state", mutator)
     }
 
     /// Every change after `after`, a generation of the store; of a container in memory, every change from now on.
-    pub async fn watch(&self, after: Generation) -> Result<StateWatch> {
+    pub fn watch(&self, after: Generation) -> impl Future<Output = Result<StateWatch>> + Send + use<> {
+        self.clone().watch_now(after)
+    }
+
+    async fn watch_now(self, after: Generation) -> Result<StateWatch> {
         self.well()?;
         let source = match &self.home {
             Home::Memory(memory) => {
@@ -388,8 +414,8 @@ impl Container {
         Waiting { answer, progress, env: &self.setup.env, key: self.name(), timeout: self.setup.timeout }
     }
 
-    pub(crate) async fn op(&self, operation: &'static str, op: Op) -> Result<Changed> {
-        let held = self.held()?;
+    pub(crate) async fn done(self, operation: &'static str, op: Result<Op>) -> Result<Changed> {
+        let (op, held) = (op?, self.held()?);
         op.check().map_err(|cause| StateError::Value { key: self.name().to_string(), cause })?;
         let (reply, answer) = oneshot::channel();
         let progress = Arc::new(Progress::default());
@@ -408,7 +434,7 @@ impl Container {
     }
 
     pub(crate) async fn mutate<F, Fut, E>(
-        &self,
+        self,
         operation: &'static str,
         mutator: F,
     ) -> Result<Changed, MutationError<E>>

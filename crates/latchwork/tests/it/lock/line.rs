@@ -189,7 +189,7 @@ impl Cast {
         let taken = async move {
             match how {
                 How::Waits => semaphore.acquire_many(permits).await.map(Some),
-                How::Within => semaphore.wait_at_most(LIMIT).acquire_many(permits).await,
+                How::Within => semaphore.acquire_many_within(permits, LIMIT).await,
                 How::Tries => semaphore.try_acquire_many(permits).await,
             }
         };

@@ -53,7 +53,7 @@ async fn permits_are_counted_and_nobody_is_overtaken() {
     // One permit is free, and somebody who wants three is before all others.
     one.release().await.unwrap();
     assert!(semaphore.try_acquire().await.unwrap().is_none());
-    let late = semaphore.clone().wait_at_most(Duration::from_millis(20)).acquire().await.unwrap();
+    let late = semaphore.clone().acquire_within(Duration::from_millis(20)).await.unwrap();
     assert!(late.is_none());
     two.release().await.unwrap();
     let many = many.await.unwrap();
@@ -83,7 +83,7 @@ async fn what_cannot_be_is_refused_and_says_why() {
     assert!(engine.semaphore("none", 0).acquire().await.is_err());
     assert!(engine.semaphore("none", 3).acquire_many(4).await.is_err());
     // What was refused has left nothing behind.
-    let none = engine.mutex("none").wait_at_most(Duration::MAX).acquire().await.unwrap().unwrap();
+    let none = engine.mutex("none").acquire_within(Duration::MAX).await.unwrap().unwrap();
     none.release().await.unwrap();
     for name in ["".to_string(), "x".repeat(257)] {
         assert!(matches!(engine.mutex(name).acquire().await, Err(LockError::Name { .. })));
@@ -128,7 +128,7 @@ async fn readers_share_and_writers_do_not_and_neither_starves() {
     a.release().await.unwrap();
     b.release().await.unwrap();
     let writer = writer.await.unwrap();
-    assert!(lock.clone().wait_at_most(Duration::from_millis(5)).read().await.unwrap().is_none());
+    assert!(lock.clone().read_within(Duration::from_millis(5)).await.unwrap().is_none());
     writer.release().await.unwrap();
     let mut held = Vec::new();
     for reader in readers {
@@ -427,7 +427,7 @@ async fn whoever_gives_up_a_request_leaves_it_to_others_who_have_made_it() {
             twin.abort();
             assert!(twin.await.unwrap_err().is_cancelled());
         } else {
-            let taken = mine().wait_at_most(Duration::from_millis(20)).acquire().await.unwrap();
+            let taken = mine().acquire_within(Duration::from_millis(20)).await.unwrap();
             assert!(taken.is_none());
         }
         held.release().await.unwrap();
@@ -480,7 +480,7 @@ async fn a_damaged_lock_keeps_no_session_alive() {
     let (key, _) = store.view().await.unwrap().scan(&heads.all(), Order::Ascending, 1).await.unwrap().remove(0);
     store.commit(Commit::new().put(&key, vec![255; 3])).await.unwrap().applied().unwrap();
     let engine = Engine::on(&store).start().await.unwrap();
-    let guard = engine.mutex("b").wait_at_most(Duration::from_secs(20)).acquire().await.unwrap();
+    let guard = engine.mutex("b").acquire_within(Duration::from_secs(20)).await.unwrap();
     assert!(guard.unwrap().release().await.unwrap());
     assert_eq!(engine.mutex("a").acquire().await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
@@ -503,7 +503,7 @@ async fn a_session_of_a_newer_program_keeps_its_locks_over_a_start() {
     store.commit(change).await.unwrap().applied().unwrap();
     let engine = Engine::on(&store).start().await.unwrap();
     // Sessions are looked at in the order of their ids: the first one was, when the lock of the second is free.
-    let guard = engine.mutex("gone").wait_at_most(Duration::from_secs(20)).acquire().await.unwrap();
+    let guard = engine.mutex("gone").acquire_within(Duration::from_secs(20)).await.unwrap();
     assert!(guard.unwrap().release().await.unwrap());
     assert!(engine.mutex("newer").try_acquire().await.unwrap().is_none());
 }
