@@ -43,6 +43,8 @@ pub struct Commit {
     pub(crate) meta: Bytes,
     pub(crate) checks: Vec<Check>,
     pub(crate) writes: Vec<Write>,
+    /// Of checks that stand for a right: their places, and what an error says once the right is lost.
+    pub(crate) rights: Vec<(usize, Arc<str>)>,
     pub(crate) decided: Option<Decided>,
 }
 
@@ -92,9 +94,9 @@ pub trait Right {
     /// What holds as long as the right does.
     fn check(&self) -> Check;
 
-    /// What an error calls it.
-    fn name(&self) -> String {
-        "the right to write".into()
+    /// What an error says once the right is lost.
+    fn lost(&self) -> String {
+        "the right to write is lost".into()
     }
 }
 
@@ -175,8 +177,9 @@ impl Commit {
         self.check(Check::Present(key.clone()))
     }
 
-    /// Requires what somebody's right to write rests on, such as a lock: once that is lost, this is refused.
-    pub fn guard(self, right: &impl Right) -> Commit {
+    /// Lands only as long as a right to write is held, such as a lock. Once it is lost, the refusal says so.
+    pub fn guard(mut self, right: &impl Right) -> Commit {
+        self.rights.push((self.checks.len(), right.lost().into()));
         self.check(right.check())
     }
 
@@ -286,6 +289,8 @@ pub struct FailedCheck {
     pub check: Check,
     /// What was found.
     pub actual: Actual,
+    /// What there is to say of it, if the check stands for a right that is lost.
+    pub right: Option<Arc<str>>,
 }
 
 /// What a failed check found.
@@ -303,6 +308,9 @@ pub enum Actual {
 
 impl fmt::Display for FailedCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(lost) = &self.right {
+            return f.write_str(lost);
+        }
         match &self.check {
             Check::AtRev(key, rev) => write!(f, "{key} expected at rev {rev}, ")?,
             Check::Absent(key) => write!(f, "{key} expected absent, ")?,

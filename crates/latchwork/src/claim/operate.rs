@@ -71,13 +71,12 @@ pub struct Transition {
     /// Why; of a step that was fired and has succeeded, mostly nothing.
     pub reason: String,
     /// The entity's rev after it.
-    #[serde(with = "crate::json::RevNumber")]
     pub rev: Rev,
     /// When the claim was made.
-    #[serde(rename = "since_us", with = "crate::json::Micros")]
+    #[serde(rename = "since_us")]
     pub since: Timestamp,
     /// When it was done.
-    #[serde(rename = "at_us", with = "crate::json::Micros")]
+    #[serde(rename = "at_us")]
     pub at: Timestamp,
 }
 

@@ -550,7 +550,7 @@ pub struct DeadLetter {
     /// What it failed with at last.
     pub error: String,
     /// When it was tried last, about.
-    #[serde(rename = "at_us", with = "crate::json::Micros")]
+    #[serde(rename = "at_us")]
     pub at: Timestamp,
 }
 

@@ -100,7 +100,6 @@ pub struct Transitioned {
     /// The status from now on.
     pub to: String,
     /// The entity's rev from now on.
-    #[serde(with = "crate::json::RevNumber")]
     pub rev: Rev,
     /// What the action gave.
     pub output: Value,
@@ -129,7 +128,7 @@ pub struct Holder {
     /// The step that it was fired by.
     pub step: String,
     /// Since when.
-    #[serde(rename = "since_us", with = "crate::json::Micros")]
+    #[serde(rename = "since_us")]
     pub since: Timestamp,
     /// What is left of the lease, if it is not renewed. An execution has no lease.
     #[serde(rename = "lease_left_ms", serialize_with = "millis")]
@@ -149,7 +148,6 @@ pub struct Conflict {
     /// Its status now; none if it was removed.
     pub status: Option<String>,
     /// The rev that the action was run at.
-    #[serde(with = "crate::json::RevNumber")]
     pub expected: Rev,
 }
 

@@ -93,7 +93,7 @@ pub struct Entity {
     pub metadata: Map<String, Value>,
     /// How often it was written. It starts at 1, rises with every change and never comes back, also not after the
     /// entity was removed and added again.
-    #[serde(rename = "_rev", with = "json::RevNumber", default = "first_rev")]
+    #[serde(rename = "_rev", default = "first_rev")]
     pub rev: Rev,
     /// When it was added.
     #[serde(with = "MomentJson", default)]
@@ -127,9 +127,8 @@ fn first_rev() -> Rev {
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Moment")]
 struct MomentJson {
-    #[serde(with = "json::GenerationNumber")]
     generation: Generation,
-    #[serde(rename = "time_us", with = "json::Micros")]
+    #[serde(rename = "time_us")]
     time: Timestamp,
 }
 

@@ -331,7 +331,8 @@ impl Draft {
     /// Only data and metadata are the change's to choose.
     fn into_record(self, before: &Record) -> Result<Record> {
         let Draft { id, data, metadata, .. } = self;
-        let refuse = |part, cause| EntityError::Document { id: format!("{id:?}"), part, cause };
+        let refuse =
+            |part: &'static str, cause| EntityError::Document { id: format!("{id:?}"), part: part.into(), cause };
         json::check(&data).map_err(|cause| refuse("data", cause))?;
         let metadata = Value::Object(metadata);
         json::check(&metadata).map_err(|cause| refuse("metadata", cause))?;

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::entity::document::{Moment, Record};
@@ -20,7 +20,7 @@ type Given = Result<Value, JsonError>;
 const TYPE_BYTES: usize = 128;
 
 pub(crate) fn check_type_name(name: &str) -> Result<()> {
-    let refuse = |reason| Err(EntityError::TypeName { name: name.into(), reason });
+    let refuse = |reason: &'static str| Err(EntityError::TypeName { name: name.into(), reason: reason.into() });
     match name.len() {
         0 => refuse("it is empty"),
         length if length > TYPE_BYTES => refuse("it is longer than 128 bytes"),
@@ -33,14 +33,14 @@ pub(crate) fn check_type_name(name: &str) -> Result<()> {
 /// A right that must hold for an operation to land.
 #[derive(Debug, Clone)]
 pub(crate) struct Fence {
-    /// What an error calls it.
-    pub(crate) right: String,
+    /// What an error says once it is lost.
+    pub(crate) lost: String,
     pub(crate) check: Check,
 }
 
 impl Fence {
     fn of(right: &impl Right) -> Fence {
-        Fence { right: right.name(), check: right.check() }
+        Fence { lost: right.lost(), check: right.check() }
     }
 }
 
@@ -108,7 +108,7 @@ impl Add {
 }
 
 fn document(given: Given, id: &str, part: &'static str) -> Result<Value> {
-    given.map_err(|cause| EntityError::Document { id: id.into(), part, cause })
+    given.map_err(|cause| EntityError::Document { id: id.into(), part: part.into(), cause })
 }
 
 pub(crate) fn object(value: Value, id: &str) -> Result<Map<String, Value>> {
@@ -120,7 +120,7 @@ pub(crate) fn object(value: Value, id: &str) -> Result<Map<String, Value>> {
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
     };
-    Err(EntityError::Metadata { id: id.into(), found })
+    Err(EntityError::Metadata { id: id.into(), found: found.into() })
 }
 
 /// Changes an entity.
@@ -417,7 +417,7 @@ pub struct Receipt {
 }
 
 /// A check of a transaction that did not hold.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FailedOp {
     /// The operation's place in the transaction; `None` for a check of the transaction as a whole.
     pub op: Option<usize>,

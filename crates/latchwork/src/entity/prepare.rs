@@ -22,7 +22,7 @@ pub(crate) enum Meaning {
     /// The caller's, on the store's generation.
     Generation,
     /// The caller's: that it still has a right, to an operation or to the whole.
-    Right { op: Option<usize>, right: String },
+    Right { op: Option<usize>, lost: String },
     /// The caller's, on something that it read.
     Read { what: String, at: Generation },
     /// An operation's: at this rev.
@@ -152,8 +152,8 @@ impl Entities {
                 preparing.check(check, Meaning::Read { what, at: reads.generation });
             }
         }
-        for (op, Fence { right, check }) in &transaction.fences {
-            preparing.check(check.clone(), Meaning::Right { op: *op, right: right.clone() });
+        for (op, Fence { lost, check }) in &transaction.fences {
+            preparing.check(check.clone(), Meaning::Right { op: *op, lost: lost.clone() });
         }
         let mut ops = Vec::with_capacity(transaction.ops.len());
         let mut added: BTreeMap<&EntityId, usize> = BTreeMap::new();

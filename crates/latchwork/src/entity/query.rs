@@ -257,7 +257,7 @@ impl CheckedQuery {
     }
 
     fn read_cursor(&self, cursor: &Cursor) -> Result<Position> {
-        let refuse = |reason| EntityError::Cursor { reason };
+        let refuse = |reason: &'static str| EntityError::Cursor { reason: reason.into() };
         let garbled = || refuse("it is not one that a find gave out");
         let bytes = unhex(&cursor.0).ok_or_else(garbled)?;
         let (version, rest) = bytes.split_first().ok_or_else(garbled)?;

@@ -12,7 +12,7 @@ use crate::lock::error::{LockError, LockKind, Result};
 use crate::lock::lane::{Answer, Ask, Ear, Gone, Heard, Want};
 use crate::lock::service::Service;
 use crate::lock::session::Session;
-use crate::lock::{LockName, Token};
+use crate::lock::{FencingToken, LockName};
 use crate::node::session::LEASE;
 use crate::node::{AGAIN, Node};
 use crate::store::Store;
@@ -138,6 +138,12 @@ impl Drop for StopOnDrop {
 impl Locks {
     fn lock(&self, name: LockName, kind: LockKind) -> Lock {
         Lock { service: self.service.clone(), name, kind, session: None, request: None }
+    }
+
+    /// The fencing token of a grant, from its parts: the lock's name and the token's number. It is not looked up; a
+    /// commit that is guarded by a token that was never granted is refused.
+    pub fn token(&self, name: impl Into<LockName>, number: u64) -> FencingToken {
+        FencingToken { number, key: self.service.spaces.request(&name.into(), number) }
     }
 
     /// A mutex.
@@ -310,7 +316,7 @@ impl Asked<'_> {
     fn granted(mut self, ticket: u64, ear: Ear) -> LockGuard {
         self.is_over = true;
         let Lock { service, name, .. } = self.lock;
-        let token = Token { number: ticket, key: service.spaces.request(name, ticket) };
+        let token = FencingToken { number: ticket, key: service.spaces.request(name, ticket) };
         let (service, lock) = (service.clone(), name.clone());
         LockGuard { service, lock, session: self.session.clone(), token, ear, is_released: false }
     }
@@ -407,7 +413,7 @@ pub struct LockGuard {
     service: Arc<Service>,
     lock: LockName,
     session: Session,
-    token: Token,
+    token: FencingToken,
     ear: Ear,
     is_released: bool,
 }
@@ -416,7 +422,7 @@ shown!(LockGuard, it => lock: it.lock, token: it.token.number);
 
 impl LockGuard {
     /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.
-    pub fn token(&self) -> &Token {
+    pub fn token(&self) -> &FencingToken {
         &self.token
     }
 

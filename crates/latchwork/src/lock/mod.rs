@@ -60,7 +60,7 @@ pub use durable::{DurableMutex, DurableSemaphore, LockSetupError, SlotLockError}
 pub use error::{DeadlockLink, LockError, LockKind, LockRefused, Result};
 pub(crate) use locks::Patience;
 pub use locks::{Lock, LockGuard, Locks, ReadWriteLock};
-pub use name::{LockName, LockScope, Owner, Token};
-pub use operate::{ForcedRelease, LockPage, LockState, LockSummary, Requested, StoredLocks};
-pub use record::{Attempt, FencingToken, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
+pub use name::{FencingToken, LockName, LockScope, Owner};
+pub use operate::{ForcedRelease, LeaseState, LockPage, LockState, LockSummary, Requested, StoredLocks};
+pub use record::{Attempt, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
 pub use session::{Session, SessionBuilder};

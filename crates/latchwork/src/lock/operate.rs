@@ -1,5 +1,7 @@
 //! What operators see of locks and do to them.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::lock::error::{LockError, LockKind, Result};
@@ -55,32 +57,42 @@ pub struct LockState {
     pub forced: Vec<ForcedRelease>,
 }
 
-/// Somebody who holds a lock or waits for it.
+/// A request for a lock that is held or waits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Requested {
-    /// Who.
+    /// Its owner.
     pub owner: Owner,
     /// What the session is called, if it is one.
     pub label: Option<String>,
-    /// The token: of a waiter, the one it will be granted.
+    /// The number of the fencing token: of a waiter, the one it will be granted.
     pub token: u64,
     /// How many permits.
     pub permits: u32,
-    /// Since when it waits or has waited, in microseconds since 1970.
-    pub since_us: u64,
-    /// Since when it holds it, in microseconds since 1970.
-    pub granted_us: Option<u64>,
+    /// When the request was made.
+    pub since: Timestamp,
+    /// When it was granted, if it was.
+    pub granted: Option<Timestamp>,
     /// How many are before it in the queue.
     pub position: Option<u64>,
-    /// When the session's lease was last renewed, in microseconds since 1970, and how long it is.
-    pub lease: Option<(u64, u64)>,
+    /// The lease of the session, if it is one.
+    pub lease: Option<LeaseState>,
 }
 
-impl Requested {
-    /// Since when it waits or has waited.
-    pub fn since(&self) -> Timestamp {
-        Timestamp(self.since_us)
+/// The lease of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LeaseState {
+    /// When it was last renewed.
+    pub renewed: Timestamp,
+    /// How long it holds after that, at the least.
+    pub length: Duration,
+}
+
+impl LeaseState {
+    /// Until when it holds without another renewal.
+    pub fn until(&self) -> Timestamp {
+        self.renewed.plus(self.length)
     }
 }
 
@@ -90,12 +102,12 @@ impl Requested {
 pub struct ForcedRelease {
     /// Who had it, or waited for it.
     pub owner: Owner,
-    /// The token.
+    /// The number of the fencing token.
     pub token: u64,
     /// Whether it was held, and not only waited for.
     pub was_held: bool,
-    /// When, in microseconds since 1970.
-    pub at_us: u64,
+    /// When.
+    pub at: Timestamp,
     /// What the operator has said.
     pub reason: String,
 }
@@ -183,7 +195,7 @@ impl StoredLocks {
             let request = Request::decode(&item.value).map_err(|why| why.at(format!("{key}")))?;
             let position = request.granted_us.is_none().then_some(waiters.len() as u64);
             let requested = requested(&view, spaces, token, request, position).await?;
-            if requested.granted_us.is_some() { holders.push(requested) } else { waiters.push(requested) }
+            if requested.granted.is_some() { holders.push(requested) } else { waiters.push(requested) }
         }
         let range = spaces.forced.prefix(name.bytes());
         for (key, item) in view.scan(&range, Order::Descending, MOST_FORCED).await? {
@@ -191,7 +203,7 @@ impl StoredLocks {
                 (read_ticket(&key), Forced::decode(&item.value))
             {
                 let was_held = request.granted_us.is_some();
-                forced.push(ForcedRelease { owner: request.owner, token, was_held, at_us, reason });
+                forced.push(ForcedRelease { owner: request.owner, token, was_held, at: Timestamp(at_us), reason });
             }
         }
         let (used, waiting) = (head.used, head.waiting);
@@ -222,14 +234,18 @@ async fn requested(
     position: Option<u64>,
 ) -> Result<Requested> {
     let Request { owner, permits, since_us, granted_us, .. } = request;
+    let (since, granted) = (Timestamp(since_us), granted_us.map(Timestamp));
     let lease = match &owner {
         Owner::Session(id) => view.get(&spaces.session(*id)).await?,
         Owner::Execution(_) => None,
     };
     let lease = lease.and_then(|item| Lease::decode(&item.value).ok());
     let label = lease.as_ref().map(|lease| lease.label.clone());
-    let lease = lease.map(|lease| (lease.renewed_us, lease.lease_us));
-    Ok(Requested { owner, label, token, permits, since_us, granted_us, position, lease })
+    let lease = lease.map(|lease| {
+        let (renewed, length) = (Timestamp(lease.renewed_us), Duration::from_micros(lease.lease_us));
+        LeaseState { renewed, length }
+    });
+    Ok(Requested { owner, label, token, permits, since, granted, position, lease })
 }
 
 impl Locks {

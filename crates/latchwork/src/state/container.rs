@@ -18,7 +18,8 @@ use crate::state::definition::{Definition, Fits};
 use crate::state::memory::{Memories, Memory};
 use crate::state::op::{self, Op, kind_of};
 use crate::state::queue::{
-    Body, Changed, Guard, Held, Identity, Job, Mutator, Progress, Quiet, Refusal, Retry, Running, Settled, Waiting,
+    Body, Changed, Condition, Guard, Held, Identity, Job, Mutator, Progress, Quiet, Refusal, Retry, Running, Settled,
+    Waiting,
 };
 use crate::state::stored::Shelf;
 use crate::state::watch::{Change, Source, StateWatch};
@@ -83,6 +84,8 @@ pub(crate) struct Setup {
     pub(crate) retry: Retry,
     pub(crate) timeout: Option<Duration>,
     pub(crate) once: Option<Arc<str>>,
+    /// What must hold of the container for a change to be made.
+    pub(crate) condition: Option<Condition>,
     /// What must hold when a change lands.
     pub(crate) guard: Option<Guard>,
     /// Where those in memory stand in line.
@@ -96,7 +99,8 @@ impl Setup {
         let retry = Retry { attempts: 4, pause: Duration::from_millis(10) };
         let timeout = Some(Duration::from_secs(30));
         let (env, memories) = (store.env().clone(), Arc::new(Memories::new(store)));
-        Setup { env, definition: Arc::default(), retry, timeout, once: None, guard: None, memories, wrong: None }
+        let (definition, once, condition, guard, wrong) = (Arc::default(), None, None, None, None);
+        Setup { env, definition, retry, timeout, once, condition, guard, memories, wrong }
     }
 }
 
@@ -154,10 +158,43 @@ impl Container {
         self.set_up(|setup| setup.once = Some(key.into()))
     }
 
+    /// Makes each change through the handle that this gives back only if the container is at this rev, as
+    /// [`Container::read`] has told it; zero stands for a container that was never written. Otherwise the change fails
+    /// with [`StateError::RevisionConflict`], which tells both revs, and nothing is written.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use latchwork::json;
+    /// use latchwork::state::{StateError, States};
+    /// use latchwork::store::Store;
+    ///
+    /// let states = States::on(&Store::memory().await?).await?;
+    /// let session = states.session("s-1");
+    /// let (_, rev) = session.read().await?;
+    /// session.clone().if_rev(rev).set_state(json!({"step": 1})).await?;
+    /// let late = session.clone().if_rev(rev).set_state(json!({"step": 2})).await;
+    /// assert!(matches!(late, Err(StateError::RevisionConflict { expected, actual, .. }) if expected < actual));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Changes of several callers can share a commit, and have the same rev then. A change with a condition is the last
+    /// one of its commit: the rev of its answer names the very state that it has left. The rev of another answer may
+    /// name a state with changes of other callers in it; read the container before you decide on it.
+    pub fn if_rev(self, rev: impl Into<Rev>) -> Container {
+        self.set_up(|setup| setup.condition = Some(Condition::AtRev(rev.into())))
+    }
+
+    /// Makes each change through the handle that this gives back only if the container has no state: it was never
+    /// written, or was deleted. Otherwise the change fails with [`StateError::AlreadyExists`], and nothing is written.
+    pub fn if_absent(self) -> Container {
+        self.set_up(|setup| setup.condition = Some(Condition::Absent))
+    }
+
     /// Guards each change through the handle that this gives back: it lands only while the lock of this token is held,
     /// and fails with [`StateError::Fenced`] otherwise. Containers in memory cannot be guarded.
     pub fn guard(self, right: &impl Right) -> Container {
-        let (guard, name) = ((right.check(), right.name().into()), self.name().to_string());
+        let (guard, name) = ((right.check(), right.lost().into()), self.name().to_string());
         let is_memory = matches!(self.home, Home::Memory(_));
         self.set_up(|setup| match is_memory {
             true => setup.wrong = Some(StateError::Unguardable { key: name }),
@@ -272,7 +309,7 @@ impl Container {
     pub(crate) fn patch(&self, patch: &impl Serialize) -> Result<Op> {
         let patch = self.value(patch)?;
         if !patch.is_object() {
-            let (key, place, found) = (self.name().to_string(), "the patch".into(), kind_of(&patch));
+            let (key, place, found) = (self.name().to_string(), "the patch".into(), kind_of(&patch).into());
             return Err(StateError::NotAnObject { key, place, found });
         }
         Ok(Op::Patch(patch))
@@ -386,10 +423,11 @@ impl Container {
     }
 
     fn job(&self, operation: &'static str, body: Body, held: Held, progress: Arc<Progress>) -> Job {
-        let Setup { once, retry, definition, guard, .. } = &*self.setup;
+        let Setup { once, retry, definition, condition, guard, .. } = &*self.setup;
         let (once, retry, definition, guard) = (once.clone(), *retry, definition.clone(), guard.clone());
+        let condition = *condition;
         let name = self.shared_name().clone();
-        Job { body, operation, name, once, definition, guard, retry, tried: 0, held, progress, rider: None }
+        Job { body, operation, name, once, definition, condition, guard, retry, tried: 0, held, progress, rider: None }
     }
 
     async fn submit(&self, job: Job) -> Result<()> {

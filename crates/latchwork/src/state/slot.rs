@@ -65,6 +65,16 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         Slot::new(self.container.once(key))
     }
 
+    /// As [`Container::if_rev`].
+    pub fn if_rev(self, rev: impl Into<Rev>) -> Slot<T> {
+        Slot::new(self.container.if_rev(rev))
+    }
+
+    /// As [`Container::if_absent`].
+    pub fn if_absent(self) -> Slot<T> {
+        Slot::new(self.container.if_absent())
+    }
+
     /// As [`Container::guard`].
     pub fn guard(self, right: &impl Right) -> Slot<T> {
         Slot::new(self.container.guard(right))

@@ -383,15 +383,15 @@ impl Writer {
         self.sync_us.store(average, Ordering::Relaxed);
     }
 
-    /// Ends the service of this store after a failure: everybody who waits and everybody who comes gets the same error.
-    /// Only the first cause counts.
+    /// Ends the service of this store after a failure: all callers, those that wait and those that come later, get the
+    /// same error. Only the first cause counts.
     pub(super) fn stop(&self, error: &StoreError) {
         let cause = match error {
-            StoreError::Stopped { cause } => cause.clone(),
+            StoreError::Stopped { cause, .. } => cause.clone(),
             other => other.to_string().into(),
         };
-        let _ = self.stopped.set(StoreError::Stopped { cause });
-        // Whoever staged a commit before that line is among those who wait; whoever comes after it is refused.
+        let _ = self.stopped.set(StoreError::Stopped { cause, io: error.io_kind() });
+        // A caller that staged a commit before that line is among those that wait; one that comes after it is refused.
         let mut stage = self.stage.lock();
         stage.syncing = false;
         let waiting: Vec<_> = stage.waiting.drain(..).collect();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::lock::lane::{Answer, Ask, Want};
 use crate::lock::stored::Forced;
 use crate::lock::{
-    Lock, LockError, LockKind, LockName, LockRefused, LockScope, Locks, Owner, Patience, ReadWriteLock, Token,
+    FencingToken, Lock, LockError, LockKind, LockName, LockRefused, LockScope, Locks, Owner, Patience, ReadWriteLock,
 };
 use crate::record::Record;
 use crate::store::{StoreError, Timestamp};
@@ -416,7 +416,7 @@ impl CtxReadWriteLock {
 pub struct CtxGuard {
     ctx: Ctx,
     lock: LockName,
-    token: Token,
+    token: FencingToken,
     /// Where it was acquired.
     place: Place,
     is_left: bool,
@@ -427,7 +427,7 @@ shown!(CtxGuard, it => lock: it.lock, token: it.token.number);
 
 impl CtxGuard {
     fn new(ctx: &Ctx, lock: &LockName, ticket: u64, place: &Place, grant: Grant) -> CtxGuard {
-        let token = Token { number: ticket, key: ctx.run.engine.locks.spaces.request(lock, ticket) };
+        let token = FencingToken { number: ticket, key: ctx.run.engine.locks.spaces.request(lock, ticket) };
         ctx.run.with(|state| {
             let since = state.stamps;
             state.held.entry(token.key.clone()).or_insert(Holding { guards: 0, since, grant }).guards += 1;
@@ -443,7 +443,7 @@ impl CtxGuard {
     }
 
     /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.
-    pub fn token(&self) -> &Token {
+    pub fn token(&self) -> &FencingToken {
         &self.token
     }
 

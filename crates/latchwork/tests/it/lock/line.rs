@@ -313,7 +313,7 @@ impl Cast {
         assert!(state.used <= PERMITS, "more permits are held than there are");
         let (held, waiting) = tokens(&state);
         let all: Vec<&Requested> = state.holders.iter().chain(&state.waiters).collect();
-        let found: Vec<(u32, bool)> = all.iter().map(|found| (found.permits, found.granted_us.is_some())).collect();
+        let found: Vec<(u32, bool)> = all.iter().map(|found| (found.permits, found.granted.is_some())).collect();
         let wanted: Vec<(u32, bool)> = self.line.0.iter().map(|place| (place.permits, place.is_granted)).collect();
         assert_eq!(found, wanted, "the line is not what it should be; it was {before:?}");
         let numbers: Vec<u64> = held.iter().chain(&waiting).copied().collect();

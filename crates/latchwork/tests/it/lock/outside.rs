@@ -241,7 +241,7 @@ async fn operators_see_who_holds_and_waits_and_can_force_a_release() {
     let holder = &state.holders[0];
     assert_eq!((holder.owner.clone(), holder.label.as_deref()), (Owner::Session(session.id()), Some("importer")));
     assert_eq!(holder.token, held.token().number());
-    assert!(holder.granted_us >= Some(holder.since_us) && holder.lease.is_some());
+    assert!(holder.granted >= Some(holder.since) && holder.lease.is_some());
     assert_eq!((state.waiters[0].position, state.waiting), (Some(0), 1));
     engine.locks().force_release("m", holder.token, "the importer hangs").await.unwrap();
     held.lost().await;

@@ -1,8 +1,8 @@
 //! A fencing token guards writes: they land while the lock is held and are refused, with a name for it, afterwards.
 
-use latchwork::entity::{Add, EntityError, Query, Remove, Transaction, Update};
+use latchwork::entity::{Add, Entities, EntityError, Query, Remove, Transaction, Update};
 use latchwork::lock::Locks;
-use latchwork::store::{ErrorKind, Rev};
+use latchwork::store::{ErrorKind, Rev, Store};
 use serde_json::json;
 
 use super::{assert_sound, failed, fill, generation, get, told};
@@ -87,7 +87,10 @@ async fn single_operations_can_be_guarded(bench: Bench) {
         entities.remove(Remove::new("a").guard(&token)).await.err(),
     ];
     for error in refused {
-        assert!(matches!(&error, Some(EntityError::Fenced { right }) if right.contains("\"m\"")), "{error:?}");
+        assert!(
+            matches!(&error, Some(EntityError::Fenced { reason }) if reason.contains("\"m\" is not held")),
+            "{error:?}"
+        );
     }
     assert_eq!((get(&entities, "a").await.rev, entities.get("b").await.unwrap()), (rev, None));
     assert_sound(&entities).await;
@@ -107,4 +110,24 @@ async fn a_guard_counts_though_nothing_would_be_written(bench: Bench) {
     guard.release().await.unwrap();
     assert!(matches!(add().await, Err(EntityError::Fenced { .. })));
     assert_eq!(failed(only().await).len(), 1);
+}
+
+#[tokio::test]
+async fn an_error_of_entities_is_the_same_when_it_is_read_again() {
+    let entities = Entities::on(&Store::memory().await.unwrap()).await.unwrap();
+    entities.add(Add::new("t").id("a")).await.unwrap();
+    let twice = Transaction::new().update(Update::new("a").if_rev(Rev(7))).remove("b");
+    let errors = [
+        entities.add(Add::new("t").id("a")).await.unwrap_err(),
+        entities.update(Update::new("a").data(json!(1)).if_rev(Rev(7))).await.unwrap_err(),
+        entities.transact(twice).await.unwrap_err(),
+        entities.add(Add::new("")).await.unwrap_err(),
+        entities.find(Query::of("t").filter(json!({"data.x": {"like": 1}}))).await.unwrap_err(),
+        EntityError::Store(latchwork::store::StoreError::Closed),
+    ];
+    for error in errors {
+        let text = serde_json::to_string(&error).unwrap();
+        let read: EntityError = serde_json::from_str(&text).unwrap();
+        assert_eq!((read.to_string(), read.kind()), (error.to_string(), error.kind()), "{text}");
+    }
 }
