@@ -60,6 +60,9 @@ pub enum EntityError {
     /// The name of a type that cannot be.
     #[error("{name:?} cannot name a type: {reason}")]
     TypeName { name: String, reason: Cow<'static, str> },
+    /// A subtype that cannot be.
+    #[error("{subtype:?} cannot be a subtype: {reason}")]
+    Subtype { subtype: String, reason: Cow<'static, str> },
     /// A document with something in it that JSON cannot hold, or nested too deeply.
     #[error("{part} of entity {id}: {cause}")]
     Document { id: String, part: Cow<'static, str>, cause: JsonError },
@@ -134,6 +137,7 @@ impl EntityError {
             Released { .. }
             | Id { .. }
             | TypeName { .. }
+            | Subtype { .. }
             | Document { .. }
             | Metadata { .. }
             | DocumentTooLarge { .. }

@@ -175,7 +175,7 @@ impl Entities {
         }
         let update = update.checked()?;
         let id = update.id.clone();
-        let apply = move |draft: &mut Draft| update.apply(&mut draft.data, &mut draft.metadata);
+        let apply = move |draft: &mut Draft| update.apply(&mut draft.data, &mut draft.metadata, &mut draft.subtype);
         self.update_with(id, TRIES, apply).await.map_err(|error| match error {
             EntityError::RetriesSpent { tries, .. } => EntityError::Contended { tries },
             error => error,

@@ -209,7 +209,7 @@ impl Preparing<'_> {
                     && let Some(record) = before(item)?
                 {
                     let mut after = record.clone();
-                    update.apply(&mut after.data, &mut after.metadata);
+                    update.apply(&mut after.data, &mut after.metadata, &mut after.subtype);
                     done.entity_type = Some(record.entity_type.clone());
                     self.changes.push(Change { op: index, id: id.clone(), before: Some(record), after: Some(after) });
                 }
@@ -336,6 +336,8 @@ impl Preparing<'_> {
                 new = entries(declaration, id, change.after, key_bytes)?;
                 building = self.building(declaration, id, &old, &new).await?;
             }
+            old.extend(change.before.and_then(|before| index::subtyped(id, before)));
+            new.extend(change.after.and_then(|after| index::subtyped(id, after)));
             match (change.before, change.after) {
                 (None, Some(_)) => new.push(list()),
                 (Some(_), None) => old.push(list()),

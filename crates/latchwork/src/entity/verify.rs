@@ -90,7 +90,8 @@ impl Entities {
         let indexes = declared.iter().flat_map(|(_, declaration)| &declaration.indexes);
         let entry = |index: &index::Index| Ok((index.number, index.entry(id, record, usize::MAX)?.key));
         let entries = indexes.filter(|index| wanted(index.state)).map(entry);
-        entries.chain([Ok((0, index::listed(&record.entity_type, id)))]).collect()
+        let subtyped = index::subtyped(id, record).map(|entry| Ok((entry.index, entry.key)));
+        entries.chain([Ok((0, index::listed(&record.entity_type, id)))]).chain(subtyped).collect()
     }
 }
 

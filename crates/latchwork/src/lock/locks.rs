@@ -71,6 +71,23 @@ pub struct Lock {
 }
 
 /// A read-write lock by its name. Nothing is stored until it is acquired.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+///
+/// use latchwork::lock::Locks;
+/// use latchwork::store::Store;
+///
+/// let locks = Locks::on(&Store::memory().await?).await?;
+/// let (first, second) = (locks.rw_lock("config").read().await?, locks.rw_lock("config").read().await?);
+/// assert!(locks.rw_lock("config").write_within(Duration::from_millis(1)).await?.is_none());
+/// first.release().await?;
+/// second.release().await?;
+/// locks.rw_lock("config").write().await?.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct ReadWriteLock(Lock);
@@ -408,6 +425,20 @@ impl ReadWriteLock {
 }
 
 /// A lock that is held. Dropping it releases it soon; [`LockGuard::release`] returns when it is released.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::lock::Locks;
+/// use latchwork::store::Store;
+///
+/// let locks = Locks::on(&Store::memory().await?).await?;
+/// let guard = locks.semaphore("vendor", 3).acquire_many(2).await?;
+/// let token = guard.token().clone(); // for code that writes on behalf of the holder
+/// assert!(token.number() > 0 && !guard.is_lost());
+/// assert!(guard.release().await?);
+/// # Ok(()) }
+/// ```
 #[must_use = "a lock is released when its guard is dropped"]
 pub struct LockGuard {
     service: Arc<Service>,

@@ -31,6 +31,28 @@ use crate::store::{Env, Generation, Key, Rev, Right, Store};
 /// Handles are cheap to clone; those of the same stored container share its queue. What a method like
 /// [`Container::attempts`] or [`Container::once`] sets belongs to the handle it gives back, so it can be said for one
 /// call: `session.clone().once("order-7").inc_state("orders", 1)`.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::json;
+/// use latchwork::state::States;
+/// use latchwork::store::Store;
+///
+/// let states = States::on(&Store::memory().await?).await?;
+/// let session = states.session("s-1");
+/// session.set_state(json!({"visits": 1})).await?;
+/// session.patch_state(json!({"user": {"name": "Ada"}})).await?;
+/// session.inc_state("visits", 2).await?;
+/// session.push_state("pages", "/home").await?;
+/// session.set_state_record("flags", "beta", true).await?;
+/// session.delete_state_record("flags", "beta").await?;
+/// let state = session.get().await?.unwrap();
+/// assert_eq!(state["visits"], json!(3));
+/// assert_eq!(state["pages"], json!(["/home"]));
+/// assert_eq!(session.delete_state().await?.value["user"]["name"], json!("Ada"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Container {
     home: Home,

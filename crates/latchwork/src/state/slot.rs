@@ -18,6 +18,28 @@ use crate::store::{Generation, Rev, Right};
 /// A named value in the store.
 ///
 /// It reads as its initial value only while it was never written; a deleted one reads as absent.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::state::States;
+/// use latchwork::store::{Rev, Store};
+///
+/// let states = States::on(&Store::memory().await?).await?;
+/// let orders = states.global().slot::<u64>("orders").initial(100);
+/// assert_eq!(orders.increment(1).await?.value, 101);
+/// assert_eq!(orders.update(|orders| orders.unwrap_or(0) * 2).await?.value, 202);
+/// let (value, rev) = orders.read().await?;
+/// assert_eq!((value, rev), (Some(202), Rev(2)));
+/// orders.clone().if_rev(rev).set(7).await?;
+/// orders.delete().await?;
+/// assert_eq!(orders.get().await?, None);
+///
+/// let list = states.global().slot::<Vec<String>>("list");
+/// assert_eq!(list.append("a".into()).await?.value, 1);
+/// assert_eq!(list.remove_first().await?.value.as_deref(), Some("a"));
+/// # Ok(()) }
+/// ```
 pub struct Slot<T> {
     container: Container,
     holds: PhantomData<fn() -> T>,
