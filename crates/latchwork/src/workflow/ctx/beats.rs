@@ -1,5 +1,6 @@
 //! Heartbeats: signs of life of an attempt at a step, and how far it is.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,6 +12,36 @@ use crate::workflow::journal::place::Place;
 use crate::workflow::run::{Listed, Run};
 use crate::workflow::stored::record::{Entry, WaitsFor};
 
+/// The attempts under way, and what they have told of themselves: how often the body was begun, and the last progress.
+#[derive(Default)]
+pub(crate) struct Attempts(BTreeMap<Place, (u32, Option<String>)>);
+
+impl Attempts {
+    pub(crate) fn begin(&mut self, place: &Place, attempt: u32) {
+        self.0.insert(place.clone(), (attempt, None));
+    }
+
+    /// Notes the progress of an attempt. Gives whether it is under way.
+    pub(crate) fn beat(&mut self, place: &Place, attempt: u32, progress: &str) -> bool {
+        match self.0.get_mut(place) {
+            Some((under_way, told)) if *under_way == attempt => {
+                *told = Some(progress.into());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The attempt is over. Gives the last progress that it has told of.
+    pub(crate) fn end(&mut self, place: &Place) -> Option<String> {
+        self.0.remove(place).and_then(|(_, progress)| progress)
+    }
+
+    pub(crate) fn begin_anew(&mut self) {
+        self.0.clear();
+    }
+}
+
 /// When this is dropped, no attempt at the step is under way.
 pub(crate) struct BeatsEnd<'a> {
     pub(crate) run: &'a Run,
@@ -19,7 +50,7 @@ pub(crate) struct BeatsEnd<'a> {
 
 impl Drop for BeatsEnd<'_> {
     fn drop(&mut self) {
-        self.run.with(|state| state.beats.remove(self.place));
+        self.run.with(|state| state.attempts.end(self.place));
     }
 }
 

@@ -155,7 +155,7 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
                     None => Default::default(),
                 };
                 let effect = first_commit(run, doing, &id, child, definition.clone(), part);
-                run.with(|state| state.has_children = true);
+                run.with(|state| state.known.start_child());
                 operation.done_with(&id, Some(effect));
                 if doing.flush().await.is_ok() {
                     return Ok((id, born));
@@ -343,7 +343,7 @@ impl Ctx {
 impl Run {
     /// Waits for the children that are to have ended before it does.
     pub(crate) async fn until_children_ended(self: &Arc<Run>) {
-        if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_children) {
+        if self.engine.rehearsal.is_replay() || !self.with(|state| state.known.has_children()) {
             return;
         }
         let doing = Listed::begin(self, WaitsFor::Store);
@@ -355,7 +355,7 @@ impl Run {
             let now = self.env().now();
             let is_it = |letter: &Letter| is_end_of(letter, &child, birth);
             let what = WaitsFor::Child(child.to_string());
-            doing.wait(what, now, None, |state| state.inbox().holds(is_it).then_some(())).await;
+            doing.wait(what, now, None, |state| state.inbox.holds(is_it).then_some(())).await;
         }
     }
 }

@@ -49,7 +49,7 @@ impl Ctx {
     async fn label(&self, name: &str, argument: u64, change: impl FnOnce(&mut Labels)) -> Result<(), Failure> {
         let call = Call { kind: Kind::Label, name, argument };
         self.replay(WaitsFor::Store, call, |operation| async move {
-            let mut labels = self.run.with(|state| state.labels().clone());
+            let mut labels = self.run.with(|state| state.known.labels().clone());
             change(&mut labels);
             labels.check().map_err(|failure| operation.gave(failure))?;
             operation.done(&());

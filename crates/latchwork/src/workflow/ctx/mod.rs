@@ -95,10 +95,10 @@ impl Ctx {
         self.expect_no_more(&self.here(), "the code continues as new").await;
         self.run.effect().await;
         self.operation(WaitsFor::Store, |doing| async move {
-            if self.run.with(|state| state.rev.is_none()) {
+            if self.run.with(|state| !state.known.is_stored()) {
                 let _ = doing.flush().await;
             }
-            self.run.with(|state| state.continues = Some(input));
+            self.run.with(|state| state.residency.continue_with(input));
             std::future::pending().await
         })
         .await
@@ -137,7 +137,7 @@ impl Ctx {
     /// Notes that an operation is under way. Gives the branch that it is in.
     pub(crate) async fn begins(&self) -> Arc<Branch> {
         // What goes on anew goes on nowhere else.
-        if self.run.with(|state| state.continues.is_some() || state.is_over()) {
+        if self.run.with(|state| state.residency.continues() || state.residency.is_stopping()) {
             return std::future::pending().await;
         }
         let here = self.here();

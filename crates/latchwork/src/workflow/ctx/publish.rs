@@ -7,7 +7,7 @@ use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::handle::{Handle, read_as};
 use crate::workflow::engine::{Engine, Inner, News};
 use crate::workflow::journal::replay::Call;
-use crate::workflow::run::{Publishes, Run, Waited};
+use crate::workflow::run::{Run, Waited};
 use crate::workflow::stored::kept::Published;
 use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -21,12 +21,12 @@ impl Ctx {
         self.replay(WaitsFor::Store, call, |operation| async move {
             self.run.ensure_published().await;
             // They are one record.
-            let length = self.run.with(|state| state.published_bytes(name, &text));
+            let length = self.run.with(|state| state.published.bytes_with(name, &text));
             self.run.fits("all values together", length).map_err(|failure| operation.gave(failure))?;
             operation.done(&());
             self.run.with(|state| {
                 state.publish(name, text);
-                state.wake_waiting(&WaitsFor::Published(name.into()));
+                state.ops.wake_waiting(&WaitsFor::Published(name.into()));
             });
             Ok(())
         })
@@ -42,7 +42,7 @@ impl Ctx {
             self.run.effect().await;
             self.run.ensure_published().await;
             let waited = operation.doing.wait(what, operation.since(), None, |state| {
-                let text = state.published(name)?;
+                let text = state.published.get(name)?;
                 let value: T = serde_json::from_str(text).ok()?;
                 is_it(&value).then(|| (text.clone(), value))
             });
@@ -58,18 +58,16 @@ impl Run {
     /// Sees to it that what was published is in memory.
     async fn ensure_published(&self) {
         let is_known = self.with(|state| {
-            if state.rev.is_none() {
-                state.published.get_or_insert_default();
+            if !state.known.is_stored() {
+                state.published.load(Published::default());
             }
-            state.published.is_some()
+            state.published.is_loaded()
         });
         if is_known {
             return;
         }
         let values = self.or_stop(self.engine.read_published(&self.id).await).await;
-        self.with(|state| {
-            state.published.get_or_insert(Publishes { values, is_new: false });
-        });
+        self.with(|state| state.published.load(values));
     }
 }
 

@@ -181,7 +181,7 @@ impl<'a> Review<'a> {
             };
             let part = Part::default().put(&run.kept().review(token, name), record.encode());
             let part = part.put(&run.review_key(name, token), Vec::new());
-            run.with(|state| state.has_reviews = true);
+            run.with(|state| state.known.open_review());
             operation.done_with(&(token, until_us), Some(part.into()));
             // An end that came before it would have to take it back.
             let _ = operation.doing.flush().await;
@@ -189,7 +189,7 @@ impl<'a> Review<'a> {
         });
         let ((token, until_us), place): ((Uuid, Option<u64>), Place) = opened.await?;
         let key = ctx.run.review_key(name, token);
-        ctx.run.with(|state| state.reviews.insert(place.clone(), key));
+        ctx.run.with(|state| state.reviews.open(&place, key));
         let until = until_us.map(Timestamp);
         Ok(PendingReview { ctx: ctx.clone(), name: name.clone(), token, until, place })
     }
@@ -232,7 +232,7 @@ impl PendingReview {
         let call = Call { kind: Kind::Decision, name: &self.name, argument: 0 };
         let decided = ctx.replay(what, call, |operation| self.wait(operation));
         let decided = decided.await;
-        ctx.run.with(|state| state.reviews.remove(&self.place));
+        ctx.run.with(|state| state.reviews.decided(&self.place));
         match decided {
             Err(failure) if failure.is_time() => Ok(None),
             decided => decided.map(Some),
@@ -248,9 +248,9 @@ impl PendingReview {
         }
         let its = self.token.as_u128();
         let is_it = |letter: &Letter| matches!(letter, Letter::Completed { token, .. } if *token == its);
-        let look = |state: &mut State| match state.is_full() && state.inbox().holds(is_it) {
+        let look = |state: &mut State| match state.is_full() && state.inbox.holds(is_it) {
             true => Some(None),
-            false => state.inbox().take(is_it).map(Some),
+            false => state.inbox.take(is_it).map(Some),
         };
         let Received { address, message } = loop {
             let gave = match doing.wait(WaitsFor::Review(self.name.clone()), since, self.until, look).await {
@@ -317,7 +317,7 @@ impl Run {
     /// Closes the reviews of branches that were given up and were not run since the execution was taken up again: their
     /// code is not there to tell of them.
     pub(crate) async fn close_lost_reviews(self: &Arc<Run>, fork: &Place, first: usize) {
-        if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_reviews) {
+        if self.engine.rehearsal.is_replay() || !self.with(|state| state.known.has_reviews()) {
             return;
         }
         let view = self.or_stop(self.engine.store.view().await).await;

@@ -133,7 +133,7 @@ impl Ctx {
             let letter = letter.clone();
             async move {
                 // Of itself it knows more than the store; its record is written with its own commits only.
-                let own = self.run.with(|state| state.rev).filter(|_| *id == self.run.id);
+                let own = self.run.with(|state| state.known.rev()).filter(|_| *id == self.run.id);
                 let target = match own {
                     Some(rev) => Target::Running(rev),
                     None => engine.target(id, true).await?,
@@ -161,7 +161,7 @@ impl Ctx {
             let (run, doing) = (&self.run, &operation.doing);
             operation.unless_cancelled()?;
             // It may be meant itself, and has to be there.
-            if run.with(|state| state.rev.is_none()) {
+            if run.with(|state| !state.known.is_stored()) {
                 let _ = doing.flush().await;
             }
             loop {
@@ -217,9 +217,9 @@ impl Ctx {
                 operation.put(EntryState::Until(until.0));
             }
             // Large messages to branches that wait side by side are more than a commit can hold.
-            let look = |state: &mut State| match state.is_full() && state.inbox().holds(&is_it) {
+            let look = |state: &mut State| match state.is_full() && state.inbox.holds(&is_it) {
                 true => Some(None),
-                false => state.inbox().take(&is_it).map(Some),
+                false => state.inbox.take(&is_it).map(Some),
             };
             let Received { address, message } = loop {
                 match doing.wait(what.clone(), since, until, look).await {

@@ -273,7 +273,7 @@ impl Inner {
     /// What an execution waits for, if that is nothing but locks and ends of children, and for as long as it takes.
     async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Followed<Vec<Waiting>>> {
         let waits = match self.resident(id) {
-            Some(run) => run.with(|state| if state.only_waits() { state.doing() } else { Vec::new() }),
+            Some(run) => run.with(|state| if state.ops.only_wait() { state.ops.doing() } else { Vec::new() }),
             None => match self.recorded(id).await? {
                 Some(execution) if execution.status == Status::Waiting => execution.waits,
                 _ => Vec::new(),

@@ -47,7 +47,7 @@ impl Inner {
     pub(crate) async fn target(&self, id: &ExecutionId, from_store: bool) -> Result<Target> {
         let resident = if from_store { None } else { self.resident(id) };
         let known = resident.and_then(|run| {
-            run.with(|state| match (&state.execution.status, state.rev) {
+            run.with(|state| match (&state.known.stored().status, state.known.rev()) {
                 (Status::Running, Some(rev)) => Some(Target::Running(rev)),
                 _ => None,
             })
@@ -475,7 +475,7 @@ impl Mail {
         let mut parts = Vec::new();
         for (id, post) in self.0 {
             let boarding = engine.resident(&id).filter(|_| boards.contains(&id));
-            if let Some(rev) = boarding.and_then(|run| run.with(|state| state.rev)) {
+            if let Some(rev) = boarding.and_then(|run| run.with(|state| state.known.rev())) {
                 if !post.letters.is_empty() {
                     parts.push(engine.deliveries(&id, Target::Running(rev), post.letters));
                 }

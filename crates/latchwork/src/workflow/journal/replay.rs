@@ -168,7 +168,7 @@ impl Ctx {
             return self.run.stop_for(stop).await;
         }
         // The future that was told to stop may have been dropped, and the code gone on.
-        if self.run.with(|state| state.is_over()) {
+        if self.run.with(|state| state.residency.is_stopping()) {
             return std::future::pending().await;
         }
         let (place, found) = here.next();

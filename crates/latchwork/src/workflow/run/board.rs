@@ -9,12 +9,12 @@ use crate::record::Record;
 use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::admission::stored::Partition;
-use crate::workflow::ctx::locks::Grant;
 use crate::workflow::definition::DEFAULT_KEEP;
 use crate::workflow::engine::{Inner, News};
 use crate::workflow::journal::place::Path;
 use crate::workflow::run::inbox::Address;
-use crate::workflow::run::{Next, Pending, Run, State, Stop, hash_text};
+use crate::workflow::run::journal::Pending;
+use crate::workflow::run::{Next, Run, State, Stop, hash_text};
 use crate::workflow::stored::record::{
     Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, branch_key, keyed_key,
 };
@@ -54,7 +54,8 @@ impl Effect {
 /// What a commit holds of an execution.
 #[derive(Default)]
 pub(crate) struct Boarded {
-    number: u64,
+    /// Its number among the commits on their way.
+    flight: u64,
     pending: Vec<Pending>,
     /// Where its own part is, and those of effects, by the place in `pending`.
     own: Placed,
@@ -91,42 +92,28 @@ impl Run {
     pub(crate) fn board(&self, commit: Commit, next: Next) -> (Commit, Boarded) {
         let mut state = self.state.lock();
         let mut part = self.as_it_was(&state, &next);
-        state.boardings += 1;
         let mut boarded = Boarded {
-            number: state.boardings,
-            pending: state.take_pending(&commit),
-            is_first: state.rev.is_none(),
-            left: state.left.len(),
-            // A caller that wants that from now on wants another commit.
-            wants_record: std::mem::take(&mut state.wants_record),
+            pending: state.journal.take(&commit),
+            is_first: !state.known.is_stored(),
+            left: state.guards.left(),
+            wants_record: state.known.take_wanted(),
             ..Boarded::default()
         };
         // Most often the record stays as it is, and is not copied.
-        if !boarded.is_first && matches!(next, Next::Runs) && !state.is_to_be_written() {
+        if !boarded.is_first && matches!(next, Next::Runs) && !state.is_changed() {
             part = self.journaled(part, &state, None, &boarded);
             boarded.progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
             part = self.counted(part, &state, &boarded);
             return self.placed(commit, part, state, boarded);
         }
-        let mut after = Execution {
-            status: Status::Running,
-            timer_us: None,
-            waits: Vec::new(),
-            labels: state.labels.clone(),
-            cancel: state.cancel.clone(),
-            has_children: state.has_children,
-            has_locks: state.has_locks,
-            has_reviews: state.has_reviews,
-            ..state.execution.clone()
-        };
-        after.admission.iter_mut().for_each(|admission| admission.gathers = None);
+        let mut after = state.known.running();
         let mut continues = false;
         match next {
             Next::Runs => {}
             Next::Waits(timer, waits) => {
                 (after.status, after.timer_us, after.waits) = (Status::Waiting, timer.map(|timer| timer.0), waits);
-                if let Some(inbox) = &state.inbox {
-                    part = part.check(INBOX, at_count(self.kept().count(), inbox.count()));
+                if let Some(count) = state.inbox.count() {
+                    part = part.check(INBOX, at_count(self.kept().count(), count));
                 }
             }
             Next::Rests(status) => after.status = status,
@@ -154,8 +141,9 @@ impl Run {
     /// That the execution is this engine's, as it was, and holds what its code has guards of.
     fn as_it_was(&self, state: &State, next: &Next) -> Part {
         let part = self.engine.node.for_owner(&self.id);
-        let is_gone = state.stop.is_some() || state.has_left || state.execution.status.is_terminal();
-        let part = match state.rev {
+        let residency = &state.residency;
+        let is_gone = residency.is_stopping() || residency.has_left() || state.known.stored().status.is_terminal();
+        let part = match state.known.rev() {
             // It was to stop; whatever was on its way to be done is not.
             _ if is_gone && !matches!(next, Next::Rests(_) | Next::Succeeds(..)) => {
                 part.at_rev(RECORD, &self.key, Rev(u64::MAX))
@@ -163,9 +151,7 @@ impl Run {
             Some(rev) => part.at_rev(RECORD, &self.key, rev),
             None => part.absent(RECORD, &self.key),
         };
-        let held = state.held.iter().filter(|(_, holding)| matches!(holding.grant, Grant::Held));
-        let held = held.map(|(key, _)| key).chain(&state.left);
-        held.fold(part, |part, key| part.check(HELD, Check::Present(key.clone())))
+        state.guards.checked().fold(part, |part, key| part.check(HELD, Check::Present(key.clone())))
     }
 
     /// Adds what is published to the execution's own part, and that with the parts of operations to the commit.
@@ -176,14 +162,13 @@ impl Run {
         mut state: MutexGuard<'_, State>,
         mut boarded: Boarded,
     ) -> (Commit, Boarded) {
-        if let Some(published) = state.published.as_mut().filter(|published| published.is_new) {
-            (published.is_new, boarded.publishes) = (false, true);
-            part = part.put(&self.kept().published(), published.values.encode());
+        if let Some(published) = state.published.take() {
+            boarded.publishes = true;
+            part = part.put(&self.kept().published(), published.encode());
         }
-        boarded.closed = std::mem::take(&mut state.closed);
+        boarded.closed = state.reviews.take();
         part = boarded.closed.iter().fold(part, Part::delete);
-        let first = boarded.pending.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
-        state.flying.insert(boarded.number, first);
+        boarded.flight = state.journal.fly(&boarded.pending);
         let mut commit = commit;
         (commit, boarded.own, _) = part.place_whole(commit);
         for (index, pending) in boarded.pending.iter().enumerate() {
@@ -198,31 +183,32 @@ impl Run {
 
     /// Takes back, where the execution was found, how often it was taken up, once it has come to something.
     fn counted(&self, part: Part, state: &State, boarded: &Boarded) -> Part {
-        if state.taken_up == 0 || !boarded.progress {
+        if state.residency.loads() == 0 || !boarded.progress {
             return part;
         }
-        let counted = match state.execution.timer_us {
+        let stored = state.known.stored();
+        let counted = match stored.timer_us {
             Some(timer) => self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)),
-            None => self.engine.spaces.lists.status(&self.id, &state.execution),
+            None => self.engine.spaces.lists.status(&self.id, stored),
         };
         part.put(&counted, Vec::new())
     }
 
     /// Adds the execution's record, if it changes.
     fn recorded(&self, mut part: Part, state: &State, mut after: Execution, boarded: &mut Boarded) -> Part {
-        let before = (!boarded.is_first).then_some(&state.execution);
-        let count = if boarded.progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
+        let (before, loads) = ((!boarded.is_first).then_some(state.known.stored()), state.residency.loads());
+        let count = if boarded.progress { Vec::new() } else { loads.to_be_bytes().to_vec() };
         if before == Some(&after) {
             return self.counted(part, state, boarded);
         }
         let note = match &after.status {
-            Status::Running if state.taken_up > 0 || boarded.is_first => Some(count),
+            Status::Running if loads > 0 || boarded.is_first => Some(count),
             _ => None,
         };
         (part, boarded.removal) = turn(&self.engine, part, &self.id, before, &mut after, note);
         let write = part.writes().len() - 1;
         let timer = before.and_then(|before| before.timer_us);
-        if let Some(timer) = timer.filter(|_| state.taken_up > 0 && boarded.progress && timer == after.timer_us) {
+        if let Some(timer) = timer.filter(|_| loads > 0 && boarded.progress && timer == after.timer_us) {
             part = part.put(&self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)), Vec::new());
         }
         boarded.after = Some((after, write));
@@ -257,7 +243,7 @@ impl Run {
                 continue;
             }
             if branch != Some(&pending.place.branch) {
-                key = branch_key(&self.id, state.execution.run, &pending.place.branch);
+                key = branch_key(&self.id, state.known.stored().run, &pending.place.branch);
                 (prefix, branch) = (key.len(), Some(&pending.place.branch));
             }
             let next = entries.get(index + 1).filter(|next| is_next(pending, next));
@@ -272,34 +258,25 @@ impl Run {
     /// A commit with the execution in it has landed.
     pub(crate) fn landed(&self, boarded: Boarded, receipt: &Receipt) {
         let mut state = self.state.lock();
-        state.flying.remove(&boarded.number);
-        state.arrived();
-        let left = boarded.left.min(state.left.len());
-        state.left.drain(..left);
-        if boarded.progress {
-            (state.taken_up, state.probation) = (0, None);
-        }
-        state.succeeded = boarded.succeeded.or(state.succeeded.take());
+        state.journal.arrive(boarded.flight);
+        state.guards.landed(boarded.left);
+        let started = state.residency.landed(boarded.progress, boarded.succeeded);
         if let Some((execution, write)) = boarded.after {
-            state.execution = execution;
-            state.rev = boarded.own.landing(receipt).rev(write);
+            state.known.landed(execution, boarded.own.landing(receipt).rev(write));
         }
         let mut pending = boarded.pending;
         let mut effects = Vec::new();
         for (index, placed) in boarded.effects {
             let Some(effect) = pending[index].effect.take() else { continue };
-            if let Some(received) = &effect.receives {
-                state.receipts += 1;
-                state.inbox.iter_mut().for_each(|inbox| inbox.remove(received));
-            }
+            effect.receives.iter().for_each(|received| state.inbox.receive(received));
             effects.push((effect.part, placed));
         }
         if let Some(due) = boarded.removal {
             self.engine.removals.set(&self.id, due);
         }
-        // Those who wait for a commit look whether it was theirs.
-        state.wake(|_, waits| !waits);
-        if let Some(started) = state.started.take() {
+        // Operations that wait for a commit look whether it was theirs.
+        state.ops.wake_busy();
+        if let Some(started) = started {
             let _ = started.send(Ok(()));
             self.engine.begun.notify_waiters();
         }
@@ -334,12 +311,12 @@ impl Run {
         let mut state = self.state.lock();
         for (index, placed) in undone.into_iter().rev() {
             if let Some(effect) = boarded.pending.remove(index).effect {
-                state.refuse(effect.op);
+                state.ops.refuse(effect.op);
                 effect.part.refuse(&placed, refusal);
             }
         }
         if boarded.own.has_failed(refusal, INBOX) {
-            state.inbox().set_stale();
+            state.inbox.set_stale();
         }
         drop(state);
         boarded.effects.clear();
@@ -350,34 +327,17 @@ impl Run {
     /// What was not committed is still to be.
     pub(crate) fn put_back(&self, boarded: Boarded) {
         let mut state = self.state.lock();
-        state.flying.remove(&boarded.number);
-        state.wants_record |= boarded.wants_record;
-        state.closed.extend(boarded.closed);
-        if boarded.publishes
-            && let Some(published) = &mut state.published
-        {
-            published.is_new = true;
+        if boarded.wants_record {
+            state.known.want();
         }
-        for pending in boarded.pending {
-            if state.lost.iter().any(|lost| pending.place.branch.is_within(lost)) {
-                state.give_back(pending);
-                continue;
-            }
-            // What is newer stays.
-            state.first_pending = state.first_pending.min(pending.stamp);
-            state.pending.entry(pending.place.clone()).or_insert(pending);
+        state.reviews.put_back(boarded.closed);
+        if boarded.publishes {
+            state.published.put_back();
         }
-        state.arrived();
-    }
-}
-
-impl State {
-    /// Nothing is on its way of the branches that were given up, if nothing is at all.
-    fn arrived(&mut self) {
-        if self.flying.is_empty() {
-            self.lost.clear();
-        }
-        self.wake(|_, waits| !waits);
+        let given_back = state.journal.put_back(boarded.pending);
+        state.give_back(given_back);
+        state.journal.arrive(boarded.flight);
+        state.ops.wake_busy();
     }
 }
 

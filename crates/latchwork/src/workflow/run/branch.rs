@@ -56,7 +56,7 @@ struct Cursor {
 impl Branch {
     /// The function itself.
     pub(crate) fn root(run: &Run) -> Arc<Branch> {
-        let (more, intent) = run.with(|state| (!state.is_fresh, state.execution.intent.clone()));
+        let (more, intent) = run.with(|state| (!state.residency.is_fresh(), state.known.stored().intent.clone()));
         Branch::new(Path::default(), more, intent.filter(|_| more).and_then(Intent::into_entry))
     }
 

@@ -21,7 +21,7 @@ impl Run {
     /// Has it admitted that comes to something with its first commit. One that is terminated before that never begins.
     /// Gives whether that is all there is to do.
     async fn admitted_with(self: &Arc<Run>, next: &Next) -> Result<bool, Stop> {
-        let asked = self.with(|state| state.asked.take());
+        let asked = self.with(|state| state.residency.take_asked());
         let is_parked = matches!(next, Next::Rests(Status::Parked(_)));
         let Some(asked) = asked.filter(|_| is_parked || self.stop().is_none()) else { return Ok(false) };
         let first = if is_parked { next.clone() } else { Next::Runs };
@@ -34,21 +34,7 @@ impl Run {
     /// What `Inner::closing` goes by.
     fn as_it_ends(&self) -> Execution {
         let has_finalizer = self.definition.finalizer.get().is_some();
-        self.with(|state| Execution {
-            workflow: state.execution.workflow.clone(),
-            input: if has_finalizer { state.execution.input.clone() } else { String::new() },
-            started_us: state.execution.started_us,
-            has_children: state.has_children,
-            has_locks: state.has_locks,
-            has_reviews: state.has_reviews,
-            parent: state.execution.parent.clone(),
-            schedule: state.execution.schedule.clone(),
-            admission: state.execution.admission.clone(),
-            superseded: state.execution.superseded,
-            run: state.execution.run,
-            key: state.execution.key.clone(),
-            ..Execution::default()
-        })
+        self.with(|state| state.known.ending(has_finalizer))
     }
 
     /// What goes with its end, and what it is from then on: another may take its place.

@@ -1,0 +1,167 @@
+//! What is to be done for an execution whose code waits: one pure function of what the machines say. The driver does it.
+
+use std::time::Duration;
+
+use crate::store::Timestamp;
+use crate::workflow::run::inbox::Need;
+use crate::workflow::run::{IDLE, Next, State};
+use crate::workflow::stored::record::Status;
+
+/// What is to be done for an execution whose code waits.
+#[derive(Debug, Clone)]
+pub(crate) enum Todo {
+    Nothing,
+    Commit(Next),
+    /// Look at it again after so long.
+    Later(Duration),
+    /// Read the messages again.
+    Read,
+    /// Let other tasks run, to see whether the code is woken by that.
+    MakeSure,
+}
+
+/// What the machines say, and what the driver knows.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Situation {
+    /// For how long the code has waited; and whether it is certain that the code has nothing to do.
+    pub(super) idle: Duration,
+    pub(super) is_sure: bool,
+    pub(super) now: Timestamp,
+    pub(super) is_stopping: bool,
+    /// Whether a commit is on its way, or is to be sent.
+    pub(super) is_committing: bool,
+    pub(super) continues: bool,
+    pub(super) is_stored: bool,
+    /// Whether the record, or an entry, is to be durable.
+    pub(super) is_wanted: bool,
+    /// Whether entries wait for a commit, and whether one of them is a body that was begun.
+    pub(super) is_pending: bool,
+    pub(super) has_intent: bool,
+    /// Whether the stored record differs from what the execution is.
+    pub(super) is_changed: bool,
+    /// Whether the record says that the execution waits.
+    pub(super) is_stored_waiting: bool,
+    /// Whether it was loaded after a crash and has not made progress.
+    pub(super) is_suspect: bool,
+    /// Whether all operations only wait; the earliest time that one waits for; and whether one waits for a message.
+    pub(super) only_waits: bool,
+    pub(super) until: Option<Timestamp>,
+    pub(super) waits_for_message: bool,
+}
+
+/// What to do. The next run and the waits are filled in by the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Decision {
+    Nothing,
+    /// The code continues as new.
+    Continue,
+    /// A commit of an execution that goes on running.
+    Commit,
+    /// A commit with which it leaves memory.
+    Suspend,
+    Later(Duration),
+    MakeSure,
+}
+
+pub(super) fn decide(it: &Situation) -> Decision {
+    // One commit at a time.
+    if it.is_stopping || it.is_committing {
+        return Decision::Nothing;
+    }
+    if it.continues {
+        return Decision::Continue;
+    }
+    if !it.only_waits {
+        return while_busy(it);
+    }
+    if !it.is_sure {
+        return Decision::MakeSure;
+    }
+    let is_soon = it.until.is_some_and(|until| until <= it.now.plus(IDLE));
+    let is_timer = it.until.is_some() && !it.waits_for_message;
+    let is_settled = it.is_stored && !it.is_pending && !it.is_changed;
+    // An execution that was woken for nothing waits again as before.
+    let has_waited = it.is_stored && !it.is_pending && it.is_stored_waiting;
+    // An execution that was loaded after a crash says at once that it waits: until then it is a suspect.
+    let has_idled = it.idle >= IDLE || it.is_suspect;
+    if !is_soon && (is_timer || has_waited || is_settled && has_idled) {
+        return Decision::Suspend;
+    }
+    match is_settled {
+        false => Decision::Commit,
+        true if is_soon => Decision::Nothing,
+        true => Decision::Later(IDLE.saturating_sub(it.idle)),
+    }
+}
+
+/// The same, if an operation does something else than wait.
+fn while_busy(it: &Situation) -> Decision {
+    match (it.is_wanted, it.is_stored) {
+        (true, _) => Decision::Commit,
+        // A first step that takes long is to be seen from outside, though it needs no commit to be run.
+        (false, true) if it.has_intent && it.idle < IDLE => Decision::Later(IDLE.saturating_sub(it.idle)),
+        (false, true) if it.has_intent => Decision::Commit,
+        (false, true) => Decision::Nothing,
+        // The code waits for something of its own. The caller that started it need not wait for that.
+        (false, false) if it.is_sure => Decision::Commit,
+        (false, false) => Decision::MakeSure,
+    }
+}
+
+impl State {
+    fn situation(&self, now: Timestamp, idle: Duration, is_sure: bool) -> Situation {
+        Situation {
+            idle,
+            is_sure,
+            now,
+            is_stopping: self.residency.is_stopping(),
+            is_committing: !self.journal.is_idle(),
+            continues: self.residency.continues(),
+            is_stored: self.known.is_stored(),
+            is_wanted: self.known.is_wanted() || self.journal.is_wanted(),
+            is_pending: !self.journal.is_empty(),
+            has_intent: self.journal.has_intent(),
+            is_changed: self.is_changed(),
+            is_stored_waiting: self.known.stored().status == Status::Waiting,
+            is_suspect: self.residency.loads() > 0,
+            only_waits: self.ops.only_wait(),
+            until: self.ops.until(),
+            waits_for_message: self.ops.wait_for_message(),
+        }
+    }
+
+    /// What is to be done now that the code waits. `idle` is for how long it has by now; `is_sure` tells whether it is
+    /// certain that the code has nothing to do.
+    pub(super) fn todo(&mut self, now: Timestamp, monotonic: Duration, idle: Duration, is_sure: bool) -> Todo {
+        if self.residency.is_stopping() || !self.journal.is_idle() {
+            return Todo::Nothing;
+        }
+        let need = self.inbox.need(monotonic);
+        if need == Need::Read {
+            return Todo::Read;
+        }
+        let todo = match decide(&self.situation(now, idle, is_sure)) {
+            Decision::Nothing => Todo::Nothing,
+            Decision::Continue => match self.residency.take_continuation() {
+                Some(input) => Todo::Commit(Next::Continues(input)),
+                None => Todo::Nothing,
+            },
+            Decision::Commit => Todo::Commit(Next::Runs),
+            Decision::Suspend => {
+                let until = self.ops.until().into_iter().chain(self.known.deadline()).min();
+                Todo::Commit(Next::Waits(until, self.ops.doing()))
+            }
+            Decision::Later(pause) => Todo::Later(pause),
+            Decision::MakeSure => Todo::MakeSure,
+        };
+        match (todo, need) {
+            (Todo::Nothing, Need::Patience(left)) => Todo::Later(left),
+            (Todo::Later(pause), Need::Patience(left)) => Todo::Later(pause.min(left)),
+            (todo, _) => todo,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "decide_tests.rs"]
+mod tests;
