@@ -217,7 +217,7 @@ async fn bad_input_is_told_what_is_wrong() {
     assert_eq!(error, r#"entity "q" has no status: its data have no text at "status""#);
     let late = latchwork::entity::Add::new("invoice").id("r").data(json!({"status": "paid"}));
     let error = kit.claims.add("invoice", late).await.unwrap_err().to_string();
-    assert_eq!(error, r#"entities of claim workflow "invoice" start at ["sent"], and this one is at "paid""#);
+    assert_eq!(error, r#"entities of claim workflow "invoice" start at ["sent"], but this entity is at "paid""#);
 }
 
 #[tokio::test]
