@@ -208,7 +208,7 @@ impl Validator<'_> {
                     self.findings.add(Rule::Unclaimed, route.clone(), requester, message);
                 }
                 if writes_nothing && claim.is_some() {
-                    let message = format!("action {action:?} writes nothing: use an after-effect: it needs no claim");
+                    let message = format!("action {action:?} writes nothing: use an after-effect without a claim");
                     self.findings.add(Rule::ClaimedForNothing, route.clone(), requester, message);
                 }
             }
