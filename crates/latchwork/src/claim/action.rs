@@ -1,4 +1,5 @@
 //! The context of an action: its entity, its input, and the writes that are committed together with the final status.
+//! It commits nothing itself: `finish.rs` commits what an action has staged.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Claim workflows on an engine: what is registered for them, and the checks before they start.
+//! Claim workflows on an engine: what is registered for them, and the checks before they start. It runs no action:
+//! `fire.rs` does.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

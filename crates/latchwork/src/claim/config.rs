@@ -50,13 +50,13 @@ pub struct Meta {
     pub entity_type: String,
     /// The path of the status in an entity's data, such as `status` or `billing.status`.
     pub status_field: String,
-    /// Frees the claims of processes that are gone.
+    /// What recovers the claims of processes that are gone.
     #[serde(skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub janitor: Janitor,
 }
 
-/// Frees the claims of processes that are gone.
+/// What recovers the claims of processes that are gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -217,7 +217,7 @@ pub enum Recovery {
     /// The entity returns to the status that it came from.
     #[default]
     Revert,
-    /// The action is run again under the same claim.
+    /// The action runs again under the same claim.
     Retry,
     /// It is not known whether the action took effect. The entity stays claimed until an operator decides.
     NeedsReview,

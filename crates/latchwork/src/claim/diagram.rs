@@ -1,4 +1,4 @@
-//! A claim workflow as a Mermaid diagram.
+//! A claim workflow as a Mermaid diagram. It reads only the configuration, and knows no store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -1,4 +1,5 @@
-//! The errors of claims, and what each of them means to a caller.
+//! The errors of claims, and what each of them means to a caller. Losing a race is not an error: it is a value of
+//! `outcome.rs`.
 
 use std::any::Any;
 use std::fmt;

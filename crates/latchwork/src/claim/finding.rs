@@ -1,4 +1,5 @@
-//! Findings: what is wrong with a configuration, each with its rule and its position.
+//! Findings: what is wrong with a configuration, each with its rule and its position. This file checks nothing:
+//! `read.rs` and `validate.rs` do.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Firing a step: claim the entity, run the action, commit its result.
+//! Firing a step: claim the entity, run the action, commit its result. The commits are in `ledger.rs` and `finish.rs`.
 
 use std::future::{Future, IntoFuture};
 use std::panic::AssertUnwindSafe;
@@ -56,7 +56,7 @@ pub(crate) enum Which {
 }
 
 impl Claims {
-    /// Fires a step of a workflow for an entity. The requester is `system`, unless [`Fire::by`] says otherwise.
+    /// Fires a step of a workflow for an entity. The requester is `system`, unless [`Fire::by`] sets another.
     pub fn fire(&self, workflow: impl Into<String>, step: impl Into<String>, entity: impl Into<EntityId>) -> Fire {
         let call = Call {
             workflow: workflow.into(),

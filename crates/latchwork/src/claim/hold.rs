@@ -11,7 +11,7 @@ use crate::claim::stored::Claim;
 use crate::entity::EntityId;
 use crate::store::Uuid;
 
-/// A claim whose action runs in this process. Without this value the janitor takes the claim for abandoned.
+/// A claim whose action runs in this process. Without this value the janitor treats the claim as abandoned.
 pub(crate) struct Held {
     claims: Arc<Inner>,
     claim: (Uuid, u64),

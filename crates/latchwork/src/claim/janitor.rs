@@ -281,8 +281,8 @@ impl Inner {
                 let kind = LoggedKind::Retried;
                 let sent = self.ledger.take_over(&standing, (claim, rev), &again, kind, why, Part::default()).await;
                 let Ok(Sent::Landed(standing)) = sent else {
-                    // If the commit has landed without an answer, the next sweep takes the claim for abandoned. That is
-                    // soon enough.
+                    // If the commit has landed without an answer, the next sweep treats the claim as abandoned. That
+                    // is soon enough.
                     held.settled();
                     return sent.map(drop);
                 };

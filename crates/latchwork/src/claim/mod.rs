@@ -1,4 +1,5 @@
-//! Claims: configured state machines of entities. The action of a claimed step runs for one caller at a time.
+//! Claims: configured state machines of entities. The action of a claimed step runs for one caller at a time. This file
+//! declares the modules, and checks configurations without an engine.
 
 mod action;
 mod claims;

@@ -1,4 +1,4 @@
-//! What operators can read about claims, and what they can do with them.
+//! What operators can read about claims, and what they can do with them. Nothing here runs an action: the janitor does.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
 //! Reads configurations from JSON. Every error in a file becomes a finding with its position, and reading continues.
+//! The rules between fields are checked in `validate.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The stored records of claims: claims, the log of each entity, after-effects and timers.
+//! The stored records of claims: claims, the log of each entity, after-effects and timers. It defines keys and records,
+//! and makes no decision.
 
 use std::sync::Arc;
 
@@ -52,7 +53,7 @@ pub(crate) struct TimerTerms {
     pub(crate) after_us: u64,
 }
 
-/// The record of a claim. It exists exactly as long as its entity is claimed.
+/// The record of a claim. The commit that claims writes it, and the commit that ends the claim deletes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Claim {
     /// Unique for each claim.
@@ -96,7 +97,7 @@ pub(crate) struct Logged {
     pub(crate) kind: LoggedKind,
     /// The claim that ended, or the firing that made the change.
     pub(crate) claim: Uuid,
-    /// When the claim was made. Equal to `at_us` if the step was not claimed.
+    /// When the claim was made, or when the step was fired if it is not claimed.
     pub(crate) since_us: u64,
     pub(crate) at_us: u64,
 }

@@ -1,4 +1,5 @@
-//! The rules of a configuration. All rules are checked, and all findings are reported together.
+//! The rules of a configuration. All rules are checked, and all findings are reported together. This file reads no JSON
+//! and knows no positions in a file: `read.rs` does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

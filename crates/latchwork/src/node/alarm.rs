@@ -71,7 +71,7 @@ fn write_due(key: &mut Vec<u8>, shard: u16, due: Timestamp) {
     key.extend_from_slice(&due.0.to_be_bytes());
 }
 
-/// The due time at the place of this key in the order, also if the key is damaged.
+/// The due time by which a key is ordered. It also works for a damaged key.
 fn place(key: &[u8]) -> Timestamp {
     let mut due = [0; 8];
     due.iter_mut().zip(key.iter().skip(2)).for_each(|(due, byte)| *due = *byte);

@@ -1,4 +1,4 @@
-//! Parts of keys that all layers above use.
+//! Parts of keys that all layers above use. This file does not know what the keys are for.
 
 /// Appends a text to a key, with its length first. So no written text is a prefix of another one.
 pub(crate) fn write_text(key: &mut Vec<u8>, text: &str) {

@@ -23,7 +23,7 @@ stored!(Shard);
 /// number → owner
 const SHARDS: &str = "node.shards";
 
-/// The shards of a node. A node that is used only by operators owns none.
+/// The shards of a node. An idle node never owns any.
 pub(super) struct Shards {
     space: Option<Space>,
     owned: Mutex<Vec<Owned>>,
@@ -72,7 +72,7 @@ impl Shards {
         }
     }
 
-    /// Another node was found to own the shard of the name. Returns true if this node took it for its own until now.
+    /// Another node was found to own the shard of the name. Returns true if it was known as this node's.
     pub(super) fn lose(&self, name: &[u8]) -> bool {
         let mut owned = self.owned.lock();
         let shard = &mut owned[usize::from(shard_of(name))];
