@@ -1,15 +1,15 @@
-//! Every situation that the driver can be in, and what is decided.
+//! Every situation of the driver, and the decision for it.
 
 use super::*;
 
 const NOW: Timestamp = Timestamp(1_000_000_000);
 
-/// An execution that is stored as it is and whose code does something.
+/// An execution whose record is up to date and whose code does something.
 fn busy() -> Situation {
     Situation { now: NOW, is_stored: true, ..Situation::default() }
 }
 
-/// An execution that is stored as it is and whose operations only wait, for a message.
+/// An execution whose record is up to date and whose operations only wait for a message.
 fn waiting() -> Situation {
     Situation { only_waits: true, waits_for_message: true, is_sure: true, ..busy() }
 }
