@@ -161,7 +161,7 @@ impl Branch {
                 // The entries before the gap can still be read.
                 if expected == from {
                     let at = self.path.at(from);
-                    let reason = format!("the journal does not tell of operation {at}, which the code has dropped");
+                    let reason = format!("the journal has no entry for operation {at}, which the code has dropped");
                     return Err(Stop::Parked(reason));
                 }
                 cursor.more = true;

@@ -86,7 +86,7 @@ async fn drive(run: Arc<Run>) {
     match stop {
         Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(&run.id, timer)),
         Some(Stop::Failed(error)) if error.is_passing() => {
-            tracing::warn!(%error, "could not be committed");
+            tracing::warn!(%error, "the execution could not be committed and is loaded again");
             return take_up(&run, true).await;
         }
         Some(Stop::Changed) => return take_up(&run, true).await,
@@ -102,7 +102,7 @@ async fn drive(run: Arc<Run>) {
                 Some(Stop::Failed(error)) if error.kind() == ErrorKind::Corrupt => {
                     inner.put_aside(&run.id, format!("its records are damaged: {error}"));
                 }
-                Some(Stop::Failed(error)) => tracing::warn!(%error, "could not be committed"),
+                Some(Stop::Failed(error)) => tracing::warn!(%error, "the execution could not be committed"),
                 // The park could not be stored.
                 Some(Stop::Parked(reason)) if !is_parked => inner.put_aside(&run.id, reason),
                 _ => {}
@@ -145,7 +145,7 @@ async fn settle(ctx: &Ctx, ended: Ended) {
         Ended::Finished(result) => match ctx.branch.peek(run).await {
             Ok(None) => finished(run, result),
             Ok(Some(entry)) => Status::Parked(format!(
-                "the code has ended, and the journal goes on with {} {:?}",
+                "the code has ended, and the journal continues with {} {:?}",
                 entry.kind, entry.name
             )),
             Err(Stop::Parked(reason)) => Status::Parked(reason),
