@@ -176,9 +176,9 @@ mod tests {
 
     #[test]
     fn a_newer_program_reads_all_older_versions() {
-        assert_eq!(postcard::to_stdvec(&(None::<String>, 7_u32)).unwrap(), Second::APPENDED[0], "as it is written");
+        assert_eq!(postcard::to_stdvec(&(None::<String>, 7_u32)).unwrap(), Second::APPENDED[0], "as encoded");
         let third = Third { name: "n".into(), room: Ok(300) };
-        assert_eq!(Second::decode(&first().encode()), Ok(second(None, 7)), "the defaults stand in");
+        assert_eq!(Second::decode(&first().encode()), Ok(second(None, 7)), "defaults fill the missing fields");
         assert_eq!(Second::decode(&second(Some("l"), 1).encode()), Ok(second(Some("l"), 1)));
         assert_eq!(Third::decode(&first().encode()), Ok(Third { ..third }));
         assert_eq!(Third::decode(&second(Some("l"), 1).encode()), Ok(Third { name: "n".into(), room: Ok(300) }));

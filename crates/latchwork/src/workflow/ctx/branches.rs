@@ -335,7 +335,7 @@ macro_rules! branches {
                 let mut done = done.into_iter();
                 ($(match done.next() {
                     Some($selected::$name(value)) => value,
-                    _ => unreachable!("each has ended once"),
+                    _ => unreachable!("each branch has ended once"),
                 },)+)
             }
         }

@@ -325,7 +325,7 @@ impl Ctx {
                 let found = run.or_stop(run.engine.read(id).await).await;
                 let found = found.filter(|(child, _)| child.parent.as_ref().is_some_and(|it| it.birth == birth));
                 let Some((Execution { status, .. }, _)) = found else {
-                    let why = "was started by an execution that this is a fork of, and is no longer kept";
+                    let why = "was started by the source of this fork, and is no longer kept";
                     return run.park(format!("child {id:?}, whose end it waits for, {why}")).await;
                 };
                 if status.is_terminal() {

@@ -142,8 +142,8 @@ impl Ctx {
         }
         let here = self.here();
         if !here.begins() {
-            let reason = "an operation was begun while another was under way or had been given up half-way; \
-                          await one before the next, or give each a branch of its own by ctx.join or ctx.race";
+            let reason = "an operation began while another was in progress or had been dropped before its end; \
+                          await one before the next, or run each in its own branch by ctx.join or ctx.race";
             self.run.park(reason).await
         }
         here

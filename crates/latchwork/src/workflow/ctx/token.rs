@@ -66,14 +66,14 @@ impl<T: DeserializeOwned> Completion<T> {
         let is_it = |letter: &Letter| matches!(letter, Letter::Completed { token, .. } if *token == its);
         let what = WaitsFor::Completion(self.name.clone());
         let received = self.ctx.await_text(call, what, timeout, is_it).await?;
-        received.map(|text| Failure::read(format!("what completed {:?}", self.name), &text)).transpose()
+        received.map(|text| Failure::read(format!("the value that completed {:?}", self.name), &text)).transpose()
     }
 }
 
 impl Engine {
     /// Completes what an execution waits for under a token. This is possible once.
     pub async fn complete(&self, token: &str, value: &impl Serialize) -> Result<()> {
-        let text = written(&self.inner, "what completes something", value)?;
+        let text = written(&self.inner, "the value that completes a token", value)?;
         complete(&self.inner, token, Ok(text)).await
     }
 

@@ -115,8 +115,8 @@ impl<I, O> Workflow<I, O> {
         let name = format!("{}.finally", self.name());
         let finalizer = workflow(name).keep(self.definition.keep).run(function);
         let wrong = match (is_batch, self.definition.policy.batch.is_some()) {
-            (false, true) => Some("it has batches, so its finalizer is given with `finally_batch`"),
-            (true, false) => Some("it has no batches, so its finalizer is given with `finally`"),
+            (false, true) => Some("it has batches, so its finalizer is set with `finally_batch`"),
+            (true, false) => Some("it has no batches, so its finalizer is set with `finally`"),
             _ => self.definition.finalizer.set(finalizer.definition).err().map(|_| "it has two finalizers"),
         };
         // The registration reports the first error.

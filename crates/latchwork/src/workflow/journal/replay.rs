@@ -176,7 +176,7 @@ impl Ctx {
         match &found {
             None => self.run.effect().await,
             Some(found) if found.kind != *kind || *found.name != **name || !found.is_given(*argument) => {
-                let other = if found.kind == *kind && *found.name == **name { ", given something else" } else { "" };
+                let other = if found.kind == *kind && *found.name == **name { ", with other arguments" } else { "" };
                 let reason = format!(
                     "operation {place} is {kind} {name:?} in the code, and {} {:?} in the journal{other}",
                     found.kind, found.name
@@ -216,7 +216,7 @@ impl Journaled<'_> {
     }
 
     pub(crate) fn done_with(&self, value: &impl Serialize, effect: Option<Effect>) {
-        let text = serde_json::to_string(value).expect("what an operation gives can be written as JSON");
+        let text = serde_json::to_string(value).expect("the result of an operation can be written as JSON");
         self.ends(EntryState::Done(text), effect);
     }
 

@@ -18,7 +18,7 @@ const TOLD: usize = 1000;
 
 /// An operation on many executions that has not started.
 #[derive(Clone)]
-#[must_use = "nothing is done until it is said what"]
+#[must_use = "nothing is done until an operation is called"]
 pub struct Bulk {
     engine: Engine,
     filter: Filter,

@@ -28,7 +28,7 @@ use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
 const WRITES: usize = 1000;
 
 /// A fork that is about to be started.
-#[must_use = "nothing starts until it is said"]
+#[must_use = "a fork does nothing until it is started"]
 pub struct Fork {
     engine: Arc<Inner>,
     source: ExecutionId,
@@ -345,7 +345,7 @@ async fn store(
         if let Some(asked) = &asked {
             engine.would_run(definition, asked).await?;
         }
-        let reason = "its fork was not completed; terminate it and fork anew".to_string();
+        let reason = "the fork is incomplete; terminate it and fork again".to_string();
         let mut parked = Execution { status: Status::Parked(reason), ..execution.clone() };
         let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut parked, None);
         let rev = landed(engine, id, part).await?;
@@ -535,7 +535,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_before_a_place_is_kept_in_every_branch_on_the_way() {
+    fn operations_before_the_place_are_kept_in_every_branch_on_the_way() {
         let all =
             ["0", "3", "4", "2.0/5", "3.0/0", "3.0/9", "3.1/0", "3.1/1", "3.1/2", "3.1/1.0/0", "3.1/0.1/7", "4.0/0"];
         let cases: [(&str, &[&str], &[&str]); 4] = [

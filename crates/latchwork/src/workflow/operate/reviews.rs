@@ -314,7 +314,7 @@ impl ReviewHandle {
     /// Decides the review: one of its options, the person or program that chose it, and the reason. This is possible
     /// once; when it returns, the decision is stored. A later caller gets an error with the decision that was made.
     pub async fn decide(&self, option: &str, by: &str, reason: &str) -> Result<Decision> {
-        check_name("the one who decides a review", by)?;
+        check_name("the decider of a review", by)?;
         if reason.len() > REASON_BYTES {
             let what = "the reason of a decision";
             return Err(WorkflowError::PayloadTooLong { what, length: reason.len(), limit: REASON_BYTES });

@@ -68,7 +68,7 @@ pub(crate) enum Next {
 
 /// The first string after all strings with this prefix.
 pub(crate) fn successor(prefix: &[u8]) -> Vec<u8> {
-    let kept = prefix.iter().rposition(|byte| *byte != 0xff).expect("what keys start with is a letter or a shard");
+    let kept = prefix.iter().rposition(|byte| *byte != 0xff).expect("a prefix starts with a letter or a shard");
     let mut end = prefix[..=kept].to_vec();
     end[kept] += 1;
     end

@@ -148,7 +148,7 @@ impl Branch {
                 (Some(place), Err(why)) if why.is_version() => {
                     return Err(Stop::unknown_version(why.at(format!("operation {place} of its journal"))));
                 }
-                _ => return Err(Stop::Parked(format!("the journal is damaged behind operation {}{from}", self.path))),
+                _ => return Err(Stop::Parked(format!("the journal is damaged from operation {}{from} on", self.path))),
             };
             // A step that began and never ended, because the code has dropped it.
             if expected < number

@@ -358,24 +358,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_next_follows_from_what_is_seen() {
+    fn the_next_act_follows_from_what_the_driver_sees() {
         let quiet = Seen { polls: 1, ..Seen::default() };
         let busy = Seen { is_busy: true, ..quiet };
         let table = [
             ("the code waits", quiet, Act::Todo),
             ("the code waits for a commit", busy, Act::Todo),
             ("the code was woken", Seen { is_woken: true, ..quiet }, Act::Again),
-            ("the code was woken behind a commit", Seen { is_woken: true, ..busy }, Act::Again),
+            ("the code was woken during a commit", Seen { is_woken: true, ..busy }, Act::Again),
             ("the code wakes itself again and again", Seen { is_woken: true, polls: 0, ..quiet }, Act::Yield),
             ("a commit has landed", Seen { has_landed: true, ..quiet }, Act::Again),
             ("the code has ended", Seen { has_ended: true, ..quiet }, Act::End),
-            ("the code has ended behind a commit", Seen { has_ended: true, ..busy }, Act::Todo),
-            ("the time is over", Seen { is_late: true, ..quiet }, Act::TimeOut),
-            ("the time is over behind a commit", Seen { is_late: true, ..busy }, Act::Todo),
-            ("the time is over, but the code has ended", Seen { is_late: true, has_ended: true, ..quiet }, Act::End),
+            ("the code has ended during a commit", Seen { has_ended: true, ..busy }, Act::Todo),
+            ("the time is up", Seen { is_late: true, ..quiet }, Act::TimeOut),
+            ("the time is up during a commit", Seen { is_late: true, ..busy }, Act::Todo),
+            ("the time is up, but the code has ended", Seen { is_late: true, has_ended: true, ..quiet }, Act::End),
             ("it has to stop", Seen { is_stopping: true, ..quiet }, Act::Stop),
             ("it has to stop, and has ended", Seen { is_stopping: true, has_ended: true, ..quiet }, Act::Stop),
-            ("it has to stop behind a commit", Seen { is_stopping: true, ..busy }, Act::Todo),
+            ("it has to stop during a commit", Seen { is_stopping: true, ..busy }, Act::Todo),
         ];
         for (what, seen, expected) in table {
             assert_eq!(act(&seen), expected, "{what}");

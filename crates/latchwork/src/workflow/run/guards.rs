@@ -119,7 +119,7 @@ mod tests {
     /// Each row: what the code does, the requests that a commit then checks, and those it checks after a commit has
     /// landed.
     #[tokio::test]
-    async fn a_commit_checks_the_locks_that_the_code_holds_or_held_when_it_came_to_an_entry() {
+    async fn a_commit_checks_the_locks_that_the_code_holds_or_held_when_it_made_an_entry() {
         let space = Store::memory().await.unwrap().space(SpaceSpec::new("locks")).await.unwrap();
         let (a, b) = (&space.key("a"), &space.key("b"));
         type Event<'a> = (&'a str, &'a Key, u64);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lock_that_was_left_after_a_commit_was_made_is_checked_by_the_next() {
+    async fn a_lock_that_the_code_leaves_during_a_commit_is_checked_by_the_next_commit() {
         let space = Store::memory().await.unwrap().space(SpaceSpec::new("locks")).await.unwrap();
         let (a, b) = (space.key("a"), space.key("b"));
         let mut guards = Guards::default();

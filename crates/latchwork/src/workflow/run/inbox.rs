@@ -268,7 +268,7 @@ mod tests {
 
     /// Two threads deliver at once, and the later one notifies first: no message is received out of order.
     #[tokio::test]
-    async fn what_is_told_in_any_order_is_held_in_the_order_it_came() {
+    async fn notifications_in_any_order_are_held_in_the_order_of_delivery() {
         let mut inbox = Inbox::empty();
         for (number, held, has_gap) in
             [(2, 0, true), (4, 0, true), (1, 2, true), (1, 2, true), (3, 4, false), (2, 4, false)]
@@ -287,7 +287,7 @@ mod tests {
     /// A sender was dropped before it could notify of its delivery. The next delivery shows that one is missing. The
     /// inbox waits only `GAP` for the notification, and later deliveries do not extend that.
     #[tokio::test]
-    async fn a_delivery_that_is_not_told_of_is_read_after_a_while() {
+    async fn a_delivery_without_a_notification_is_read_after_a_while() {
         let mut inbox = Inbox::empty();
         inbox.deliver(2, delivery(2).await, NOW);
         inbox.deliver(3, delivery(3).await, NOW + GAP / 2);
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(payloads(&inbox), [""; 0]);
         inbox.set_stale();
         inbox.deliver(1, delivery(1).await, NOW);
-        assert_eq!(inbox.count(), Some(0), "what is to be read is read with it");
+        assert_eq!(inbox.count(), Some(0), "a stale inbox waits for the read");
     }
 
     /// Each row: the messages that a read has found, the count there, and what follows.
@@ -320,9 +320,9 @@ mod tests {
         assert!(inbox.load(found(&[1, 2, 3], 3, 0).await) && inbox.need(NOW) == Need::Nothing);
         let taken = inbox.take(|_| true).unwrap();
         assert!(inbox.load(found(&[1, 2, 3], 3, 0).await));
-        assert_eq!(payloads(&inbox), ["2", "3"], "what an operation has taken is not found again");
+        assert_eq!(payloads(&inbox), ["2", "3"], "a message that an operation has taken is not found again");
         assert!(inbox.load(found(&[1], 1, 0).await));
-        assert_eq!(payloads(&inbox), ["2", "3"], "an older read says nothing");
+        assert_eq!(payloads(&inbox), ["2", "3"], "an older read changes nothing");
         inbox.give_back(taken.address.clone());
         assert_eq!(payloads(&inbox), ["1", "2", "3"], "it was not received after all");
         let taken = inbox.take(|_| true).unwrap();

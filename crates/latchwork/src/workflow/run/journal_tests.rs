@@ -47,11 +47,11 @@ impl Play {
                 self.flight = Some((journal.fly(&taken), taken));
             }
             Event::Land => {
-                let (flight, _) = self.flight.take().expect("a commit is on its way");
+                let (flight, _) = self.flight.take().expect("a commit is in flight");
                 journal.arrive(flight);
             }
             Event::Refuse => {
-                let (flight, taken) = self.flight.take().expect("a commit is on its way");
+                let (flight, taken) = self.flight.take().expect("a commit is in flight");
                 journal.put_back(taken);
                 journal.arrive(flight);
             }
@@ -117,7 +117,7 @@ fn an_entry_that_is_put_back_does_not_replace_a_newer_one() {
 
 /// A branch is dropped while its commit is in flight, and the commit is refused: its entries are gone.
 #[test]
-fn the_entries_of_a_branch_that_was_given_up_are_not_put_back() {
+fn the_entries_of_a_dropped_branch_are_not_put_back() {
     let branch = Path::default().fork(0, 1);
     for (is_given_up, left) in [(false, 2), (true, 1)] {
         let mut journal = Journal::default();
@@ -131,7 +131,7 @@ fn the_entries_of_a_branch_that_was_given_up_are_not_put_back() {
         journal.put_back(taken);
         journal.arrive(flight);
         assert_eq!(journal.take(&Commit::new()).len(), left);
-        assert!(journal.lost.is_empty(), "nothing is on its way any more");
+        assert!(journal.lost.is_empty(), "no commit is in flight any more");
     }
 }
 

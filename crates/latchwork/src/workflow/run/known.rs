@@ -206,7 +206,7 @@ mod tests {
     /// Each row: events, whether the record then has to be written, and whether a commit for the record alone is
     /// wanted.
     #[test]
-    fn the_record_is_written_exactly_if_an_event_has_changed_what_it_says() {
+    fn the_record_is_written_if_and_only_if_an_event_has_changed_it() {
         let cancelled = || Execution { cancel: Some("stop".into()), status: Status::Running, ..Execution::default() };
         let table: &[(&str, &[Event], bool, bool)] = &[
             ("nothing", &[], false, false),
@@ -216,7 +216,7 @@ mod tests {
             ("a cancellation", &[|known| known.ask_cancel("stop")], true, true),
             ("labels in a poll", &[|known| known.label(labels("a"))], false, false),
             ("labels, and the poll is over", &[|known| known.label(labels("a")), Known::release], true, false),
-            ("the labels of before", &[|known| known.label(Labels::default()), Known::release], false, false),
+            ("the same labels as before", &[|known| known.label(Labels::default()), Known::release], false, false),
             ("a doubt", &[Known::want], false, true),
             ("a doubt that a commit has taken", &[Known::want, |known| _ = known.take_wanted()], false, false),
         ];

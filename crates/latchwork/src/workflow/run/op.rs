@@ -174,7 +174,7 @@ impl Doing {
         self.outside(|state| state.is_durable(stamp).then_some(())).await
     }
 
-    /// Waits until no commit of the execution is on its way.
+    /// Waits until no commit of the execution is in flight.
     pub(crate) async fn arrived(&self) {
         self.until(|state| state.journal.has_arrived().then_some(())).await
     }

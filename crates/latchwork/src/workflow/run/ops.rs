@@ -239,7 +239,7 @@ mod tests {
                 Anything => ops.wake_all(),
                 Refused(number) => {
                     ops.refuse(number);
-                    assert!(ops.take_refused(number) && !ops.take_refused(number), "it is told once");
+                    assert!(ops.take_refused(number) && !ops.take_refused(number), "it is reported once");
                 }
             }
             let woken: Vec<usize> = woken.iter().map(|woken| woken.0.load(Ordering::SeqCst)).collect();

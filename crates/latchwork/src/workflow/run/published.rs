@@ -123,18 +123,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_written_by_the_first_commit_after_its_poll_and_again_if_that_was_not_made() {
+    fn a_value_is_written_by_the_first_commit_after_its_poll_and_again_if_that_commit_fails() {
         let mut publishing = Publishing::default();
         publishing.publish("stage", "1".into());
         assert!(publishing.take().is_none(), "the poll is not over");
         assert_eq!(publishing.get("stage").map(String::as_str), Some("1"), "the code sees its own value at once");
         publishing.release();
         assert!(publishing.take().is_some());
-        assert!(publishing.take().is_none(), "a commit on its way holds it");
+        assert!(publishing.take().is_none(), "a commit in flight holds it");
         publishing.put_back();
         assert!(publishing.take().is_some());
         publishing.publish("stage", "22".into());
         assert_eq!(publishing.bytes_with("other", "x"), "stage".len() + 2 + 8 + "other".len() + 1 + 8);
-        assert_eq!(publishing.bytes_with("stage", "x"), "stage".len() + 1 + 8, "it takes the place of the other");
+        assert_eq!(publishing.bytes_with("stage", "x"), "stage".len() + 1 + 8, "it replaces the earlier value");
     }
 }

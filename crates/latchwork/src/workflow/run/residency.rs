@@ -146,7 +146,7 @@ mod tests {
 
     /// Why the stay ends, and the answer to the caller of the start: none yet, stored, or an error.
     #[test]
-    fn the_caller_of_a_start_is_told_once_by_the_first_commit_or_by_the_stop() {
+    fn the_caller_of_a_start_is_notified_once_by_the_first_commit_or_by_the_stop() {
         let table = [
             (Stop::Suspended(None), Some(true)),
             (Stop::Continued, Some(true)),

@@ -223,7 +223,7 @@ impl<'a> Kept<'a> {
 
     /// The published values, in a view.
     pub(crate) async fn fetch_published(&self, view: &View) -> Result<Option<(Published, Item)>, WorkflowError> {
-        fetch(view, &self.published(), || format!("what execution {:?} has published", self.id)).await
+        fetch(view, &self.published(), || format!("the published values of execution {:?}", self.id)).await
     }
 
     pub(crate) fn child(&self, id: &ExecutionId) -> Key {

@@ -79,7 +79,7 @@ fn named(what: &[u8], name: &str) -> Vec<u8> {
 
 /// The prefix of keys that list the executions of one workflow on one shelf. Running executions are listed by shard.
 pub(crate) fn by_status(shelf: Shelf, workflow: &str) -> Vec<u8> {
-    debug_assert!(shelf != Shelf::Running, "they are listed by their shards");
+    debug_assert!(shelf != Shelf::Running, "running executions are listed by shard");
     named(&[BY_STATUS, shelf as u8], workflow)
 }
 

@@ -203,7 +203,7 @@ pub enum WaitsFor {
     Store,
     /// A permit of a limit of its workflow: this is the limit's key, or the workflow's name.
     Admission(String),
-    /// A person who decides the review of this name.
+    /// The decision of the review of this name.
     Review(String),
 }
 
