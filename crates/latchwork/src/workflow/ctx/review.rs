@@ -29,7 +29,8 @@ const OPEN: Tag = Tag("open");
 const NAME_BYTES: usize = 256;
 const OPTIONS: usize = 1000;
 
-/// How many writes one commit has that closes reviews, if they do not fit into the commit that ends the execution.
+/// How many writes a commit that closes reviews has at most, if they do not fit into the commit that ends the
+/// execution.
 const CLOSED_AT_ONCE: usize = 1000;
 
 /// Why a review is not valid.

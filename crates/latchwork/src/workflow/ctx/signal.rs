@@ -132,7 +132,8 @@ impl Ctx {
         self.send(&what, argument, |engine| {
             let letter = letter.clone();
             async move {
-                // The execution knows its own record better than the store: only its own commits write it.
+                // The execution knows its own state better than the store. Only its own part of the commit may write
+                // its record, so the target is `Running`.
                 let own = self.run.with(|state| state.known.rev()).filter(|_| *id == self.run.id);
                 let target = match own {
                     Some(rev) => Target::Running(rev),

@@ -220,7 +220,8 @@ impl Inner {
         let mut residents: Vec<_> = self.residents.lock().values().map(|resident| resident.run.clone()).collect();
         residents.sort_by(|a, b| a.id.cmp(&b.id));
         residents.iter().for_each(|run| run.doubt());
-        // The clock may have jumped; only few alarms have rung and are still stored.
+        // The clock may have jumped, so all alarms are looked at again. Few of them have rung before and are still
+        // stored.
         self.timers.look_again();
         self.removals.look_again();
         self.scheduling.alarms.look_again();

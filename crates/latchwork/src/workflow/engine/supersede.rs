@@ -243,7 +243,7 @@ impl Inner {
         successor.is_some_and(|it| found.superseded.is_none() && found.started_us == it.started_us)
     }
 
-    /// Ends an execution that was marked to be terminated when the process ended.
+    /// Ends an execution that an earlier process marked for termination and did not end.
     pub(crate) fn end_superseded(self: &Arc<Inner>, id: &ExecutionId) {
         let (engine, id) = (self.clone(), id.clone());
         self.node.runtime.spawn(async move {

@@ -198,7 +198,7 @@ impl Source {
         let called_off: Vec<Place> = called_off.map(|(place, _)| place.clone()).collect();
         let is_after = |place: &Place, cut: &Place| place.branch.is_within(&cut.branch) && place.along() >= cut.along();
         kept.retain(|place, _| !called_off.iter().any(|cut| is_after(place, cut)));
-        // Only finished operations are kept. An operation that the code dropped before it continued stays, too.
+        // Finished operations are kept, and also unfinished ones before them: the code dropped those and continued.
         let mut last: BTreeMap<Path, u32> = BTreeMap::new();
         for (place, entry) in &kept {
             let is_kept = is_fork(entry) || is_finished(entry);
@@ -253,7 +253,7 @@ impl Source {
     }
 
     /// The reviews that kept operations opened, under the fork's id. Reviews that the fork still has to wait for are
-    /// open: source and fork are decided separately.
+    /// open: each execution gets a decision of its own.
     async fn reviews(
         &self,
         engine: &Inner,

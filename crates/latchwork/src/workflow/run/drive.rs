@@ -170,9 +170,9 @@ async fn settle(ctx: &Ctx, ended: Ended) {
 
 /// The status of an execution whose code has ended. An output that is too large to be stored is a failure.
 fn finished(run: &Run, result: Result<String, Failure>) -> Status {
-    // Input and output are in one record. An output of up to `TINY` bytes always fits: its status takes no more than
-    // one without an output. A finalizer relies on this when the input and output of its execution have the maximal
-    // size.
+    // Input and output are in one record. An output of up to `TINY` bytes always fits: its status takes no more room
+    // than a status without an output. A finalizer relies on this if the input and the output of its execution have the
+    // maximal size.
     let result = result.and_then(|output| match output.len() {
         0..=TINY => Ok(output),
         length => run.fits("the output with the input", length + run.input().len()).map(|()| output),

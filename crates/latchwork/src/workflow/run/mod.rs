@@ -132,7 +132,7 @@ pub(crate) enum Stop {
     Taken,
     /// Its start was not admitted.
     Rejected(WorkflowError),
-    /// A replay has reached the end of the journal.
+    /// An engine that only replays a journal has reached its end.
     Replayed,
 }
 
@@ -286,7 +286,7 @@ impl Run {
         self.nudge();
     }
 
-    /// Called before the first effect that the journal does not hold. A replay ends here.
+    /// Called before the first effect that the journal does not hold. An engine that only replays a journal stops here.
     pub(crate) async fn effect(&self) {
         if self.engine.rehearsal.is_replay() {
             self.stop_for(Stop::Replayed).await

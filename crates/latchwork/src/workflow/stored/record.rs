@@ -453,8 +453,9 @@ impl Intent {
         Intent { name: entry.name.clone(), argument: entry.argument, since_us: entry.since_us }
     }
 
-    /// The intent of the unknown first step of an execution that another execution's or caller's commit makes running:
-    /// the body runs without a commit before it. The attempt counts even if the process ends before it.
+    /// The intent of the first operation, if it is a step; the step is not known yet. The commit that makes an
+    /// execution running stores it, and the body then runs without a further commit. The attempt counts even if the
+    /// process ends before it.
     pub(crate) fn of_first(since: Timestamp) -> Intent {
         Intent { name: "".into(), argument: ANYTHING, since_us: since.0 }
     }
