@@ -215,8 +215,8 @@ async fn a_finalizer_that_cannot_be_is_told_at_the_registration() {
     for (wrong, told) in [
         (plain().finally(one).finally(one), "it has two finalizers"),
         (batch().finally_batch(many).finally_batch(many), "it has two finalizers"),
-        (batch().finally(one), "it has batches, so its finalizer is given with `finally_batch`"),
-        (plain().finally_batch(many), "it has no batches, so its finalizer is given with `finally`"),
+        (batch().finally(one), "it has batches, so its finalizer is set with `finally_batch`"),
+        (plain().finally_batch(many), "it has no batches, so its finalizer is set with `finally`"),
     ] {
         let store = Store::memory().await.unwrap();
         match Engine::on(&store).register(&wrong).start().await {

@@ -492,7 +492,7 @@ async fn a_fork_that_waits_for_a_child_that_was_removed_is_parked() {
         test.run(test.env().sleep(Duration::from_secs(5))).await;
         let parked = engine.parked().await.unwrap();
         let reason = parked.into_iter().find(|(parked, _)| *parked == id).map(|(_, reason)| reason);
-        let expected = "child \"slow\", whose end it waits for, was started by an execution that this is a fork of, \
+        let expected = "child \"slow\", whose end it waits for, was started by the source of this fork, \
                         and is no longer kept";
         assert_eq!(reason.as_deref(), Some(expected), "another has the id: {is_taken}");
     }

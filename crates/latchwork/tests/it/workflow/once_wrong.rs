@@ -494,7 +494,7 @@ async fn a_step_dropped_in_its_body_parks() {
     let handle = engine.start(&drops, ()).id("d").await.unwrap();
     assert!(soon(handle.result()).await.is_none(), "what a replay could not meet again is parked");
     let ExecutionState::Parked(reason) = engine.history("d").await.unwrap().state else { panic!("it is not parked") };
-    assert!(reason.contains("given up half-way"), "{reason}");
+    assert!(reason.contains("dropped before its end"), "{reason}");
 }
 
 /// Panics everywhere: each fails the attempt, or parks; none hangs.

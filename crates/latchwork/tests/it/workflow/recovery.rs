@@ -206,7 +206,7 @@ async fn what_takes_the_process_with_it_is_parked() {
         assert_eq!(taken_up.load(Ordering::SeqCst), 5, "the first time, and four after a restart");
         let engine = Engine::on(&store).register(&poison).start().await.unwrap();
         let parked = engine.parked().await.unwrap();
-        let reason = "it was taken up 4 times, and each time the process ended before it came to anything";
+        let reason = "it was loaded 4 times, and each time the process ended before it made progress";
         assert_eq!(parked, [("p".into(), reason.to_string())], "{how}");
         // An operator lets it try again, and it counts anew.
         engine.resume("p").await.unwrap();

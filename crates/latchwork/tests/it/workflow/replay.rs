@@ -199,7 +199,7 @@ async fn a_version_can_be_asked_where_nothing_was_asked_before() {
     assert_eq!(engine.handle(&after, "new").result().await.unwrap(), 11);
 }
 
-/// A branch has failed by the journal, and by the code of today it would not have.
+/// A branch failed in the journal, and would not fail by the code of today.
 #[tokio::test]
 async fn a_branch_that_no_longer_fails_is_parked() {
     let made = |is_new: bool, maps: bool| {
@@ -230,6 +230,6 @@ async fn a_branch_that_no_longer_fails_is_parked() {
         clock.advance(Duration::from_secs(60));
         settle().await;
         let parked = engine.parked().await.unwrap();
-        assert!(parked[0].1.contains("has failed by the journal"), "{parked:?}");
+        assert!(parked[0].1.contains("failed in the journal"), "{parked:?}");
     }
 }

@@ -352,10 +352,10 @@ async fn a_review_that_cannot_be_is_a_typed_failure() {
     });
     let test = TestEngine::new(&wrong, 1).await.unwrap();
     for (name, options, why) in [
-        ("", &["a"][..], "of 1 to 256 bytes"),
-        (&"n".repeat(257), &["a"], "of 1 to 256 bytes"),
+        ("", &["a"][..], "1 to 256 bytes"),
+        (&"n".repeat(257), &["a"], "1 to 256 bytes"),
         ("n", &[], "has 0 options"),
-        ("n", &["a", "b", "a"], "\"a\" cannot be an option of review \"n\": it is there twice"),
+        ("n", &["a", "b", "a"], "\"a\" cannot be an option of review \"n\": it is listed twice"),
         ("n", &["a", ""], "it is empty"),
     ] {
         let options = options.iter().map(|option| option.to_string()).collect();
