@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const SIDES: [Side; 2] = [Side::Before, Side::After];
 
-/// A held mutex, a request that waits for it with a time limit, and the token of that request.
+/// A held mutex, a request that waits for it with a time limit, and the ticket of that request.
 type Contended = (LockGuard, JoinHandle<Result<Option<LockGuard>>>, u64);
 
 async fn contended(stage: &Stage) -> Contended {
