@@ -137,7 +137,7 @@ mod tests {
         let text = format!("//! A file.\n\npub(crate) async fn long() {{\n{body}}}\n\nfn short() {{}}\n");
         let lines: Vec<usize> = complaints(&text).into_iter().map(|(line, _)| line).collect();
         assert_eq!(lines, [3]);
-        assert_eq!(complaints("fn main() {}\n").len(), 1, "no word on what the file is for");
+        assert_eq!(complaints("fn main() {}\n").len(), 1, "a file without a header");
         assert_eq!(complaints(&format!("//! {}\n", "x".repeat(120))).len(), 1);
     }
 }

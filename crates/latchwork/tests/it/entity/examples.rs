@@ -154,7 +154,7 @@ async fn no_increment_is_lost_and_none_counts_twice(entities: Entities) {
     .await;
     let sum: i64 = landed.into_iter().sum();
     let increments = sum / 1000 + sum % 1000;
-    assert!(sum % 1000 == 300, "all of those in the queue land");
+    assert!(sum % 1000 == 300, "all increments in the queue land");
     assert_eq!(counter::value(&entities, "shared").await.unwrap(), sum);
     assert_eq!(
         entities.get("shared").await.unwrap().unwrap().rev,

@@ -110,7 +110,7 @@ async fn a_branch_that_acquires_while_another_releases_holds_the_lock_or_waits()
         stage.pass(SECOND).await;
         let waits = stage.engine.why("both").await.unwrap().waits;
         let is_in = waits.iter().any(|wait| wait.what == WaitsFor::Signal("end".into()));
-        assert_ne!(is_in, other.is_finished(), "order {order}: one of them has it, at {waits:?}");
+        assert_ne!(is_in, other.is_finished(), "order {order}: exactly one holds the lock, at {waits:?}");
         stage.engine.signal("both", "end", &()).await.unwrap();
         stage.pass(SECOND).await;
         drop(stage.done(other).await.unwrap());

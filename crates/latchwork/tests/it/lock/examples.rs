@@ -16,7 +16,7 @@ use latchwork::testing::TestEngine;
 use lock_semaphore_polling::Vendor;
 
 #[tokio::test]
-async fn transfers_lose_nothing_and_an_operator_releases_what_is_stuck() {
+async fn transfers_lose_nothing_and_an_operator_releases_a_stuck_lock() {
     let transfer = lock_mutex_polling::transfer(DurableMutex::new(Duration::from_secs(60)).unwrap());
     let test = TestEngine::new(&transfer, 1).await.unwrap();
     let start = test.env().now();
@@ -26,7 +26,7 @@ async fn transfers_lose_nothing_and_an_operator_releases_what_is_stuck() {
     let slot = test.engine().states().workflow("transfer").slot::<LockRecord>("account-42:lock");
     let record = slot.get().await.unwrap().unwrap();
     assert!(record.holders.is_empty() && record.waiters.is_empty(), "{record:?}");
-    assert_eq!(record.last_token.0, 9, "of the one that was stuck, and of eight transfers");
+    assert_eq!(record.last_token.0, 9, "of the stuck transfer, and of eight others");
     assert_eq!(lock_mutex_polling::force_release(test.engine()).await.unwrap(), None);
 }
 

@@ -82,7 +82,7 @@ async fn an_execution_that_sleeps_under_a_lock_that_was_taken_away_fails() {
     let began = test.env().now();
     let mine = taken_over(engine).await;
     assert_forced(within_an_hour(&test, handle.result()).await);
-    assert!(test.env().now() < began.plus(100 * SECOND), "it was told when its sleep was over");
+    assert!(test.env().now() < began.plus(100 * SECOND), "it failed only after its sleep");
     assert_eq!(count(engine).await, None);
     assert!(!mine.is_lost() && mine.release().await.unwrap());
 }

@@ -179,7 +179,7 @@ impl Cast {
 
     /// A client that is not in the queue makes a request.
     async fn comes(&mut self, permits: u32, how: How) {
-        let client = (0..CLIENTS).find(|client| !self.places.contains(client)).expect("not all are in line");
+        let client = (0..CLIENTS).find(|client| !self.places.contains(client)).expect("a client is not in the queue");
         let session = match &self.clients[client].session {
             Some(session) => session.clone(),
             None => self.stage.engine.locks().session().lease(LEASE).renewed_by_hand().begin().await.unwrap(),
@@ -203,7 +203,7 @@ impl Cast {
         match call {
             Call::Comes(permits) => self.comes(permits, How::Waits).await,
             Call::Releases(place) => {
-                let held = self.clients[places[place]].held.take().expect("it holds it");
+                let held = self.clients[places[place]].held.take().expect("it holds the lock");
                 return Some(self.stage.begins(held.release()).await);
             }
             Call::GivesUp(place) => {
@@ -246,7 +246,7 @@ impl Cast {
             }
             Action::IsOver(place) => {
                 let left = self.left.iter().rev().find(|(client, _)| *client == places[place]);
-                let session = left.and_then(|(_, left)| left.session.clone()).expect("it had one");
+                let session = left.and_then(|(_, left)| left.session.clone()).expect("the client had a session");
                 let record = self.stage.space("lock.sessions").await.key(session.id().as_bytes());
                 let ended = self.stage.engine.store().commit(Commit::new().delete(&record)).await.unwrap();
                 assert!(ended.is_applied());
@@ -307,7 +307,7 @@ impl Cast {
     async fn check(&mut self, before: &Line) {
         self.hear().await;
         let state = match self.stage.engine.locks().inspect("s").await {
-            Err(LockError::NotFound { .. }) => return assert!(self.line.0.is_empty(), "it is not there"),
+            Err(LockError::NotFound { .. }) => return assert!(self.line.0.is_empty(), "the lock has no record"),
             state => state.unwrap(),
         };
         assert!(state.used <= PERMITS, "more permits are held than there are");
@@ -328,11 +328,11 @@ impl Cast {
             let told = client.held.as_ref().map(|held| (held.token().number(), held.is_lost()));
             let wanted = (place.life == Life::Alive && place.is_granted).then_some((found.token, false));
             assert_eq!(told, wanted, "a client was given a wrong answer");
-            assert_eq!(client.waits.is_some(), place.life == Life::Alive && !place.is_granted, "it waits, or not");
+            assert_eq!(client.waits.is_some(), place.life == Life::Alive && !place.is_granted, "whether it waits");
         }
         for away in (0..CLIENTS).filter(|client| !self.places.contains(client)) {
             let client = &mut self.clients[away];
-            assert!(client.held.is_none() && client.waits.is_none(), "a client has what it does not have");
+            assert!(client.held.is_none() && client.waits.is_none(), "a client outside of the queue holds or waits");
         }
     }
 
@@ -488,7 +488,7 @@ impl Model for Lines {
 
     fn properties(&self) -> Vec<Property<Lines>> {
         vec![
-            Property::always("the engine is where the line is", |_, state: &State| state.fault.is_none()),
+            Property::always("the engine is where the queue is", |_, state: &State| state.fault.is_none()),
             Property::always("the first waiter that fits is granted the lock", |_, state: &State| {
                 let first = state.line.0.iter().find(|place| !place.is_granted);
                 first.is_none_or(|first| state.line.used() + first.permits > PERMITS)

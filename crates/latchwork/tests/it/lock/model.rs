@@ -129,9 +129,9 @@ impl State {
                 self.fault = if before.holds(client) {
                     Some("a permit was lost")
                 } else if is_free {
-                    Some("a permit is free, and it waits")
+                    Some("a permit is free, and the client waits")
                 } else {
-                    (attempt.position != Some(ahead.len())).then_some("not its place in line")
+                    (attempt.position != Some(ahead.len())).then_some("a wrong position in the queue")
                 };
                 if !before.waits(client) {
                     self.line.retain(|other| *other != client);
@@ -166,7 +166,7 @@ impl State {
         let was_held = self.holds(client);
         let renewed = self.record.renew(NAMES[client], Timestamp(NOW), Duration::from_micros(LEASE));
         if renewed != was_held {
-            self.fault = Some("a renewal that does not tell the truth");
+            self.fault = Some("a wrong answer to a renewal");
         }
         if let (true, Standing::Holds { token, .. }) = (renewed, self.clients[client].standing) {
             self.clients[client].standing = Standing::Holds { token, until: NOW + LEASE };
@@ -292,7 +292,7 @@ impl Model for Locks {
                 names.sort_unstable();
                 names.is_sorted_by(|a, b| a < b)
             }),
-            Property::always("the dead never block for longer than a lease", |model: &Locks, state: &State| {
+            Property::always("dead clients never block for longer than a lease", |model: &Locks, state: &State| {
                 model.may_go_back || (0..CLIENTS).all(|client| state.is_served(client))
             }),
         ];

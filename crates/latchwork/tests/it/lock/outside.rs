@@ -226,7 +226,7 @@ async fn a_request_id_counts_once() {
 }
 
 #[tokio::test]
-async fn operators_see_who_holds_and_waits_and_can_force_a_release() {
+async fn operators_see_holders_and_waiters_and_can_force_a_release() {
     let engine = engine().await;
     let session = engine.locks().session().label("importer").begin().await.unwrap();
     let held = engine.mutex("m").by(&session).acquire().await.unwrap();
@@ -339,7 +339,7 @@ async fn a_guard_is_lost_when_its_store_is_closed() {
     let locks = Locks::on(&store).await.unwrap();
     let guard = locks.mutex("m").acquire().await.unwrap();
     store.close().await.unwrap();
-    tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("it was not told");
+    tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("the guard is not lost");
 }
 
 /// Locks without an engine: exclusion, the queue, operators. Requests of executions are left to an engine.

@@ -282,7 +282,7 @@ async fn l8_a_cycle_through_the_queue_is_found() {
 
 /// L8: an execution that waits for itself is a deadlock; a wait that ends by itself is not.
 #[tokio::test]
-async fn l8_what_can_still_go_on_is_not_a_deadlock() {
+async fn l8_a_wait_that_can_still_end_is_not_a_deadlock() {
     let itself = workflow("itself").run(async |ctx: Ctx, ()| {
         let _read = ctx.rw_lock("rw").read().await?;
         let write = ctx.rw_lock("rw").wait_at_most(HOUR).write().await?;

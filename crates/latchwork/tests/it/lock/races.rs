@@ -44,7 +44,7 @@ async fn a_caller_whose_time_is_up_while_it_is_granted_the_lock_holds_it() {
         assert!(!waits.is_finished());
         stage.open();
         assert!(stage.done(released).await.unwrap());
-        let guard = stage.done(waits).await.unwrap().expect("it was granted it in time");
+        let guard = stage.done(waits).await.unwrap().expect("it was granted the lock in time");
         assert_eq!(guard.token().number(), ticket);
         assert_eq!(tokens(&stage.state("m").await), (vec![ticket], vec![]));
         assert!(!guard.is_lost());
@@ -206,7 +206,7 @@ async fn an_execution_that_gives_up_leaves_the_queue() {
 }
 
 #[tokio::test]
-async fn an_execution_that_is_cancelled_when_it_was_granted_the_lock_gives_it_back() {
+async fn an_execution_cancelled_while_it_is_granted_the_lock_releases_it() {
     for side in SIDES {
         let patient = patient();
         let stage = Stage::new(|builder| builder.register(&patient)).await;
@@ -246,7 +246,7 @@ async fn another_process_that_was_faster_is_not_overlooked() {
             let guard = stage.done(acquired(&stage, one.clone()).await).await.unwrap();
             check(&guard);
             // The other engine remembers that the lock was free.
-            assert!(other.try_acquire().await.unwrap().is_none(), "two hold it");
+            assert!(other.try_acquire().await.unwrap().is_none(), "two hold the lock");
             assert_eq!(tokens(&stage.state("m").await), (vec![guard.token().number()], vec![]));
             assert!(guard.release().await.unwrap());
             assert_eq!(tokens(&stage.state("m").await), (vec![], vec![]));
@@ -268,7 +268,7 @@ async fn another_process_that_is_faster_while_a_commit_is_on_its_way_has_the_loc
         let late = stage.begins(async move { first.try_acquire().await }).await;
         let guard = second.try_acquire().await.unwrap().expect("it is free");
         stage.open();
-        assert!(stage.done(late).await.unwrap().is_none(), "two hold it");
+        assert!(stage.done(late).await.unwrap().is_none(), "two hold the lock");
         assert_eq!(tokens(&stage.state("m").await), (vec![guard.token().number()], vec![]));
     }
 }

@@ -35,7 +35,7 @@ impl Lock {
     /// An attempt at a time. Returns its token or its position.
     fn acquire(&mut self, holder: &str, now: u64) -> Result<u64, usize> {
         let attempt = self.0.try_acquire(self.1, holder, at(now), LEASE).unwrap();
-        assert_eq!(standing(&self.0, holder), Some(attempt), "what it is told is what the record says");
+        assert_eq!(standing(&self.0, holder), Some(attempt), "the answer is what the record says");
         match attempt {
             Attempt { acquired: true, position: None, token: Some(token) } => Ok(token.0),
             Attempt { acquired: false, position: Some(position), token: None } => Err(position),
@@ -72,8 +72,8 @@ fn as_many_waiters_are_served_as_permits_are_free() {
     lock.0.release("a", at(1));
     lock.0.release("b", at(1));
     assert_eq!(lock.acquire("e", 1), Err(2));
-    assert_eq!(lock.acquire("d", 1), Ok(3), "the second of the line");
-    assert_eq!(lock.acquire("e", 1), Err(1), "the other one is the first's");
+    assert_eq!(lock.acquire("d", 1), Ok(3), "the second of the queue");
+    assert_eq!(lock.acquire("e", 1), Err(1), "the other permit is for the first");
     assert_eq!(lock.acquire("c", 1), Ok(4));
     assert_eq!((lock.holders(), lock.waiters()), (vec!["d", "c"], vec!["e"]));
 }
@@ -95,7 +95,7 @@ fn a_holder_that_tries_again_has_its_lease_extended_and_keeps_its_token() {
     let held = &lock.0.holders[0];
     assert_eq!((held.lease_expires_at, held.since), (at(17), at(0)));
     assert_eq!(lock.0.last_token, FencingToken(1));
-    assert_eq!(lock.acquire("a", 17), Ok(2), "it was over, so this is another grant");
+    assert_eq!(lock.acquire("a", 17), Ok(2), "the lease had expired, so this is another grant");
 }
 
 /// This holds for the former holder as well: the waiters go first.
@@ -157,7 +157,7 @@ fn a_renewal_extends_what_is_held_and_never_enqueues() {
     assert_eq!(lock.0.holders[0].lease_expires_at, at(19), "it is never shortened");
     let before = lock.0.clone();
     assert!(!lock.0.renew("b", at(10), LEASE), "it waits");
-    assert!(!lock.0.renew("c", at(10), LEASE), "it is not known");
+    assert!(!lock.0.renew("c", at(10), LEASE), "the client is unknown");
     assert!(!lock.0.renew("a", at(19), LEASE), "the lease has expired, though the permit is still free");
     assert_eq!(lock.0, before);
 }

@@ -30,7 +30,7 @@ async fn rev(slot: &Slot<LockRecord>) -> Rev {
 }
 
 #[test]
-fn what_cannot_be_a_lock_is_refused_when_it_is_made() {
+fn an_impossible_lock_is_refused_when_it_is_made() {
     let new = DurableSemaphore::new;
     assert_eq!(new(0, HOUR), Err(LockSetupError::NoPermits));
     assert_eq!(new(1, Duration::ZERO), Err(LockSetupError::LeaseTooShort(Duration::ZERO)));
@@ -94,7 +94,7 @@ async fn every_operation_works_from_outside() {
 }
 
 #[tokio::test]
-async fn what_changes_nothing_writes_nothing() {
+async fn a_call_that_changes_nothing_writes_nothing() {
     let states = states().await;
     let mutex = DurableMutex::default();
     let bare = states.global().slot::<LockRecord>("bare");

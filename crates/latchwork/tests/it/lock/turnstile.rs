@@ -381,7 +381,7 @@ impl Stage {
     /// Returns the result of a call that needs no more time.
     pub async fn done<T>(&self, what: JoinHandle<T>) -> T {
         self.turns().await;
-        assert!(what.is_finished(), "it takes for ever");
+        assert!(what.is_finished(), "it does not end");
         what.await.unwrap()
     }
 }

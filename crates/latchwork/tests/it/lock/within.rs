@@ -54,7 +54,7 @@ async fn executions_take_turns_in_the_order_in_which_they_came() {
 }
 
 #[tokio::test]
-async fn a_crash_at_any_commit_loses_no_lock_and_gives_none_twice() {
+async fn a_crash_at_any_commit_loses_no_lock_and_grants_none_twice() {
     let careful = careful();
     let crashes = Crashes::of(&careful, 1).outside({
         let careful = careful.clone();

@@ -133,7 +133,7 @@ async fn a_change_without_effect_is_decided_on_fresh_state() {
     tokio::task::yield_now().await;
     go.send(()).unwrap();
     first.await.unwrap();
-    assert!(second.await.unwrap().changed, "it was 2 by then");
+    assert!(second.await.unwrap().changed, "the state was 2 by then");
     assert_eq!(session.get().await.unwrap().unwrap(), json!({"n": 1}));
 }
 
@@ -196,7 +196,7 @@ async fn a_caller_that_loses_many_races_is_not_left_behind() {
             }
             clock.advance(Duration::from_millis(1));
             waited += 1;
-            assert!(waited < u64::from(OUTRUN) * longest, "it is still behind, after {runs:?} runs");
+            assert!(waited < u64::from(OUTRUN) * longest, "it has not succeeded after {runs:?} runs");
         }
         assert_eq!(runs.load(Ordering::SeqCst), OUTRUN + 1);
         assert!(waited > u64::from(OUTRUN) * pause / 4, "{waited} ms");

@@ -119,7 +119,7 @@ async fn simulate(seed: u64) {
 }
 
 #[tokio::test]
-async fn mixed_operations_of_two_handles_are_what_the_model_makes_of_them() {
+async fn mixed_operations_of_two_handles_match_the_model() {
     let first = number("LATCHWORK_SEED", 1);
     for seed in first..first + number("LATCHWORK_CASES", 200) {
         simulate(seed).await;

@@ -127,7 +127,7 @@ async fn a_retry_under_the_same_idempotency_key_is_applied_once() {
     let answer = again.await.unwrap().unwrap();
     assert_eq!((answer.value["n"].as_u64(), answer.changed), (Some(1), true));
     let later = count(session.clone()).await.unwrap().unwrap();
-    assert!(later.repeated && later.value == answer.value && later.rev == answer.rev, "however often it is asked");
+    assert!(later.repeated && later.value == answer.value && later.rev == answer.rev, "the same answer each time");
     assert_eq!(session.get().await.unwrap().unwrap(), json!({"n": 1}));
     let other = session.clone().once("order-7").inc_state("n", 1).await.unwrap_err();
     assert!(matches!(other, StateError::OnceReused { .. }), "{other}");

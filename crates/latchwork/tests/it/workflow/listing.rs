@@ -125,7 +125,7 @@ impl Known {
             Is::Failed => matches!(state, ExecutionState::Failed(_)),
             Is::TimedOut => matches!(state, ExecutionState::TimedOut),
             Is::Cancelled => matches!(state, ExecutionState::Cancelled(_)),
-            _ => unreachable!("a way to be that this test does not know"),
+            _ => unreachable!("a state that this test does not know"),
         }
     }
 

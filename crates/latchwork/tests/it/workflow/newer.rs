@@ -105,7 +105,7 @@ async fn an_engine_does_not_start_on_shards_of_a_newer_one() {
     set_version(&store, "node.shards", "", 2).await;
     let refused = Engine::on(&store).start().await.unwrap_err();
     assert!(matches!(refused, WorkflowError::UnknownVersion { found: 2, supported: 1, .. }), "{refused}");
-    assert_eq!(refused.kind(), ErrorKind::Invalid, "it is no damage");
+    assert_eq!(refused.kind(), ErrorKind::Invalid, "an unknown version is not damage");
 }
 
 /// Calls from outside return the versions, too, and write nothing.

@@ -119,7 +119,7 @@ async fn a_run_that_has_continued_as_new_goes_no_further() {
     let handle = engine.start(&goes_on, 0).id("g").await.unwrap();
     let result = soon(handle.result()).await;
     assert_eq!(result.expect("it hangs").unwrap(), 1);
-    assert!(engine.history("g").await.unwrap().operations.is_empty(), "it went on");
+    assert!(engine.history("g").await.unwrap().operations.is_empty(), "the old run continued");
 }
 
 /// The removal of a terminated execution is due like any other.
@@ -402,7 +402,7 @@ async fn a_change_that_took_too_long_is_the_same_on_replay() {
     let handle = engine.start(&timed, ()).id("n").await.unwrap();
     let _ = blocked.await;
     let result = soon(handle.result()).await;
-    assert!(result.expect("it is parked").unwrap(), "a change of a workflow takes the time that it takes");
+    assert!(result.expect("it is parked").unwrap(), "a change of a workflow has no time limit");
 }
 
 /// A change that is withdrawn leaves a gap in the journal; the entry after the gap must not be taken for it.
@@ -492,7 +492,7 @@ async fn a_step_dropped_in_its_body_parks() {
     });
     let engine = Engine::on(&Store::memory().await.unwrap()).register(&drops).start().await.unwrap();
     let handle = engine.start(&drops, ()).id("d").await.unwrap();
-    assert!(soon(handle.result()).await.is_none(), "what a replay could not meet again is parked");
+    assert!(soon(handle.result()).await.is_none(), "an execution that a replay could not repeat is parked");
     let ExecutionState::Parked(reason) = engine.history("d").await.unwrap().state else { panic!("it is not parked") };
     assert!(reason.contains("given up half-way"), "{reason}");
 }

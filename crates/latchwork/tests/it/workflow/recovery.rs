@@ -268,8 +268,8 @@ async fn a_former_owner_can_change_nothing() {
     gate.send_replace(true);
     assert_eq!(owner.handle(&paused, "p").result().await.unwrap(), 0);
     settle().await;
-    assert_eq!(bodies.load(Ordering::SeqCst), 1, "the former owner did not get to the second step");
-    assert_eq!(zombie.residents(), 0, "and has let go of it");
+    assert_eq!(bodies.load(Ordering::SeqCst), 1, "the former owner ran the second step");
+    assert_eq!(zombie.residents(), 0, "the former owner has evicted it");
 }
 
 #[tokio::test]

@@ -98,7 +98,7 @@ async fn twenty_mutations_of_the_code_are_parked_and_no_body_runs() {
 }
 
 #[tokio::test]
-async fn a_workflow_that_panics_is_parked_and_the_engine_goes_on() {
+async fn a_workflow_that_panics_is_parked_and_the_engine_continues() {
     let panics = workflow("panics").run(async |ctx: Ctx, when: u32| {
         assert!(when != 0, "at once");
         ctx.run("a", async || Ok::<_, Failure>(())).await?;

@@ -145,7 +145,7 @@ async fn updates_are_validated_answered_once_and_asked_for_again() {
     assert!(matches!(late, Err(WorkflowError::Ended { .. })), "{late:?}");
     let seen = handle.wait_until("sum", |sum: &u64| *sum == 10).await.unwrap();
     assert_eq!(seen, 10);
-    assert!(handle.wait_until("sum", |sum: &u64| *sum > 10).await.is_err(), "it never will be");
+    assert!(handle.wait_until("sum", |sum: &u64| *sum > 10).await.is_err(), "the sum is never above 10");
 }
 
 use std::future::IntoFuture;
@@ -196,7 +196,7 @@ async fn children_survive_a_crash_at_every_commit() {
         let expected = (10, vec![6, 2, 4], "thirteen".to_string());
         assert_eq!(outcome.result.as_ref().unwrap(), &expected, "{:?}", outcome.crash);
         let doubled = outcome.bodies.iter().filter(|body| *body == "double").count();
-        assert!((4..=6).contains(&doubled), "two are at it at a time: {doubled}");
+        assert!((4..=6).contains(&doubled), "two run at a time: {doubled}");
     });
     assert!(crashes.await >= 20);
 }
@@ -472,7 +472,7 @@ async fn a_token_completes_once() {
 }
 
 #[tokio::test]
-async fn starts_can_be_delayed_joined_signalled_and_made_anew() {
+async fn starts_can_be_delayed_joined_signalled_and_restarted() {
     let collects = collects();
     let test = TestEngine::new(&collects, 1).await.unwrap();
     let engine = test.engine();

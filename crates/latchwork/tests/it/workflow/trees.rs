@@ -135,7 +135,7 @@ async fn slots_of_a_tree_are_removed_with_its_root_or_with_the_child_that_outliv
     assert!(stage.engine.describe("root").await.is_err());
     assert_eq!(slot.get().await.unwrap(), None, "gone with the root");
     stage.pass(9 * SECOND).await;
-    assert_eq!(slot.get().await.unwrap(), Some(2), "the child goes on");
+    assert_eq!(slot.get().await.unwrap(), Some(2), "the child continues");
     let saw = stage.engine.handle(&late, "late").result().await.unwrap();
     assert_eq!(saw, None);
     stage.pass(2 * SECOND).await;

@@ -246,7 +246,7 @@ async fn a_transaction_may_write_what_it_has_read(bench: Bench) {
             .if_unchanged(&view)
     };
     entities.transact(write()).await.unwrap();
-    assert!(entities.transact(write()).await.is_err(), "it has changed by the transaction before");
+    assert!(entities.transact(write()).await.is_err(), "the transaction before has changed it");
 }
 
 async fn several_views_are_checked_together(bench: Bench) {

@@ -8,7 +8,7 @@ use super::{assert_sound, failed, fill, generation, get};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    the_second_writer_is_told_who_owns_the_value,
+    the_error_of_the_second_writer_names_the_owner_of_the_value,
     values_are_the_same_as_json_values_are,
     a_combination_is_unique_as_a_whole,
     null_and_missing_are_free,
@@ -44,7 +44,7 @@ fn email(value: impl Into<Value>) -> Value {
     json!({"email": value.into()})
 }
 
-async fn the_second_writer_is_told_who_owns_the_value(bench: Bench) {
+async fn the_error_of_the_second_writer_names_the_owner_of_the_value(bench: Bench) {
     let entities = people(&bench).await;
     let at = generation(&entities).await;
     let add = Add::new("person").id("eve").data(email("a@x"));

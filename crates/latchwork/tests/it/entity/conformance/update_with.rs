@@ -317,12 +317,12 @@ async fn a_caller_that_is_not_polled_delays_no_other(bench: Bench) {
         std::task::Poll::Ready(landed.count() as u64)
     });
     let landed = landed.await;
-    assert!(landed < 400, "some are in the middle of it");
+    assert!(landed < 400, "some calls are in the middle of their change");
     let other = tokio::spawn({
         let entities = entities.clone();
         async move { entities.update_with("a", 400, increment).await }
     });
-    let rev = tokio::time::timeout(std::time::Duration::from_secs(60), other).await.expect("it is not held up");
+    let rev = tokio::time::timeout(std::time::Duration::from_secs(60), other).await.expect("it is delayed");
     assert!(rev.unwrap().unwrap().0 > landed + 1);
     drop(stuck);
     assert_sound(&entities).await;

@@ -146,7 +146,7 @@ async fn a_released_view_returns_a_typed_error_from_every_method(bench: Bench) {
     drop((older, fresh));
     assert_eq!(entities.store().stats().await.unwrap().pins, pins - 3);
     assert!(entities.find(&Query::of("t")).await.is_ok());
-    assert_eq!(entities.store().stats().await.unwrap().pins, pins - 3, "a find holds nothing");
+    assert_eq!(entities.store().stats().await.unwrap().pins, pins - 3, "a find pins no view");
 }
 
 async fn since_returns_exactly_the_ids_that_were_touched(bench: Bench) {

@@ -46,7 +46,7 @@ async fn write(entities: &Entities, random: &mut fastrand::Rng, number: u64) {
         Ok(()) | Err(EntityError::NotFound { .. }) => {}
         Err(EntityError::UniqueViolation { id, owner, .. }) => {
             assert_ne!(id, owner);
-            assert_eq!(email_of(entities, &owner).await, Some(wanted), "what {owner} is said to have");
+            assert_eq!(email_of(entities, &owner).await, Some(wanted), "the address of {owner}, the reported owner");
         }
         Err(error) => panic!("{error}"),
     }

@@ -124,7 +124,7 @@ async fn the_last_page_says_that_it_is_the_last(bench: Bench) {
     assert!(entities.find(&Query::of("t").limit(1)).await.unwrap().next.is_none());
     entities.add_many((0..1001).map(|n| Add::new("t").id(format!("{n:04}")))).await.unwrap();
     let page = entities.find(&Query::of("t")).await.unwrap();
-    assert_eq!((page.items.len(), page.next.is_some()), (1000, true), "1,000 unless something else is said");
+    assert_eq!((page.items.len(), page.next.is_some()), (1000, true), "1,000 by default");
     let last = entities.find(&Query::of("t").after(page.next.unwrap())).await.unwrap();
     assert_eq!((ids(&last.items), last.next), (vec!["1000".to_string()], None));
 }

@@ -326,7 +326,7 @@ async fn a_batch_and_a_debounce_that_follows_it_gather_beside_each_other() {
     assert_eq!(batch, serde_json::json!([1, 2]));
     // The batch has begun; the debounce still gathers.
     let second = engine.start(&debounced, 4.into()).await.unwrap();
-    assert_eq!(second.id(), first.id(), "it gathers still");
+    assert_eq!(second.id(), first.id(), "it still gathers");
     assert_eq!(lives.run(second.result()).await.unwrap(), 4);
     assert_eq!(lives.records().await, 0, "nothing gathers");
 }

@@ -177,7 +177,7 @@ async fn many_callers_fill_batches() {
         });
     }
     let places: Vec<_> = callers.join_all().await.into_iter().flatten().collect();
-    assert_eq!(places.iter().collect::<BTreeSet<_>>().len(), 32 * 20, "each has a place of its own");
+    assert_eq!(places.iter().collect::<BTreeSet<_>>().len(), 32 * 20, "each start has its own item");
 }
 
 /// A batch may wait in the queue of a limit, too.

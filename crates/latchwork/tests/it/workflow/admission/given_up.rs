@@ -174,7 +174,7 @@ async fn inputs_that_together_are_more_than_a_record_holds_are_several_batches()
         for (n, handle) in handles.into_iter().enumerate() {
             let handle = handle.unwrap();
             assert_eq!(test.run(handle.result()).await.unwrap(), (1 << 20) + n, "at once: {at_once}");
-            assert!(batches.insert((handle.id().clone(), handle.item().unwrap())), "each has a place of its own");
+            assert!(batches.insert((handle.id().clone(), handle.item().unwrap())), "each start has its own item");
         }
         let ids: BTreeSet<_> = batches.iter().map(|(id, _)| id).collect();
         assert_eq!(ids.len(), 3, "three at a time");

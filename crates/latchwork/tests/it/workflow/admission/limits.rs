@@ -11,7 +11,7 @@ use crate::lock::turnstile::Stage;
 
 /// The basic case: starts beyond the limit are rejected.
 #[tokio::test]
-async fn a_start_beyond_the_limit_is_rejected_and_told_which() {
+async fn a_start_beyond_the_limit_is_rejected_with_the_limit() {
     let import = held(import().concurrency_by(2, |customer: &String| customer.clone()));
     let test = engine_of(&import).await;
     let engine = test.engine();

@@ -7,7 +7,7 @@ use latchwork::workflow::{Ctx, Debounce, RateLimit, WorkflowBuilder, WorkflowErr
 
 /// A full bucket allows a burst; then there is one token each `per / max`.
 #[tokio::test]
-async fn starts_beyond_the_rate_are_rejected_and_told_when_to_try_again() {
+async fn starts_beyond_the_rate_are_rejected_with_the_time_to_try_again() {
     let limit = RateLimit::new(4, Duration::from_secs(2)).by(|key: &String| key.clone());
     let rated = workflow("rated").rate_limit(limit).run(async |_: Ctx, key: String| Ok(key));
     let test = TestEngine::new(&rated, 1).await.unwrap();

@@ -36,7 +36,7 @@ async fn a_start_cancels_the_running_execution_and_follows_it() {
     engine.signal("r", "other", &"for the first").await.unwrap();
     settle().await;
     let second = engine.start(&report, 2).id("r").supersede(Supersede::Cancel).await.unwrap();
-    assert_eq!(used(engine, None).await, (1, 0), "the permit goes over");
+    assert_eq!(used(engine, None).await, (1, 0), "the permit passes to the second");
     // The first execution cleans up, and its callers are told.
     let began = test.env().now();
     let ended = test.run(first.result()).await;
@@ -72,7 +72,7 @@ async fn a_start_terminates_the_execution_that_runs_waits_or_is_parked() {
     let second = engine.start(&report, 2).id("r").supersede(Supersede::Terminate).await.unwrap();
     let ended = waits.await.unwrap().unwrap_err().to_string();
     assert!(ended.contains("it was terminated: another start has taken its place"), "{ended}");
-    assert!(test.env().now().0 - began.0 < 10_000_000, "there was no cleaning up");
+    assert!(test.env().now().0 - began.0 < 10_000_000, "nothing was cleaned up");
     // The execution is out of memory by now.
     let waits = tokio::spawn(async move { second.result().await });
     test.run(test.env().sleep(Duration::from_secs(100))).await;

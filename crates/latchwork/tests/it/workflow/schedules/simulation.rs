@@ -143,7 +143,7 @@ impl Play {
                     complaints.push(format!("{run:?} came before its time"));
                 }
                 if run.outcome.is_start() && !ids.contains(&*run.id) {
-                    complaints.push(format!("{run:?} is told, and is not so"));
+                    complaints.push(format!("{run:?} is listed, and did not happen"));
                 }
             }
         }

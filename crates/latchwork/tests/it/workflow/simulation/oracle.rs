@@ -193,7 +193,7 @@ impl Seen {
             }
             let winners = self.won.get(id).cloned().unwrap_or_default();
             if winners.len() > 1 {
-                self.complaints.push(format!("{id} was started by {winners:?}, each told to be the one"));
+                self.complaints.push(format!("{id} was started by {winners:?}, and each was told that it won"));
             }
             match (output, &end) {
                 (Some((n, values)), _) => self.output(id, n, &values, jobs, &winners, matches!(end, End::Failed(_))),
@@ -212,7 +212,7 @@ impl Seen {
         winners: &[usize],
         failed: bool,
     ) {
-        let Some(start) = jobs.get(&n) else { return self.complaints.push(format!("{id} is of no job {n}")) };
+        let Some(start) = jobs.get(&n) else { return self.complaints.push(format!("{id} belongs to no job {n}")) };
         let (expected, fails) = start.job.expected();
         let fits = expected.len() == values.len()
             && expected.iter().zip(values).all(|(expected, value)| match (expected, value) {
@@ -333,7 +333,7 @@ impl Seen {
             let (Some(started), Some(ended)) = (started, ended) else { continue };
             let latest = (started + limit + back).max(last_engine) + SLACK;
             if ended > latest {
-                self.complaints.push(format!("{id} ended at {ended:?}; it was to end until {latest:?}"));
+                self.complaints.push(format!("{id} ended at {ended:?}; the latest time was {latest:?}"));
             }
         }
     }
