@@ -28,10 +28,10 @@ enum Task {
         /// The suite: store, entities, state, workflows, messages, locks, claims, admission, or peers, which installs
         /// other engines and runs them beside this one.
         suite: String,
-        /// One JSON object a line instead of a table.
+        /// One JSON object per line instead of a table.
         #[arg(long)]
         json: bool,
-        /// Short runs, to try the suite out; not for figures.
+        /// Short runs to try the suite; not for figures.
         #[arg(long)]
         quick: bool,
         /// Only figures whose names start with this.

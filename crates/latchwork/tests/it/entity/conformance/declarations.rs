@@ -236,7 +236,7 @@ async fn duplicates_written_while_a_unique_index_is_built_are_found(bench: Bench
             tokio::task::yield_now().await;
         }
         let (low, high) = (format!("{round}-5"), format!("{round}-290"));
-        // Each of the two takes a value from the other end of the list; then it gives the value back, or not.
+        // Two entities from both ends of the list swap their values in two commits; either commit may be refused.
         let first = writer.update(Update::new(&low).data(json!({"n": 290}))).await;
         let second = writer.update(Update::new(&high).data(json!({"n": 5}))).await;
         let declared = declaring.await.unwrap();

@@ -319,7 +319,7 @@ impl Reference {
         Reference::written_twice(ops).map_or(Ok(()), Err)
     }
 
-    /// Makes operations of which none fails.
+    /// Makes operations that do not fail.
     pub(super) fn apply(&mut self, ops: &[Op], now: u64, author: Option<&str>) -> Landed {
         let staged = self.staged(ops);
         let changed = !staged.is_empty();

@@ -438,7 +438,7 @@ impl Cast {
     }
 }
 
-/// Sends a word until an execution has received it, or it is too late.
+/// Sends a word until it is stored for its execution, or it is too late.
 async fn signal(log: &Log, caller: &Caller, id: &str, word: u64) -> Result<()> {
     loop {
         let said = match caller.engine().signal(id, "word", &word).id(format!("w{word}")).await {
