@@ -101,7 +101,7 @@ impl Facts {
 }
 
 fn unknown(what: impl std::fmt::Display) -> StoreError {
-    StoreError::corrupt("the backend", format!("{what} is needed to decide a commit, and was not asked for"))
+    StoreError::corrupt("the backend", format!("{what} is needed to decide a commit but was not read"))
 }
 
 impl Present for Facts {
