@@ -80,7 +80,7 @@ pub(crate) fn check(recorded: &Recorded) -> Result<Summary, Violation> {
         let difference = delivered.iter().zip(&expected).find(|(got, wanted)| got != wanted);
         ensure(difference.is_none(), || format!("a watch returned something else: {difference:?}"))?;
         let (got, wanted) = (delivered.len(), expected.len());
-        ensure(got == wanted, || format!("a watch returned {got} of {wanted} commits"))?;
+        ensure(got == wanted, || format!("a watch returned {got} commits of {wanted}"))?;
         summary.delivered += delivered.len();
     }
     let commits = summary.applied + summary.refused;

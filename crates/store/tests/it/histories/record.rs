@@ -111,7 +111,7 @@ async fn watch(store: Store, range: Range, start: Generation, end: Key) -> Resul
         let commit = watch.next().await.map_err(broken)?;
         let (given, visible) = (commit.generation, store.generation().await.map_err(broken)?);
         if given > visible {
-            return Err(Violation::Broken(format!("a watch returned up to {given} while readers see {visible}")));
+            return Err(Violation::Broken(format!("a watch returned {given} while readers see {visible}")));
         }
         let last = commit.changes.iter().any(|change| change.key == end);
         delivered.push(commit);
