@@ -59,7 +59,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Watching
     let mut watch = store.watch(users.all(), Generation(0)).await?;
     let commit = watch.next().await?;
-    println!("generation {} changed {} keys; continue at {}", commit.generation, commit.changes.len(), watch.position());
+    println!("generation {} changed {} keys; seen up to {}", commit.generation, commit.changes.len(), watch.position());
 
     // Snapshots
     view.persist(path("backup")).await?;
