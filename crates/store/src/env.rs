@@ -71,7 +71,7 @@ impl Env {
         Env { clock: Arc::new(SystemClock::new()), random: Arc::new(SystemRandom(Mutex::default())) }
     }
 
-    /// A clock that moves only when told to, and randomness that follows from `seed` alone.
+    /// A clock that moves only when a test advances it, and randomness that follows from `seed` alone.
     pub fn seeded(seed: u64) -> (Env, Arc<VirtualClock>) {
         let clock = Arc::new(VirtualClock::default());
         let random = Arc::new(SeededRandom(Mutex::new(fastrand::Rng::with_seed(seed))));
@@ -167,7 +167,7 @@ impl Random for SystemRandom {
         if bytes.len() > pool.len() {
             // One system call serves many calls of this function.
             pool.resize(bytes.len() + POOL, 0);
-            getrandom::fill(&mut pool).expect("the operating system gives random bytes");
+            getrandom::fill(&mut pool).expect("the operating system provides random bytes");
         }
         let rest = pool.len() - bytes.len();
         bytes.copy_from_slice(&pool[rest..]);

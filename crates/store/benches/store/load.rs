@@ -62,7 +62,7 @@ impl Caller {
 
     pub(crate) async fn commit(&mut self, store: &Store) {
         let (commit, picked) = self.next();
-        let receipt = store.commit(commit).await.expect("the store works").applied().expect("nobody else writes here");
+        let receipt = store.commit(commit).await.expect("the store works").applied().expect("no commits conflict");
         for (index, rev) in picked.into_iter().zip(receipt.revs) {
             self.keys[index].1 = rev;
         }

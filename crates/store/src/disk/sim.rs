@@ -201,7 +201,7 @@ impl SimDisk {
 
 fn failure(fault: Fault) -> io::Error {
     match fault {
-        Fault::Error(kind) => io::Error::new(kind, "the simulated disk was told to fail"),
+        Fault::Error(kind) => io::Error::new(kind, "the simulated disk fails on request"),
         Fault::ShortWrite => io::Error::new(ErrorKind::WriteZero, "the simulated disk wrote only a part"),
     }
 }

@@ -183,7 +183,7 @@ impl Index {
         })
     }
 
-    /// Reads all pages and all records from the file through a handle of its own. No fold may run meanwhile.
+    /// Reads all pages and all records from the file through a separate handle. No fold may run meanwhile.
     pub(super) fn verify(&self) -> Vec<(String, String)> {
         let place = |what: &str| format!("{} ({what})", self.path.display());
         let mut found = Vec::new();
