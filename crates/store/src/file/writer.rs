@@ -44,8 +44,7 @@ pub(super) struct Writer {
     stage: Mutex<Stage>,
     /// Notified when a group waits for the sync thread.
     group_waits: Condvar,
-    /// Notified when an overlay gets its first commit, when it is full, and when the store ends. The fold thread waits
-    /// for it.
+    /// The fold thread waits for it. Notified when an overlay gets its first commit or is full, and when the store ends.
     pub(super) fold_waits: Condvar,
     /// Notified when a sync has ended.
     synced: Condvar,
@@ -262,8 +261,7 @@ impl Writer {
         frozen
     }
 
-    /// Starts a new overlay and freezes the active one, which is then folded into the index. Does nothing and returns
-    /// `false` if another overlay is still frozen.
+    /// Freezes the active overlay for the next fold and starts a new one. Returns `false` if another is still frozen.
     pub(super) fn freeze(&self, _stage: &mut MutexGuard<'_, Stage>) -> bool {
         let layers = self.layers.load();
         if layers.frozen.is_some() {
@@ -408,8 +406,7 @@ impl Writer {
         self.room.notify_waiters();
     }
 
-    /// Stops the store if the current thread panics. So a broken invariant acts like a failed sync, and callers do not
-    /// wait forever.
+    /// Stops the store if the current thread panics, so that callers do not wait forever after a broken invariant.
     pub(super) fn stop_on_panic(&self) -> StopOnPanic<'_> {
         StopOnPanic(self)
     }
@@ -450,8 +447,7 @@ impl Writer {
         Generation(self.visible.load(Ordering::SeqCst))
     }
 
-    /// Makes the generation of the index visible after a restore, which does not go through the log. The caller holds
-    /// commits back, and nothing is staged.
+    /// Makes the generation of a restored index visible. The caller holds commits back, and nothing is staged.
     pub(super) fn publish(&self, layers: Layers) {
         let Progress { applied: generation, time, .. } = layers.index.progress;
         let mut stage = self.stage.lock();
