@@ -44,7 +44,7 @@ pub(super) struct Writer {
     stage: Mutex<Stage>,
     /// Notified when a group waits for the sync thread.
     group_waits: Condvar,
-    /// The fold thread waits for it. Notified when an overlay gets its first commit or is full, and when the store ends.
+    /// Notified when an overlay gets its first commit or is full, and when the store ends. The fold thread waits.
     pub(super) fold_waits: Condvar,
     /// Notified when a sync has ended.
     synced: Condvar,
