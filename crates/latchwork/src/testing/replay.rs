@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::store::{Commit, Env, Limits, Rev, Store, Timestamp};
 use crate::workflow::journal::place::Path;
-use crate::workflow::run::drive::{Ended, live};
+use crate::workflow::run::driver::{Ended, live};
 use crate::workflow::run::{Run, Stop};
 use crate::workflow::stored::record::{Entry, EntryState, Execution, FailedAttempt, failure_text, journal_key};
 use crate::workflow::{

@@ -96,7 +96,7 @@ impl FirstCommit {
     fn rise(&mut self) {
         self.waits = None;
         self.boarded.take().into_iter().for_each(|boarded| self.run.put_back(boarded));
-        self.run.with(|state| state.execution.admission = None);
+        self.run.with(|state| state.known.set_admission(None));
     }
 }
 
@@ -104,7 +104,7 @@ impl Rider<Execution, ()> for FirstCommit {
     fn board(&mut self, commit: Commit, first: &Execution) -> Commit {
         self.rise();
         if first.status == Status::Running {
-            self.run.with(|state| state.execution.admission = first.admission.clone());
+            self.run.with(|state| state.known.set_admission(first.admission.clone()));
             let (commit, boarded) = self.run.board(commit, self.next.clone());
             self.boarded = Some(boarded);
             return commit;
@@ -143,7 +143,7 @@ impl Rider<Execution, ()> for FirstCommit {
             }
             (None, None) => None,
         };
-        self.run.with(|state| state.execution.admission = None);
+        self.run.with(|state| state.known.set_admission(None));
         let is_own = stop.is_some();
         stop.into_iter().for_each(|stop| self.run.set_stop(stop));
         is_own
@@ -160,7 +160,7 @@ impl Rider<Execution, ()> for FirstCommit {
 impl Run {
     /// Makes the first commit of an execution whose workflow has limits: it is admitted with it, or not at all.
     pub(crate) async fn send_admitted(self: &Arc<Run>, asked: Asked, next: Next) -> Sent {
-        let first = self.with(|state| state.execution.clone());
+        let first = self.with(|state| state.known.stored().clone());
         let receipt = Arc::new(Mutex::new(None));
         let (run, definition) = (self.clone(), self.definition.clone());
         let starter = Box::new(FirstCommit { run, next, boarded: None, waits: None, receipt: receipt.clone() });

@@ -4,7 +4,6 @@
 
 mod passenger;
 
-use std::collections::btree_map;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -192,7 +191,7 @@ impl CtxLock {
                 run.effect().await;
                 run.ensure_inbox().await;
                 run.until_left(&self.name).await;
-                run.with(|state| state.has_locks = true);
+                run.with(|state| state.known.ask_for_lock());
                 let until = limit.map(|limit| now.plus(limit));
                 let (owner, id) = (Owner::Execution(run.id.clone()), request_id(run, &operation.place));
                 let (kind, is_reentrant) = (self.kind, self.is_reentrant);
@@ -220,14 +219,6 @@ impl CtxLock {
         asking.is_over = true;
         waited
     }
-}
-
-/// The guards that an execution has of one grant.
-pub(crate) struct Holding {
-    guards: usize,
-    /// The last stamp before the first of them.
-    since: u64,
-    pub(crate) grant: Grant,
 }
 
 /// What is known of a grant that the code has a guard of.
@@ -319,15 +310,15 @@ impl Waits<'_> {
 
     async fn wait(&self) -> Outcome<Option<u64>> {
         let (run, operation) = (&self.lock.ctx.run, &self.operation);
-        let is_child = run.with(|state| state.held.is_empty());
-        let mut is_told = is_child && run.with(|state| state.execution.parent.is_none());
+        let is_child = run.with(|state| state.guards.is_empty());
+        let mut is_told = is_child && run.with(|state| state.known.stored().parent.is_none());
         let is_it = self.is_it();
         let look = |state: &mut State| {
             // Others are to see that it waits before it is looked whether that will end.
             if !std::mem::replace(&mut is_told, true) {
                 let _ = run.engine.suspects.send(Suspect { id: run.id.clone(), is_child });
             }
-            state.inbox().take(&is_it)
+            state.inbox.take(&is_it)
         };
         let failure = match operation.doing.wait(self.what(), operation.since(), self.until, look).await {
             Waited::Got(received) => return self.received(received),
@@ -340,7 +331,7 @@ impl Waits<'_> {
         }
         // It was granted, or taken away, at the same time: there is a message that says so.
         let doing = Listed::begin(run, self.what());
-        let found = doing.wait(self.what(), run.env().now(), None, |state| state.inbox().take(&is_it)).await;
+        let found = doing.wait(self.what(), run.env().now(), None, |state| state.inbox.take(&is_it)).await;
         let Waited::Got(received) = found else { return std::future::pending().await };
         let is_granted = matches!(received.message.body, Letter::Lock { refused: None, .. });
         if failure.is_time() || !is_granted {
@@ -428,10 +419,7 @@ shown!(CtxGuard, it => lock: it.lock, token: it.token.number);
 impl CtxGuard {
     fn new(ctx: &Ctx, lock: &LockName, ticket: u64, place: &Place, grant: Grant) -> CtxGuard {
         let token = FencingToken { number: ticket, key: ctx.run.engine.locks.spaces.request(lock, ticket) };
-        ctx.run.with(|state| {
-            let since = state.stamps;
-            state.held.entry(token.key.clone()).or_insert(Holding { guards: 0, since, grant }).guards += 1;
-        });
+        ctx.run.with(|state| state.hold(&token.key, grant));
         CtxGuard {
             ctx: ctx.clone(),
             lock: lock.clone(),
@@ -454,21 +442,9 @@ impl CtxGuard {
 
     /// The code has left what the lock is for: commits do not go by it any more.
     fn leave(&mut self) {
-        if std::mem::replace(&mut self.is_left, true) {
-            return;
+        if !std::mem::replace(&mut self.is_left, true) {
+            self.ctx.run.with(|state| state.leave(&self.token.key));
         }
-        self.ctx.run.with(|state| {
-            if let btree_map::Entry::Occupied(mut holding) = state.held.entry(self.token.key.clone()) {
-                holding.get_mut().guards -= 1;
-                if holding.get().guards == 0 {
-                    let Holding { since, grant, .. } = holding.remove();
-                    // What the code came to under the lock is not to land without it.
-                    if matches!(grant, Grant::Held) && state.stamps > since {
-                        state.left.push(self.token.key.clone());
-                    }
-                }
-            }
-        });
     }
 
     /// Releases the lock: whoever is next has it when this returns, unless this execution has entered it again. Gives

@@ -1,4 +1,4 @@
-//! Published values: what an execution shows of itself to everybody, also when it is out of memory or has ended.
+//! Published values: what an execution shows of itself to every caller, also when it is out of memory or has ended.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -7,34 +7,34 @@ use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::handle::{Handle, read_as};
 use crate::workflow::engine::{Engine, Inner, News};
 use crate::workflow::journal::replay::Call;
-use crate::workflow::run::{Publishes, Run, Waited};
+use crate::workflow::run::{Run, Waited};
 use crate::workflow::stored::kept::Published;
 use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 impl Ctx {
-    /// Publishes a value under a name, in place of the one that was there. It is seen with the next commit, at the
+    /// Publishes a value under a name, in place of an earlier one. The value is visible after the next commit, at the
     /// latest when the workflow waits.
     pub async fn publish(&self, name: &str, value: &impl Serialize) -> Result<(), Failure> {
         let text = self.run.text("the value", value)?;
         let call = Call { kind: Kind::Publish, name, argument: hash(&text) };
         self.replay(WaitsFor::Store, call, |operation| async move {
             self.run.ensure_published().await;
-            // They are one record.
-            let length = self.run.with(|state| state.published_bytes(name, &text));
+            // All published values are one record.
+            let length = self.run.with(|state| state.published.bytes_with(name, &text));
             self.run.fits("all values together", length).map_err(|failure| operation.gave(failure))?;
             operation.done(&());
             self.run.with(|state| {
                 state.publish(name, text);
-                state.wake_waiting(&WaitsFor::Published(name.into()));
+                state.ops.wake_waiting(&WaitsFor::Published(name.into()));
             });
             Ok(())
         })
         .await
     }
 
-    /// Waits until a value that the execution has published, from another branch, is as it should be; gives that value.
-    /// What it was is recorded.
+    /// Waits until `is_it` accepts a value that another branch of the execution has published. Returns that value, and
+    /// records it.
     pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T, Failure> {
         let what = WaitsFor::Published(name.into());
         let call = Call { kind: Kind::Published, name, argument: 0 };
@@ -42,7 +42,7 @@ impl Ctx {
             self.run.effect().await;
             self.run.ensure_published().await;
             let waited = operation.doing.wait(what, operation.since(), None, |state| {
-                let text = state.published(name)?;
+                let text = state.published.get(name)?;
                 let value: T = serde_json::from_str(text).ok()?;
                 is_it(&value).then(|| (text.clone(), value))
             });
@@ -55,21 +55,19 @@ impl Ctx {
 }
 
 impl Run {
-    /// Sees to it that what was published is in memory.
+    /// Loads the published values, unless they are in memory.
     async fn ensure_published(&self) {
         let is_known = self.with(|state| {
-            if state.rev.is_none() {
-                state.published.get_or_insert_default();
+            if !state.known.is_stored() {
+                state.published.load(Published::default());
             }
-            state.published.is_some()
+            state.published.is_loaded()
         });
         if is_known {
             return;
         }
         let values = self.or_stop(self.engine.read_published(&self.id).await).await;
-        self.with(|state| {
-            state.published.get_or_insert(Publishes { values, is_new: false });
-        });
+        self.with(|state| state.published.load(values));
     }
 }
 
@@ -101,13 +99,13 @@ impl<O> Handle<O> {
         self.engine.query(self.id(), name).await
     }
 
-    /// Waits until a value that the execution has published is as it should be. If the execution ends before, that is
+    /// Waits until `is_it` accepts a value that the execution has published. If the execution ends before that, this is
     /// an error.
     pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T> {
         let (engine, id) = (&self.engine, self.id());
         let look = |_| async {
             let ended = engine.has_ended(id).await?;
-            // What was published last was so before the end was seen.
+            // The last value was published before the end was seen.
             match engine.query::<T>(id, name).await?.filter(|value| is_it(value)) {
                 Some(value) => Ok(Some(value)),
                 None if ended => Err(WorkflowError::Ended { id: id.clone() }),

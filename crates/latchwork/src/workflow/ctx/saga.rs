@@ -67,10 +67,7 @@ impl Ctx {
         F: Future<Output = Result<T, Failure>>,
     {
         let saga = Saga { ctx: self.clone(), undos: Arc::default() };
-        self.run.with(|state| {
-            state.sagas.retain(|undos| undos.strong_count() > 0);
-            state.sagas.push(Arc::downgrade(&saga.undos));
-        });
+        self.run.with(|state| state.begin_saga(&saga.undos));
         let mut code = std::pin::pin!(code(saga.clone()));
         let poll = |context: &mut Context<'_>| self.here().poll(&self.run, true, || code.as_mut().poll(context));
         let failure = match std::future::poll_fn(poll).await {

@@ -100,7 +100,7 @@ impl Steward for Journal {
             let operation = self.ctx.journaled(&call, seat.doing.clone()).await;
             match &operation.entry.state {
                 _ if operation.is_new => {
-                    if run.with(|state| state.lost_lock().is_some()) {
+                    if run.with(|state| state.guards.lost().is_some()) {
                         job.settle(fenced(place, &operation.cancelled()));
                         return Ok(());
                     }

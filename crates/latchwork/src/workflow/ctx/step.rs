@@ -189,7 +189,7 @@ where
             let place = operation.place.clone();
             let _beats = BeatsEnd { run, place: &place };
             let attempted = self.attempt(&operation).await;
-            let heard = run.with(|state| state.beats.remove(&place)).and_then(|(_, progress)| progress);
+            let heard = run.with(|state| state.attempts.end(&place));
             let Ended::By(attempted) = attempted else { return Err(operation.cancelled()) };
             operation.entry.progress = heard.or(operation.entry.progress);
             let failure = match attempted.and_then(|value| self.text(value)) {
@@ -234,13 +234,13 @@ where
             let since = run.env().now();
             let what = WaitsFor::Retry(self.name.to_string());
             let is_now = |letter: &Letter| matches!(letter, Letter::RetryNow);
-            let waited = doing.wait(what, since, Some(next), |state| state.inbox().take(is_now));
+            let waited = doing.wait(what, since, Some(next), |state| state.inbox.take(is_now));
             if let Waited::Got(received) = waited.await {
                 run.put_with(place, entry.clone(), Some(Effect::receipt(received.address)));
             }
             return doing.does(WaitsFor::Step(self.name.to_string()));
         }
-        if entry.attempts >= self.retry.attempts().saturating_add(run.with(|state| state.execution.resumes)) {
+        if entry.attempts >= self.retry.attempts().saturating_add(run.with(|state| state.known.stored().resumes)) {
             let reason = format!("step {:?} was begun {} times and did not end", self.name, entry.attempts);
             run.park(reason).await
         }
@@ -263,7 +263,7 @@ where
             let wrong = |error| Failure::misfit("the mock's result", &error);
             return Ended::By(given.and_then(|value| serde_json::from_value(value).map_err(wrong)));
         }
-        run.with(|state| state.beats.insert(place.clone(), (entry.attempts, None)));
+        run.with(|state| state.attempts.begin(place, entry.attempts));
         let beats = Beats::new(run, place, entry);
         let attempt = Attempt {
             number: entry.attempts,
@@ -309,8 +309,8 @@ impl Journaled<'_> {
     fn is_counted(&mut self) -> bool {
         let is_first = self.is_new && self.place == Path::default().at(0);
         let counted = self.ctx.run.with(|state| {
-            let since = state.execution.intent.as_ref().filter(|_| is_first).and_then(Intent::since_of_first);
-            since.map(|since| (since, state.is_fresh))
+            let since = state.known.stored().intent.as_ref().filter(|_| is_first).and_then(Intent::since_of_first);
+            since.map(|since| (since, state.residency.is_fresh()))
         });
         let Some((since_us, is_fresh)) = counted else { return false };
         (self.entry.since_us, self.entry.attempts) = (since_us, u32::from(!is_fresh));

@@ -109,7 +109,7 @@ impl Engine {
     pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
         let id = id.into();
         let resident = self.inner.resident(&id);
-        let doing = resident.as_ref().map(|run| run.with(|state| state.doing()));
+        let doing = resident.as_ref().map(|run| run.with(|state| state.ops.doing()));
         let (execution, _) = self.inner.known(&id).await?;
         let (gates, view) = (self.inner.spaces.gates(), self.inner.store.view().await?);
         let queue = PlaceInLine::of(gates, &view, &id, &execution).await?;
@@ -271,9 +271,10 @@ impl Inner {
                 run.ask_cancel(reason);
                 // It goes into the next commit of its own.
                 let is_done = doing.outside(|state| {
-                    let is_cancelled = state.execution.cancel.is_some();
-                    let is_known = is_cancelled || state.execution.status.is_terminal();
-                    (state.rev.is_some() && is_known).then_some(is_cancelled)
+                    let stored = state.known.stored();
+                    let is_cancelled = stored.cancel.is_some();
+                    let is_known = is_cancelled || stored.status.is_terminal();
+                    (state.known.is_stored() && is_known).then_some(is_cancelled)
                 });
                 match is_done.await {
                     Some(true) => return Ok(()),

@@ -1,4 +1,4 @@
-//! Commits: what they hold of an execution, and what becomes of it.
+//! Commits of an execution: what a commit holds of it, and how the outcome changes it.
 
 use parking_lot::MutexGuard;
 
@@ -9,32 +9,32 @@ use crate::record::Record;
 use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::admission::stored::Partition;
-use crate::workflow::ctx::locks::Grant;
 use crate::workflow::definition::DEFAULT_KEEP;
 use crate::workflow::engine::{Inner, News};
 use crate::workflow::journal::place::Path;
 use crate::workflow::run::inbox::Address;
-use crate::workflow::run::{Next, Pending, Run, State, Stop, hash_text};
+use crate::workflow::run::journal::Pending;
+use crate::workflow::run::{Next, Run, State, Stop, hash_text};
 use crate::workflow::stored::record::{
     Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, branch_key, keyed_key,
 };
 
-/// The record of an execution is as it is known.
+/// The record of the execution is as the engine knows it.
 pub(crate) const RECORD: Tag = Tag("record");
-/// The execution holds the locks that its code has guards of.
+/// The execution still holds the locks that its code has guards of.
 const HELD: Tag = Tag("held");
 /// No execution was started under the idempotency key.
 pub(crate) const KEYED: Tag = Tag("keyed");
-/// There are no messages that the execution does not know of.
+/// The inbox holds no message that the execution does not know.
 const INBOX: Tag = Tag("inbox");
 
-/// What is done in the commit that records an operation.
+/// What the commit that records an operation does in addition.
 #[derive(Default)]
 pub(crate) struct Effect {
-    /// The operation, which is told if a check has failed.
+    /// The operation, which is notified if a check of the part fails.
     pub(crate) op: u64,
     pub(crate) part: Part,
-    /// The message that is received with it.
+    /// The message that the operation receives with this commit.
     pub(crate) receives: Option<Address>,
 }
 
@@ -45,7 +45,7 @@ impl From<Part> for Effect {
 }
 
 impl Effect {
-    /// The receipt of a message.
+    /// Receives a message.
     pub(crate) fn receipt(address: Address) -> Effect {
         Effect { part: Part::default().delete(&address.1), receives: Some(address), ..Effect::default() }
     }
@@ -54,79 +54,66 @@ impl Effect {
 /// What a commit holds of an execution.
 #[derive(Default)]
 pub(crate) struct Boarded {
-    number: u64,
+    /// The number of this commit among those in flight.
+    flight: u64,
     pending: Vec<Pending>,
-    /// Where its own part is, and those of effects, by the place in `pending`.
+    /// Where the commit holds the execution's own part, and the parts of effects by their index in `pending`.
     own: Placed,
     effects: Vec<(usize, Placed)>,
-    /// The record from then on, and the place of its write.
+    /// The record after the commit, and the index of its write.
     after: Option<(Execution, usize)>,
-    /// Whether it tells what was published.
+    /// True if the commit writes published values.
     publishes: bool,
     is_first: bool,
-    /// The reviews that it closes, since they were given up.
+    /// The reviews that the commit closes because they were given up.
     closed: Vec<Key>,
-    /// How many locks it checks that the code has let go of.
+    /// How many of the checked locks the code has already let go of.
     left: usize,
-    /// Whether the record was to be written.
+    /// True if the record was to be written.
     wants_record: bool,
-    /// Whether the execution has come to something with it.
+    /// True if the execution makes progress with this commit.
     progress: bool,
-    /// When something of it is to be removed.
+    /// When the stored data of the execution, or of earlier runs, is due for removal.
     removal: Option<Timestamp>,
-    /// What it has come to, if another takes its place.
+    /// The status that the execution ends with, if another takes its place.
     succeeded: Option<Status>,
 }
 
-/// What a refusal means.
+/// What a refusal means for the execution.
 pub(crate) enum Verdict {
     Stop(Stop),
-    /// It is nothing that the execution would have to stop for.
+    /// The refusal is no reason for the execution to stop.
     Again,
 }
 
 impl Run {
-    /// Adds to a commit that the execution is this engine's and as it was, everything pending, and, if that changes,
-    /// its record.
+    /// Adds to a commit: the checks that this engine owns the execution and that its record is unchanged, everything
+    /// pending, and the record if it changes.
     pub(crate) fn board(&self, commit: Commit, next: Next) -> (Commit, Boarded) {
         let mut state = self.state.lock();
         let mut part = self.as_it_was(&state, &next);
-        state.boardings += 1;
         let mut boarded = Boarded {
-            number: state.boardings,
-            pending: state.take_pending(&commit),
-            is_first: state.rev.is_none(),
-            left: state.left.len(),
-            // A caller that wants that from now on wants another commit.
-            wants_record: std::mem::take(&mut state.wants_record),
+            pending: state.journal.take(&commit),
+            is_first: !state.known.is_stored(),
+            left: state.guards.left(),
+            wants_record: state.known.take_wanted(),
             ..Boarded::default()
         };
-        // Most often the record stays as it is, and is not copied.
-        if !boarded.is_first && matches!(next, Next::Runs) && !state.is_to_be_written() {
+        // In most commits the record stays as it is, and is not copied.
+        if !boarded.is_first && matches!(next, Next::Runs) && !state.is_changed() {
             part = self.journaled(part, &state, None, &boarded);
             boarded.progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
             part = self.counted(part, &state, &boarded);
             return self.placed(commit, part, state, boarded);
         }
-        let mut after = Execution {
-            status: Status::Running,
-            timer_us: None,
-            waits: Vec::new(),
-            labels: state.labels.clone(),
-            cancel: state.cancel.clone(),
-            has_children: state.has_children,
-            has_locks: state.has_locks,
-            has_reviews: state.has_reviews,
-            ..state.execution.clone()
-        };
-        after.admission.iter_mut().for_each(|admission| admission.gathers = None);
+        let mut after = state.known.running();
         let mut continues = false;
         match next {
             Next::Runs => {}
             Next::Waits(timer, waits) => {
                 (after.status, after.timer_us, after.waits) = (Status::Waiting, timer.map(|timer| timer.0), waits);
-                if let Some(inbox) = &state.inbox {
-                    part = part.check(INBOX, at_count(self.kept().count(), inbox.count()));
+                if let Some(count) = state.inbox.count() {
+                    part = part.check(INBOX, at_count(self.kept().count(), count));
                 }
             }
             Next::Rests(status) => after.status = status,
@@ -151,24 +138,25 @@ impl Run {
         self.placed(commit, part, state, boarded)
     }
 
-    /// That the execution is this engine's, as it was, and holds what its code has guards of.
+    /// Checks that this engine owns the execution, that its record is unchanged, and that it holds the locks that its
+    /// code has guards of.
     fn as_it_was(&self, state: &State, next: &Next) -> Part {
         let part = self.engine.node.for_owner(&self.id);
-        let is_gone = state.stop.is_some() || state.has_left || state.execution.status.is_terminal();
-        let part = match state.rev {
-            // It was to stop; whatever was on its way to be done is not.
+        let residency = &state.residency;
+        let is_gone = residency.is_stopping() || residency.has_left() || state.known.stored().status.is_terminal();
+        let part = match state.known.rev() {
+            // The execution has stopped: this check can never pass, so its other commits are refused.
             _ if is_gone && !matches!(next, Next::Rests(_) | Next::Succeeds(..)) => {
                 part.at_rev(RECORD, &self.key, Rev(u64::MAX))
             }
             Some(rev) => part.at_rev(RECORD, &self.key, rev),
             None => part.absent(RECORD, &self.key),
         };
-        let held = state.held.iter().filter(|(_, holding)| matches!(holding.grant, Grant::Held));
-        let held = held.map(|(key, _)| key).chain(&state.left);
-        held.fold(part, |part, key| part.check(HELD, Check::Present(key.clone())))
+        state.guards.checked().fold(part, |part, key| part.check(HELD, Check::Present(key.clone())))
     }
 
-    /// Adds what is published to the execution's own part, and that with the parts of operations to the commit.
+    /// Adds the published values to the execution's own part, and then this part and the parts of operations to the
+    /// commit.
     fn placed(
         &self,
         commit: Commit,
@@ -176,14 +164,13 @@ impl Run {
         mut state: MutexGuard<'_, State>,
         mut boarded: Boarded,
     ) -> (Commit, Boarded) {
-        if let Some(published) = state.published.as_mut().filter(|published| published.is_new) {
-            (published.is_new, boarded.publishes) = (false, true);
-            part = part.put(&self.kept().published(), published.values.encode());
+        if let Some(published) = state.published.take() {
+            boarded.publishes = true;
+            part = part.put(&self.kept().published(), published.encode());
         }
-        boarded.closed = std::mem::take(&mut state.closed);
+        boarded.closed = state.reviews.take();
         part = boarded.closed.iter().fold(part, Part::delete);
-        let first = boarded.pending.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
-        state.flying.insert(boarded.number, first);
+        boarded.flight = state.journal.fly(&boarded.pending);
         let mut commit = commit;
         (commit, boarded.own, _) = part.place_whole(commit);
         for (index, pending) in boarded.pending.iter().enumerate() {
@@ -196,40 +183,41 @@ impl Run {
         (commit, boarded)
     }
 
-    /// Takes back, where the execution was found, how often it was taken up, once it has come to something.
+    /// Clears the stored count of loads once the execution has made progress.
     fn counted(&self, part: Part, state: &State, boarded: &Boarded) -> Part {
-        if state.taken_up == 0 || !boarded.progress {
+        if state.residency.loads() == 0 || !boarded.progress {
             return part;
         }
-        let counted = match state.execution.timer_us {
+        let stored = state.known.stored();
+        let counted = match stored.timer_us {
             Some(timer) => self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)),
-            None => self.engine.spaces.lists.status(&self.id, &state.execution),
+            None => self.engine.spaces.lists.status(&self.id, stored),
         };
         part.put(&counted, Vec::new())
     }
 
     /// Adds the execution's record, if it changes.
     fn recorded(&self, mut part: Part, state: &State, mut after: Execution, boarded: &mut Boarded) -> Part {
-        let before = (!boarded.is_first).then_some(&state.execution);
-        let count = if boarded.progress { Vec::new() } else { state.taken_up.to_be_bytes().to_vec() };
+        let (before, loads) = ((!boarded.is_first).then_some(state.known.stored()), state.residency.loads());
+        let count = if boarded.progress { Vec::new() } else { loads.to_be_bytes().to_vec() };
         if before == Some(&after) {
             return self.counted(part, state, boarded);
         }
         let note = match &after.status {
-            Status::Running if state.taken_up > 0 || boarded.is_first => Some(count),
+            Status::Running if loads > 0 || boarded.is_first => Some(count),
             _ => None,
         };
         (part, boarded.removal) = turn(&self.engine, part, &self.id, before, &mut after, note);
         let write = part.writes().len() - 1;
         let timer = before.and_then(|before| before.timer_us);
-        if let Some(timer) = timer.filter(|_| state.taken_up > 0 && boarded.progress && timer == after.timer_us) {
+        if let Some(timer) = timer.filter(|_| loads > 0 && boarded.progress && timer == after.timer_us) {
             part = part.put(&self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)), Vec::new());
         }
         boarded.after = Some((after, write));
         part
     }
 
-    /// Adds the records of operations. A step that is begun for the first time is told of by the record before it.
+    /// Adds the entries of operations. A step that begins for the first time is stored in the entry before it.
     fn journaled(&self, mut part: Part, state: &State, mut after: Option<&mut Execution>, boarded: &Boarded) -> Part {
         let entries = &boarded.pending;
         let is_small = entries.len() <= TAIL && entries.iter().all(|pending| pending.entry.is_small());
@@ -239,7 +227,7 @@ impl Run {
         }
         let is_very_first =
             |pending: &Pending| boarded.is_first && pending.place == Path::default().at(0) && pending.entry.is_intent();
-        // The execution's own record tells of the very first.
+        // The execution's own record stores the first step of all.
         if let (Some(first), Some(after)) = (entries.first().filter(|first| is_very_first(first)), &mut after) {
             after.intent = Some(Intent::of(&first.entry));
         }
@@ -257,7 +245,7 @@ impl Run {
                 continue;
             }
             if branch != Some(&pending.place.branch) {
-                key = branch_key(&self.id, state.execution.run, &pending.place.branch);
+                key = branch_key(&self.id, state.known.stored().run, &pending.place.branch);
                 (prefix, branch) = (key.len(), Some(&pending.place.branch));
             }
             let next = entries.get(index + 1).filter(|next| is_next(pending, next));
@@ -269,37 +257,28 @@ impl Run {
         part
     }
 
-    /// A commit with the execution in it has landed.
+    /// A commit that holds the execution has landed.
     pub(crate) fn landed(&self, boarded: Boarded, receipt: &Receipt) {
         let mut state = self.state.lock();
-        state.flying.remove(&boarded.number);
-        state.arrived();
-        let left = boarded.left.min(state.left.len());
-        state.left.drain(..left);
-        if boarded.progress {
-            (state.taken_up, state.probation) = (0, None);
-        }
-        state.succeeded = boarded.succeeded.or(state.succeeded.take());
+        state.journal.arrive(boarded.flight);
+        state.guards.landed(boarded.left);
+        let started = state.residency.landed(boarded.progress, boarded.succeeded);
         if let Some((execution, write)) = boarded.after {
-            state.execution = execution;
-            state.rev = boarded.own.landing(receipt).rev(write);
+            state.known.landed(execution, boarded.own.landing(receipt).rev(write));
         }
         let mut pending = boarded.pending;
         let mut effects = Vec::new();
         for (index, placed) in boarded.effects {
             let Some(effect) = pending[index].effect.take() else { continue };
-            if let Some(received) = &effect.receives {
-                state.receipts += 1;
-                state.inbox.iter_mut().for_each(|inbox| inbox.remove(received));
-            }
+            effect.receives.iter().for_each(|received| state.inbox.receive(received));
             effects.push((effect.part, placed));
         }
         if let Some(due) = boarded.removal {
             self.engine.removals.set(&self.id, due);
         }
-        // Those who wait for a commit look whether it was theirs.
-        state.wake(|_, waits| !waits);
-        if let Some(started) = state.started.take() {
+        // Operations that wait for a commit check whether it was theirs.
+        state.ops.wake_busy();
+        if let Some(started) = started {
             let _ = started.send(Ok(()));
             self.engine.begun.notify_waiters();
         }
@@ -310,7 +289,7 @@ impl Run {
         effects.into_iter().for_each(|(part, placed)| part.land(placed.landing(receipt)));
     }
 
-    /// A commit with the execution in it was refused. If that was for a reason of the execution's own, it has to stop.
+    /// A commit that holds the execution was refused. If one of the execution's own checks failed, it has to stop.
     pub(crate) fn refused(&self, mut boarded: Boarded, refusal: &Refusal) -> Verdict {
         let mut stop = None;
         for (_, tag, _) in boarded.own.failed(refusal) {
@@ -319,7 +298,7 @@ impl Run {
                 RECORD | KEYED if boarded.is_first => Some(Stop::Taken),
                 RECORD => Some(Stop::Changed),
                 HELD => {
-                    // It is run again from its journal, and looks which of its locks were taken away.
+                    // The execution is replayed, and checks which of its locks were taken away.
                     self.engine.forced.lock().insert(self.id.clone());
                     Some(Stop::Changed)
                 }
@@ -334,12 +313,12 @@ impl Run {
         let mut state = self.state.lock();
         for (index, placed) in undone.into_iter().rev() {
             if let Some(effect) = boarded.pending.remove(index).effect {
-                state.refuse(effect.op);
+                state.ops.refuse(effect.op);
                 effect.part.refuse(&placed, refusal);
             }
         }
         if boarded.own.has_failed(refusal, INBOX) {
-            state.inbox().set_stale();
+            state.inbox.set_stale();
         }
         drop(state);
         boarded.effects.clear();
@@ -347,41 +326,24 @@ impl Run {
         stop.map_or(Verdict::Again, Verdict::Stop)
     }
 
-    /// What was not committed is still to be.
+    /// Puts everything back that a commit held and did not make durable.
     pub(crate) fn put_back(&self, boarded: Boarded) {
         let mut state = self.state.lock();
-        state.flying.remove(&boarded.number);
-        state.wants_record |= boarded.wants_record;
-        state.closed.extend(boarded.closed);
-        if boarded.publishes
-            && let Some(published) = &mut state.published
-        {
-            published.is_new = true;
+        if boarded.wants_record {
+            state.known.want();
         }
-        for pending in boarded.pending {
-            if state.lost.iter().any(|lost| pending.place.branch.is_within(lost)) {
-                state.give_back(pending);
-                continue;
-            }
-            // What is newer stays.
-            state.first_pending = state.first_pending.min(pending.stamp);
-            state.pending.entry(pending.place.clone()).or_insert(pending);
+        state.reviews.put_back(boarded.closed);
+        if boarded.publishes {
+            state.published.put_back();
         }
-        state.arrived();
+        let given_back = state.journal.put_back(boarded.pending);
+        state.give_back(given_back);
+        state.journal.arrive(boarded.flight);
+        state.ops.wake_busy();
     }
 }
 
-impl State {
-    /// Nothing is on its way of the branches that were given up, if nothing is at all.
-    fn arrived(&mut self) {
-        if self.flying.is_empty() {
-            self.lost.clear();
-        }
-        self.wake(|_, waits| !waits);
-    }
-}
-
-/// That there were so many messages and no more.
+/// Checks that the inbox has had exactly this many deliveries.
 pub(crate) fn at_count(key: Key, count: u64) -> Check {
     if count == 0 { Check::Absent(key) } else { Check::AtRev(key, Rev(count)) }
 }
@@ -392,7 +354,7 @@ impl Inner {
         self.spaces.executions.key(id.as_bytes())
     }
 
-    /// What any node does to an execution whose record is at this rev; without one, to an execution that is not there.
+    /// A part for any node, with the check that the record is at this rev; without a rev, that there is no record.
     pub(crate) fn at_record(&self, id: &ExecutionId, rev: Option<Rev>) -> Part {
         let (part, key) = (self.node.for_any(id.as_bytes()), self.record_of(id));
         match rev {
@@ -402,8 +364,8 @@ impl Inner {
     }
 }
 
-/// Adds to a part the change of an execution's record, which is its last write, and what goes with that. Gives when
-/// something of the execution is to be removed.
+/// Adds the change of an execution's record to a part, with everything that follows from the change. The write of the
+/// record is the last one. Returns when stored data of the execution is due for removal.
 pub(crate) fn turn(
     engine: &Inner,
     mut part: Part,
@@ -435,7 +397,7 @@ pub(crate) fn turn(
     if after.status != Status::Waiting {
         after.admission.iter_mut().for_each(|admission| admission.gathers = None);
     }
-    // What has begun gathers no more.
+    // An execution that has begun gathers no more.
     if let Some(gathers) = before.and_then(Execution::gathers).filter(|_| after.gathers().is_none()) {
         let partition = Partition::new(&after.workflow, gathers.key.as_deref());
         part = part.delete(&spaces.gates().gathering(&partition, gathers.batch.is_some()));
@@ -458,7 +420,7 @@ pub(crate) fn turn(
     (part.put(&engine.record_of(id), after.encode()), removal.map(|(due, _)| due))
 }
 
-/// Whether an entry tells of anything but of a body that is begun once more.
+/// False only for an entry that begins another attempt of the same body.
 fn is_progress(entry: &Entry) -> bool {
     entry.state != EntryState::Begun || entry.attempts <= 1
 }

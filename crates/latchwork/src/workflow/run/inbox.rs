@@ -1,41 +1,47 @@
-//! The messages to an execution, as far as they were not received. In memory from the first time that somebody looks;
-//! from then on whoever delivers one tells of it.
+//! The machine of the inbox: the messages to an execution that were not received. They are loaded when an operation
+//! looks for a message for the first time; from then on each sender notifies the inbox of its delivery. The machine
+//! does not know the operations that wait; it returns what a waiting operation would wait for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::record::Record;
 use crate::store::{Generation, Key, Order};
-use crate::workflow::run::{Run, State, Stop};
+use crate::workflow::run::{Run, Stop};
 use crate::workflow::stored::kept::{Letter, Message, counted};
 use crate::workflow::stored::record::WaitsFor;
 
 #[derive(Default)]
 pub(crate) struct Inbox {
-    /// How often something was delivered by now. Whoever delivers counts that in the same commit.
+    /// Whether the messages are in memory.
+    is_loaded: bool,
+    /// How many deliveries are known. The sender counts each one in the commit that delivers.
     count: u64,
-    /// In the order in which they came.
+    /// The highest count that a sender has notified.
+    told: u64,
+    /// In the order in which they were delivered.
     messages: BTreeMap<Address, Message>,
-    /// Those that were received, as long as that is not committed.
+    /// Messages whose receipt is not committed yet; and how many receipts were committed.
     taken: BTreeMap<Address, Message>,
-    /// Whether there are messages that it does not hold.
+    receipts: u64,
+    /// True if the store holds messages that are not in memory.
     is_stale: bool,
-    /// Messages that came behind some that nobody has told of yet, by the count; and since when, by the clock that only
-    /// goes forward. Those who deliver at once tell of it in any order.
+    /// Deliveries that were notified before an earlier one, by their count; and since when one is missing, by the
+    /// monotonic clock. Senders that deliver at the same time notify in any order.
     early: BTreeMap<u64, Delivery>,
     gap_since: Option<Duration>,
 }
 
-/// Messages that came in one commit.
-struct Delivery {
-    generation: Generation,
-    messages: Vec<(Key, Message)>,
+/// The messages that one commit delivered.
+pub(super) struct Delivery {
+    pub(super) generation: Generation,
+    pub(super) messages: Vec<(Key, Message)>,
 }
 
-/// How long somebody who has delivered something may take to tell of it, before it is read. Many may be about to.
+/// How long a missing notification is awaited before the messages are read. Many senders may be about to notify.
 const GAP: Duration = Duration::from_millis(50);
 
-/// Where a message is: the generation in which it came, and its key.
+/// Where a message is stored: the generation of its delivery, and its key.
 pub(crate) type Address = (Generation, Key);
 
 /// A message that was received.
@@ -44,21 +50,44 @@ pub(crate) struct Received {
     pub(crate) message: Message,
 }
 
+/// The messages that a read has found, and how many receipts were committed when it began.
+struct Found {
+    count: u64,
+    messages: BTreeMap<Address, Message>,
+    receipts: u64,
+}
+
+/// What the inbox needs.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    Nothing,
+    /// The messages have to be read from the store.
+    Read,
+    /// A sender may still notify of a missing delivery; look again after this pause.
+    Patience(Duration),
+}
+
 impl Inbox {
-    pub(crate) fn is_stale(&self) -> bool {
-        self.is_stale
+    /// The inbox of an execution without any delivery. Senders notify it of everything from now on.
+    pub(super) fn empty() -> Inbox {
+        Inbox { is_loaded: true, ..Inbox::default() }
     }
 
-    /// The count that is known.
-    pub(crate) fn count(&self) -> u64 {
-        self.count
+    pub(super) fn is_loaded(&self) -> bool {
+        self.is_loaded
     }
 
-    pub(crate) fn set_stale(&mut self) {
-        self.is_stale = true;
+    /// The number of known deliveries, if the messages are in memory.
+    pub(super) fn count(&self) -> Option<u64> {
+        self.is_loaded.then_some(self.count)
     }
 
-    /// Takes the first message of a kind for an operation.
+    /// The store may hold messages that are not in memory.
+    pub(super) fn set_stale(&mut self) {
+        self.is_stale = self.is_loaded;
+    }
+
+    /// Takes the first message that matches, for an operation.
     pub(crate) fn take(&mut self, is_it: impl Fn(&Letter) -> bool) -> Option<Received> {
         let address = self.messages.iter().find(|(_, message)| is_it(&message.body))?.0.clone();
         let message = self.messages.remove(&address)?;
@@ -66,27 +95,30 @@ impl Inbox {
         Some(Received { address, message })
     }
 
-    /// Whether there is such a message.
+    /// True if a message matches.
     pub(crate) fn holds(&self, is_it: impl Fn(&Letter) -> bool) -> bool {
         self.messages.values().any(|message| is_it(&message.body))
     }
 
-    /// A message was not received after all.
+    /// Puts a message back that was not received after all.
     pub(super) fn give_back(&mut self, address: Address) {
         let message = self.taken.remove(&address);
         self.messages.extend(message.map(|message| (address, message)));
     }
 
     /// A receipt is committed.
-    pub(super) fn remove(&mut self, received: &Address) {
+    pub(super) fn receive(&mut self, received: &Address) {
+        self.receipts += 1;
         self.taken.remove(received);
     }
 
-    /// Messages have come. Gives who may wait for those that it holds by that.
-    fn deliver(&mut self, count: u64, delivery: Delivery, now: Duration) -> BTreeSet<WaitsFor> {
+    /// A sender notifies of its delivery. Returns what operations may wait for among the messages that are new in
+    /// memory.
+    pub(super) fn deliver(&mut self, count: u64, delivery: Delivery, now: Duration) -> BTreeSet<WaitsFor> {
+        self.told = self.told.max(count);
         let mut waited = BTreeSet::new();
-        // They were read with the others, or will be.
-        if count <= self.count || self.is_stale {
+        // A read has found these messages, or will find them.
+        if !self.is_loaded || count <= self.count || self.is_stale {
             return waited;
         }
         self.early.insert(count, delivery);
@@ -102,38 +134,63 @@ impl Inbox {
         waited
     }
 
-    /// For how long it still waits to be told of messages, if it knows that there are some.
-    pub(crate) fn patience(&self, now: Duration) -> Option<Duration> {
-        self.gap_since.map(|since| GAP.saturating_sub(now.saturating_sub(since)))
+    /// True if a delivery is missing since `now`.
+    fn has_gap_since(&self, now: Duration) -> bool {
+        self.gap_since == Some(now)
+    }
+
+    pub(super) fn need(&self, now: Duration) -> Need {
+        let patience = self.gap_since.map(|since| GAP.saturating_sub(now.saturating_sub(since)));
+        match patience {
+            _ if self.is_stale => Need::Read,
+            Some(Duration::ZERO) => Need::Read,
+            Some(left) => Need::Patience(left),
+            None => Need::Nothing,
+        }
+    }
+
+    /// Takes the messages of a read. Returns whether they count. If a receipt was committed meanwhile, the read may
+    /// have found a message that is already received, and has to be repeated.
+    fn load(&mut self, Found { count, mut messages, receipts }: Found) -> bool {
+        if self.receipts != receipts {
+            return false;
+        }
+        // Two branches may read at the same time, and this read may be the older one.
+        if self.is_loaded && self.count > count {
+            return true;
+        }
+        messages.retain(|address, _| !self.taken.contains_key(address));
+        let is_stale = self.told > count;
+        (self.is_loaded, self.count, self.messages, self.is_stale) = (true, count, messages, is_stale);
+        self.early.clear();
+        self.gap_since = None;
+        true
     }
 }
 
 impl Run {
-    /// Sees to it that the messages are in memory.
+    /// Loads the messages, unless they are in memory.
     pub(crate) async fn ensure_inbox(&self) {
-        let is_known = self.with(|state| match (&state.inbox, state.rev) {
-            (Some(_), _) => true,
-            // Nobody can have sent it anything.
-            (None, None) => {
-                state.inbox = Some(Inbox::default());
-                true
+        let is_known = self.with(|state| {
+            if !state.inbox.is_loaded() && !state.known.is_stored() {
+                // No message can have been sent to an execution that is not stored.
+                state.inbox = Inbox::empty();
             }
-            (None, Some(_)) => false,
+            state.inbox.is_loaded()
         });
         if !is_known && let Err(stop) = self.read_inbox().await {
             self.stop_for(stop).await
         }
     }
 
-    /// Reads what was sent to it.
+    /// Reads the messages from the store.
     pub(crate) async fn read_inbox(&self) -> Result<(), Stop> {
         while !self.read_inbox_once().await? {}
         Ok(())
     }
 
-    /// The same, unless something was received while it was read: then it may be among what was found.
     async fn read_inbox_once(&self) -> Result<bool, Stop> {
-        let receipts = self.with(|state| state.receipts);
+        let receipts = self.with(|state| state.inbox.receipts);
         let kept = self.kept();
         let view = self.engine.store.view().await.map_err(|error| self.failed(error))?;
         let count = counted(view.get(&kept.count()).await.map_err(|error| self.failed(error))?.map(|item| item.rev));
@@ -146,48 +203,30 @@ impl Run {
                     messages.insert((item.generation, key), message);
                 }
                 Err(why) if why.is_version() => return Err(Stop::unknown_version(why.at("a message to it"))),
-                // It goes on without that.
+                // The execution continues without this message.
                 Err(_) => self.engine.put_aside(&self.id, format!("message {key} is damaged: it cannot be received")),
             }
         }
         Ok(self.with(|state| {
-            if state.receipts != receipts {
-                return false;
+            let is_loaded = state.inbox.load(Found { count, messages, receipts });
+            if is_loaded {
+                state.ops.wake_for_messages();
             }
-            // Two branches may read at once, and one have seen less.
-            if state.inbox.as_ref().is_some_and(|known| known.count > count) {
-                return true;
-            }
-            let before = state.inbox.take().unwrap_or_default();
-            messages.retain(|address, _| !before.taken.contains_key(address));
-            let is_stale = state.told_count > count;
-            state.inbox = Some(Inbox { count, messages, taken: before.taken, is_stale, ..Inbox::default() });
-            state.wake(|what, waits| waits && (what.is_message() || matches!(what, WaitsFor::Retry(_))));
-            true
+            is_loaded
         }))
     }
 
-    /// Somebody has delivered messages, in one commit.
+    /// A sender notifies that one commit has delivered messages.
     pub(crate) fn delivered(&self, count: u64, generation: Generation, messages: Vec<(Key, Message)>) {
         let now = self.env().monotonic();
         let has_gap = self.with(|state| {
-            state.told_count = state.told_count.max(count);
-            let Some(inbox) = &mut state.inbox else { return false };
-            let waited = inbox.deliver(count, Delivery { generation, messages }, now);
-            let has_gap = inbox.gap_since == Some(now);
-            waited.iter().for_each(|what| state.wake_waiting(what));
-            has_gap
+            let waited = state.inbox.deliver(count, Delivery { generation, messages }, now);
+            waited.iter().for_each(|what| state.ops.wake_waiting(what));
+            state.inbox.has_gap_since(now)
         });
         if has_gap {
             self.nudge();
         }
-    }
-}
-
-impl State {
-    /// The messages, which whoever asks has seen to be in memory.
-    pub(crate) fn inbox(&mut self) -> &mut Inbox {
-        self.inbox.get_or_insert_default()
     }
 }
 
@@ -203,11 +242,20 @@ mod tests {
         store.space(SpaceSpec::new("messages")).await.unwrap().key(number.to_be_bytes())
     }
 
-    /// The message of this number, as it came.
-    async fn came(number: u64) -> Delivery {
+    /// The delivery of the message with this number.
+    async fn delivery(number: u64) -> Delivery {
         let body = Letter::Signal { name: "s".into(), payload: number.to_string() };
         let messages = vec![(key(number).await, Message { at_us: 0, body })];
         Delivery { generation: Generation(100 + number), messages }
+    }
+
+    async fn found(numbers: &[u64], count: u64, receipts: u64) -> Found {
+        let mut messages = BTreeMap::new();
+        for number in numbers {
+            let Delivery { generation, messages: some } = delivery(*number).await;
+            messages.extend(some.into_iter().map(|(key, message)| ((generation, key), message)));
+        }
+        Found { count, messages, receipts }
     }
 
     fn payloads(inbox: &Inbox) -> Vec<String> {
@@ -218,35 +266,69 @@ mod tests {
         inbox.messages.values().map(payload).collect()
     }
 
-    /// Two threads have delivered at once, and the later one tells first: neither is received out of turn.
+    /// Two threads deliver at once, and the later one notifies first: no message is received out of order.
     #[tokio::test]
-    async fn what_is_told_in_any_order_is_held_in_the_order_it_came() {
-        let mut inbox = Inbox::default();
+    async fn notifications_in_any_order_are_held_in_the_order_of_delivery() {
+        let mut inbox = Inbox::empty();
         for (number, held, has_gap) in
             [(2, 0, true), (4, 0, true), (1, 2, true), (1, 2, true), (3, 4, false), (2, 4, false)]
         {
-            let waited = inbox.deliver(number, came(number).await, NOW);
-            assert_eq!(inbox.count(), held, "after {number}");
+            let waited = inbox.deliver(number, delivery(number).await, NOW);
+            assert_eq!(inbox.count(), Some(held), "after {number}");
             let is_told = number == 1 && held == 2 || number == 3;
             assert!(waited.len() <= 1 && (is_told || waited.is_empty()), "after {number}: {waited:?}");
-            assert_eq!(inbox.patience(NOW), has_gap.then_some(GAP), "after {number}");
+            let need = if has_gap { Need::Patience(GAP) } else { Need::Nothing };
+            assert_eq!(inbox.need(NOW), need, "after {number}");
             let expected: Vec<String> = (1..=held).map(|number| number.to_string()).collect();
             assert_eq!(payloads(&inbox), expected);
         }
     }
 
-    /// Whoever has delivered a message was dropped before it could tell: that it is missing is known by the next, and
-    /// it is waited for no longer than it takes to tell. Others that come meanwhile do not make that longer.
+    /// A sender was dropped before it could notify of its delivery. The next delivery shows that one is missing. The
+    /// inbox waits only `GAP` for the notification, and later deliveries do not extend that.
     #[tokio::test]
-    async fn what_nobody_tells_of_is_not_waited_for() {
-        let mut inbox = Inbox::default();
-        inbox.deliver(2, came(2).await, NOW);
-        inbox.deliver(3, came(3).await, NOW + GAP / 2);
-        assert_eq!(inbox.patience(NOW + GAP / 2), Some(GAP / 2));
-        assert_eq!(inbox.patience(NOW + GAP), Some(Duration::ZERO), "it is to be read");
+    async fn a_delivery_without_a_notification_is_read_after_a_while() {
+        let mut inbox = Inbox::empty();
+        inbox.deliver(2, delivery(2).await, NOW);
+        inbox.deliver(3, delivery(3).await, NOW + GAP / 2);
+        assert_eq!(inbox.need(NOW + GAP / 2), Need::Patience(GAP / 2));
+        assert_eq!(inbox.need(NOW + GAP), Need::Read);
         assert_eq!(payloads(&inbox), [""; 0]);
         inbox.set_stale();
-        inbox.deliver(1, came(1).await, NOW);
-        assert_eq!(inbox.count(), 0, "what is to be read is read with it");
+        inbox.deliver(1, delivery(1).await, NOW);
+        assert_eq!(inbox.count(), Some(0), "a stale inbox waits for the read");
+    }
+
+    /// Each row: the messages that a read has found, the count there, and what follows.
+    #[tokio::test]
+    async fn a_read_counts_unless_a_receipt_or_a_newer_read_came_before_it() {
+        // Found, count, receipts before it; then whether it counts, which messages are held, and what is needed.
+        let table: &[(&[u64], u64, u64, bool, &[&str], Need)] = &[
+            (&[1, 2], 2, 0, true, &["1", "2"], Need::Nothing),
+            (&[1], 1, 0, true, &["1"], Need::Nothing),
+            (&[1, 2], 2, 7, false, &[], Need::Nothing),
+        ];
+        for (number, (numbers, count, receipts, counts, held, need)) in table.iter().enumerate() {
+            let mut inbox = Inbox::default();
+            assert_eq!(inbox.load(found(numbers, *count, *receipts).await), *counts, "row {number}");
+            assert_eq!(payloads(&inbox), *held, "row {number}");
+            assert_eq!(inbox.need(NOW), *need, "row {number}");
+        }
+        let mut inbox = Inbox::default();
+        inbox.deliver(3, delivery(3).await, NOW);
+        assert!(inbox.load(found(&[1, 2], 2, 0).await) && inbox.need(NOW) == Need::Read, "a delivery is newer");
+        assert!(inbox.load(found(&[1, 2, 3], 3, 0).await) && inbox.need(NOW) == Need::Nothing);
+        let taken = inbox.take(|_| true).unwrap();
+        assert!(inbox.load(found(&[1, 2, 3], 3, 0).await));
+        assert_eq!(payloads(&inbox), ["2", "3"], "a message that an operation has taken is not found again");
+        assert!(inbox.load(found(&[1], 1, 0).await));
+        assert_eq!(payloads(&inbox), ["2", "3"], "an older read changes nothing");
+        inbox.give_back(taken.address.clone());
+        assert_eq!(payloads(&inbox), ["1", "2", "3"], "it was not received after all");
+        let taken = inbox.take(|_| true).unwrap();
+        inbox.receive(&taken.address);
+        assert!(!inbox.load(found(&[1, 2, 3], 3, 0).await), "it may have been read before the receipt");
+        inbox.give_back(taken.address);
+        assert_eq!(payloads(&inbox), ["2", "3"], "a receipt that is committed stands");
     }
 }

@@ -1,17 +1,24 @@
-//! One execution in memory: what is stored of it, what is not committed yet, what its branches are doing, and why it
-//! stops. Its own task drives it; callers who want something of it come by here, too.
+//! One execution in memory. `State` holds its machines, each of which owns its fields: the record, the journal, the
+//! operations, the inbox, the guards, the published values, the reviews and the residency. `Run` passes each event to
+//! the machines that it concerns. The execution's own task drives it; callers from outside also use this interface.
 
 mod board;
 mod branch;
 pub(crate) mod close;
+mod decide;
 pub(crate) mod drive;
+pub(crate) mod driver;
+mod guards;
 mod inbox;
+mod journal;
+mod known;
 mod op;
-mod pending;
+mod ops;
+mod published;
+mod residency;
 mod seat;
 pub(crate) mod unbegun;
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -21,32 +28,41 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::entity::EntityError;
 use crate::json;
-use crate::lock::LockName;
+use crate::lane::Part;
 use crate::record::BadRecord;
 use crate::state::StateError;
 use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, StoreError, Timestamp};
 use crate::workflow::admission::Asked;
-use crate::workflow::ctx::locks::{Dropped, Holding};
+use crate::workflow::ctx::beats::Attempts;
+use crate::workflow::ctx::locks::Grant;
 use crate::workflow::ctx::saga::Undos;
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::Inner;
 use crate::workflow::journal::place::{Path, Place};
-use crate::workflow::stored::kept::{Kept, Published};
-use crate::workflow::stored::record::{Entry, Execution, Labels, Status, Wait, WaitsFor, id_key, run_key};
+use crate::workflow::stored::kept::Kept;
+use crate::workflow::stored::record::{Entry, Execution, Labels, Status, Wait, id_key, run_key};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 pub(crate) use board::{Boarded, Effect, KEYED, RECORD, Verdict, turn};
 pub(crate) use branch::Branch;
-pub(crate) use inbox::{Address, Inbox, Received};
-use op::Op;
-pub(crate) use op::{CALLED_OFF, Doing, Listed, Todo, Waited};
-use pending::{Draft, Pending};
+pub(crate) use decide::Todo;
+use guards::Guards;
+use inbox::Inbox;
+pub(crate) use inbox::{Address, Received};
+use journal::Journal;
+use known::Known;
+pub(crate) use op::{Doing, Listed, Waited};
+pub(crate) use ops::CALLED_OFF;
+use ops::Operations;
+use published::{OpenReviews, Publishing};
+pub(crate) use residency::Probation;
+use residency::Residency;
 pub(crate) use seat::{Note, Seat};
 
-/// An execution that waits longer than this leaves memory.
+/// An execution that waits longer than this is evicted.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
 
-/// How much of a value is left to everything but what the caller has put there.
+/// How many bytes of a stored value are reserved for everything except the caller's own data.
 pub(crate) const ROOM: usize = 256 << 10;
 
 pub(crate) struct Run {
@@ -56,169 +72,94 @@ pub(crate) struct Run {
     key: Key,
     pub(crate) definition: Arc<Definition>,
     state: Mutex<State>,
-    /// Has the one who drives it look at what there is to do.
+    /// Makes the driver look for work.
     nudge: Notify,
 }
 
+/// The machines of an execution. No machine knows another one; this type applies an event to all machines it concerns.
 #[derive(Default)]
 pub(crate) struct State {
-    /// As it is stored.
-    pub(crate) execution: Execution,
-    /// `None` while it is not stored.
-    pub(crate) rev: Option<Rev>,
-    /// Whether it has started children, asked for locks, and opened reviews, with what is not committed yet.
-    pub(crate) has_children: bool,
-    pub(crate) has_locks: bool,
-    pub(crate) has_reviews: bool,
-    /// The reviews that its code has opened and still waits for, by where it did: their keys as open ones.
-    pub(crate) reviews: BTreeMap<Place, Key>,
-    /// Those that were given up, and are closed with the next commit.
-    closed: Vec<Key>,
-    /// How it is to be found from the next commit on, and whether it is to be cancelled.
-    labels: Labels,
-    pub(crate) cancel: Option<String>,
-    /// What no commit holds yet. A handful at most.
-    pending: BTreeMap<Place, Pending>,
-    /// What code that is being polled has come to since. No commit may hold it yet.
-    draft: Draft,
+    pub(crate) known: Known,
+    journal: Journal,
+    pub(crate) ops: Operations,
+    pub(crate) inbox: Inbox,
+    pub(crate) guards: Guards,
+    pub(crate) published: Publishing,
+    pub(crate) reviews: OpenReviews,
+    pub(crate) attempts: Attempts,
+    pub(crate) residency: Residency,
+    /// The sagas that are running.
+    sagas: Vec<Weak<Undos>>,
+    /// True while the code is polled. Everything that the code does in that time is a draft in each machine.
     is_polled: bool,
-    /// The operations beside the code that wait until it was polled.
-    asides: Vec<u64>,
-    pending_bytes: usize,
-    /// No stamp of what is pending is before this.
-    first_pending: u64,
-    /// The last stamp that was given, and the last that is to be durable.
-    pub(crate) stamps: u64,
-    wanted: u64,
-    /// Whether the record is to be written, though nothing is pending.
-    wants_record: bool,
-    /// The commits on their way, and the first stamp of each.
-    flying: BTreeMap<u64, u64>,
-    boardings: u64,
-    /// The branches that were given up while commits were on their way.
-    lost: Vec<Path>,
-    /// The forks of which a branch has failed, and which it was: those beside it are cancelled.
-    called_off: Vec<(Place, usize)>,
-    /// The sagas under way.
-    pub(crate) sagas: Vec<Weak<Undos>>,
-    /// The operation that has a commit of its own on its way: meanwhile there is no other.
-    carrier: Option<u64>,
-    ops: BTreeMap<u64, Op>,
-    last_op: u64,
-    /// Those of them that only wait, by what they wait for.
-    waiting: BTreeMap<WaitsFor, Vec<u64>>,
-    waits: usize,
-    /// What was sent to it, if that was looked at.
-    inbox: Option<Inbox>,
-    /// How often something was delivered, as far as it was told; and how many receipts were committed.
-    told_count: u64,
-    receipts: u64,
-    /// The attempts under way, and what they have told of themselves.
-    pub(crate) beats: BTreeMap<Place, (u32, Option<String>)>,
-    /// What it has published, if that was looked at, with what is not committed yet.
-    pub(crate) published: Option<Publishes>,
-    /// The locks that its code has guards of, by the keys of the requests; and what was let go of.
-    pub(crate) held: BTreeMap<Key, Holding>,
-    /// The locks under which the code came to what is not committed yet, though it has let go of the guards.
-    pub(crate) left: Vec<Key>,
-    pub(crate) dropped: Vec<Dropped>,
-    /// The locks of which something is being released that was dropped, each as often.
-    pub(crate) leaving: Vec<LockName>,
-    /// Whether there is nothing in its journal.
-    pub(crate) is_fresh: bool,
-    /// Commits of operations' own.
-    submitted: Vec<Submitted>,
-    /// The input to go on with, anew.
-    pub(crate) continues: Option<String>,
-    /// How often it was taken up by now without coming to anything.
-    taken_up: u32,
-    probation: Option<Probation>,
-    stop: Option<Stop>,
-    /// Whether nobody drives it any more.
-    has_left: bool,
-    started: Option<oneshot::Sender<Result<()>>>,
-    /// What its start asks for, if its first commit is to be admitted.
-    pub(crate) asked: Option<Asked>,
-    /// What it has come to, if another has taken its place.
-    succeeded: Option<Status>,
 }
 
-/// What an execution publishes.
-#[derive(Default)]
-pub(crate) struct Publishes {
-    pub(crate) values: Published,
-    /// Whether no commit holds it as it is.
-    pub(crate) is_new: bool,
-}
-
-/// A commit of an operation's own, and who waits for what becomes of it.
+/// A commit of an operation's own, and the channel for its outcome.
 pub(crate) struct Submitted {
     pub(crate) commit: Commit,
     pub(crate) boarded: Boarded,
     pub(crate) answer: oneshot::Sender<Sent>,
 }
 
-/// What became of a commit.
+/// The outcome of a commit.
 pub(crate) enum Sent {
     Landed(Receipt),
-    /// For a reason that is not the execution's own.
+    /// Refused for a reason that does not concern the execution itself.
     Refused(Refusal),
     Stopped(Stop),
 }
 
-/// Held until an execution has come to something.
-pub(crate) type Probation = tokio::sync::mpsc::Sender<()>;
-
-/// Why an execution does not go on in this memory.
+/// Why an execution stops running in this memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Stop {
-    /// It waits, until then at the most, and everything it needs to go on is stored.
+    /// It waits, at most until this time. Everything it needs to continue is stored.
     Suspended(Option<Timestamp>),
-    /// It goes on with an empty journal.
+    /// It continues as new, with an empty journal.
     Continued,
     /// It needs an operator.
     Parked(String),
-    /// A newer program has stored something of it that this one cannot read. Nothing is stored of that.
+    /// A newer program has stored something that this one cannot read. The stop itself is not stored.
     SetAside(String),
-    /// An operator has ended it, as this.
+    /// An operator has ended it with this status.
     Terminated(Status),
     /// This engine is no longer its owner.
     Fenced,
-    /// It was changed by somebody else, who may be this very engine.
+    /// Its record was changed by another commit, possibly one of this engine.
     Changed,
-    /// The store does not serve.
+    /// The store is unavailable.
     Failed(StoreError),
-    /// There is an execution of that id.
+    /// An execution with this id exists already.
     Taken,
-    /// Its start is not admitted.
+    /// Its start was not admitted.
     Rejected(WorkflowError),
-    /// It has come to the end of a journal that is only to be replayed.
+    /// An engine that only replays a journal has reached its end.
     Replayed,
 }
 
 impl Stop {
-    /// What cannot be read needs a newer program.
+    /// A record of an unknown version sets the execution aside: it needs a newer program.
     pub(crate) fn unknown_version(bad: BadRecord) -> Stop {
         Stop::SetAside(WorkflowError::from(bad).to_string())
     }
 }
 
-/// What an execution is from a commit on.
+/// The state of an execution after a commit.
 #[derive(Debug, Clone)]
 pub(crate) enum Next {
     Runs,
-    /// Out of memory, until then at the most.
+    /// Out of memory, at most until this time.
     Waits(Option<Timestamp>, Vec<Wait>),
     /// It is parked, or has ended.
     Rests(Status),
-    /// Anew, with this input.
+    /// It continues as new, with this input.
     Continues(String),
-    /// It has ended as this, and another takes its place, whose record this is.
+    /// It has ended with this status, and another execution takes its place. The second field is the record of that
+    /// one.
     Succeeds(Status, Box<Execution>),
 }
 
 impl Run {
-    /// An execution that is stored, unless there is no rev: then its first commit stores it.
+    /// Creates the run of a stored execution. Without a rev, the execution is not stored: its first commit stores it.
     pub(crate) fn new(
         engine: Arc<Inner>,
         definition: Arc<Definition>,
@@ -226,55 +167,40 @@ impl Run {
         execution: Execution,
         rev: Option<Rev>,
     ) -> Run {
-        let (labels, cancel) = (execution.labels.clone(), execution.cancel.clone());
-        let (has_children, has_locks, has_reviews) =
-            (execution.has_children, execution.has_locks, execution.has_reviews);
-        let state = State {
-            execution,
-            rev,
-            has_children,
-            has_locks,
-            has_reviews,
-            labels,
-            cancel,
-            first_pending: u64::MAX,
-            ..State::default()
-        };
+        let state = State { known: Known::new(execution, rev), ..State::default() };
         let key = engine.record_of(&id);
         Run { engine, id, key, definition, state: Mutex::new(state), nudge: Notify::new() }
     }
 
-    /// The same, whose starter is told when it is stored.
+    /// Sets the channel that notifies the caller when the execution is stored.
     pub(crate) fn starting(mut self, started: oneshot::Sender<Result<()>>) -> Run {
-        let state = self.state.get_mut();
-        (state.is_fresh, state.started) = (true, Some(started));
+        self.state.get_mut().residency.start(started);
         self
     }
 
-    /// The same, whose first commit is to be admitted.
+    /// Sets the admission that the first commit needs.
     pub(crate) fn asking(mut self, asked: Option<Asked>) -> Run {
-        self.state.get_mut().asked = asked;
+        self.state.get_mut().residency.ask(asked);
         self
     }
 
-    /// The same, of which no code has run yet. Messages may have come.
+    /// Marks an execution whose code has not run yet. Its inbox may hold messages.
     pub(crate) fn not_begun(mut self) -> Run {
-        self.state.get_mut().is_fresh = true;
+        self.state.get_mut().residency.set_fresh();
         self
     }
 
-    /// The same, taken up so often by now without coming to anything.
+    /// Sets how often the execution was loaded without making progress.
     pub(crate) fn taken_up(mut self, count: u32, probation: Option<Probation>) -> Run {
-        let state = self.state.get_mut();
-        (state.taken_up, state.probation) = (count, probation);
+        self.state.get_mut().residency.load(count, probation);
         self
     }
 
-    /// The same, of which is known that it has done nothing yet.
+    /// Marks an execution whose journal and inbox are empty. From now on, senders notify it of each delivery.
     pub(crate) fn fresh(mut self) -> Run {
         let state = self.state.get_mut();
-        // Whoever sends it something from now on tells it.
-        (state.is_fresh, state.inbox) = (true, Some(Inbox::default()));
+        state.residency.set_fresh();
+        state.inbox = Inbox::empty();
         self
     }
 
@@ -286,37 +212,42 @@ impl Run {
         self.engine.kept(&self.id)
     }
 
-    /// Something of its state.
+    /// Calls `look` with the locked state.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         look(&mut self.state.lock())
     }
 
     pub(crate) fn input(&self) -> String {
-        self.state.lock().execution.input.clone()
+        self.state.lock().known.stored().input.clone()
     }
 
-    /// The first of its ancestors; itself if it has none.
+    /// The root of its tree; the execution itself if it has no parent.
     pub(crate) fn root(&self) -> ExecutionId {
-        let root = self.with(|state| state.execution.parent.as_ref().map(|parent| parent.root.clone()));
+        let root = self.with(|state| state.known.stored().parent.as_ref().map(|parent| parent.root.clone()));
         root.unwrap_or_else(|| self.id.clone())
     }
 
-    /// What it has come to, if that is stored.
+    /// The status it has ended with, if that is stored.
     pub(crate) fn ended_as(&self) -> Option<Status> {
         let state = self.state.lock();
-        let ended = (state.rev.is_some() && state.execution.status.is_terminal()).then_some(&state.execution.status);
-        state.succeeded.as_ref().or(ended).cloned()
+        let status = &state.known.stored().status;
+        let ended = (state.known.is_stored() && status.is_terminal()).then_some(status);
+        state.residency.succeeded().or(ended).cloned()
     }
 
-    /// Tells this run of the execution from every other, also from one that has had the same id.
+    /// Distinguishes this run from every other run, also from a run of an earlier execution with the same id.
     pub(crate) fn number(&self) -> (u64, u32) {
         let state = self.state.lock();
-        (state.execution.started_us, state.execution.run)
+        (state.known.stored().started_us, state.known.stored().run)
     }
 
-    /// Why it is to stop, if it is.
+    /// Why it has to stop, if it has to.
     pub(crate) fn stop(&self) -> Option<Stop> {
-        self.state.lock().stop.clone()
+        self.state.lock().residency.stopping().cloned()
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.state.lock().residency.is_stopping()
     }
 
     pub(crate) async fn until_nudged(&self) {
@@ -327,18 +258,18 @@ impl Run {
         self.nudge.notify_one();
     }
 
-    /// Ends the execution's stay in memory. Its future is never polled again.
+    /// Stops the execution. Its future is never polled again.
     pub(crate) async fn stop_for<T>(&self, stop: Stop) -> T {
         self.set_stop(stop);
         std::future::pending().await
     }
 
-    /// Ends the execution's stay in memory until an operator has looked at it.
+    /// Stops the execution until an operator has looked at it.
     pub(crate) async fn park<T>(&self, reason: impl Into<String>) -> T {
         self.stop_for(Stop::Parked(reason.into())).await
     }
 
-    /// What another layer has given. An error ends the execution's stay in memory.
+    /// Returns the value that another layer returned. An error stops the execution.
     pub(crate) async fn or_stop<T, E: Into<WorkflowError>>(&self, given: Result<T, E>) -> T {
         match given {
             Ok(value) => value,
@@ -346,58 +277,45 @@ impl Run {
         }
     }
 
-    /// Notes why the execution stops, and tells whoever waits for its start.
+    /// Sets why the execution stops, and notifies the caller that waits for its start.
     pub(crate) fn set_stop(&self, stop: Stop) {
-        let started = {
-            let mut state = self.state.lock();
-            state.stop.get_or_insert_with(|| stop.clone());
-            // One that is parked, or ended by an operator, is told of when that is stored.
-            if let Stop::Parked(_) | Stop::Terminated(_) = stop { None } else { state.started.take() }
-        };
-        if let Some(started) = started {
-            let answer = match stop {
-                Stop::Taken => Err(WorkflowError::AlreadyStarted { id: self.id.clone() }),
-                Stop::Failed(error) => Err(error.into()),
-                Stop::Fenced => Err(WorkflowError::Stopped),
-                Stop::Rejected(error) => Err(error),
-                // It is stored as what it is.
-                _ => Ok(()),
-            };
+        let started = self.state.lock().residency.stop(&self.id, stop);
+        if let Some((started, answer)) = started {
             let _ = started.send(answer);
         }
         self.nudge();
     }
 
-    /// Where something happens that did not before: a journal that is only to be replayed has come to its end.
+    /// Called before the first effect that the journal does not hold. An engine that only replays a journal stops here.
     pub(crate) async fn effect(&self) {
         if self.engine.rehearsal.is_replay() {
             self.stop_for(Stop::Replayed).await
         }
     }
 
-    /// Has the driver send a commit of an operation's own. It goes though the operation be dropped.
+    /// Asks the driver to send a commit of an operation's own. The commit is sent even if the operation is dropped.
     pub(crate) async fn submit(&self, commit: Commit, boarded: Boarded) -> Sent {
         let (answer, answered) = oneshot::channel();
-        self.state.lock().submitted.push(Submitted { commit, boarded, answer });
+        self.state.lock().journal.submit(Submitted { commit, boarded, answer });
         self.nudge();
         match answered.await {
             Ok(sent) => sent,
-            // Nobody drives it any more.
+            // The execution is no longer driven.
             Err(_) => std::future::pending().await,
         }
     }
 
-    /// Whether an operation has a commit of its own on its way.
+    /// True while a commit of an operation's own is in flight.
     pub(crate) fn is_carrying(&self) -> bool {
-        self.state.lock().carrier.is_some()
+        self.state.lock().journal.is_carried()
     }
 
-    /// The commits that operations want sent.
+    /// Takes the commits that operations have submitted.
     pub(crate) fn submitted(&self) -> Vec<Submitted> {
-        std::mem::take(&mut self.state.lock().submitted)
+        self.state.lock().journal.take_submitted()
     }
 
-    /// Makes everything so far durable, with what the execution is from then on.
+    /// Makes everything so far durable, together with the state after the commit.
     pub(crate) async fn commit(&self, next: Next) -> Result<(), Stop> {
         let (commit, boarded) = self.board(Commit::new(), next);
         match self.send(commit, boarded).await {
@@ -407,7 +325,7 @@ impl Run {
         }
     }
 
-    /// Sends a commit, and measures how long that takes.
+    /// Sends a commit and records its duration.
     pub(crate) async fn measured(&self, commit: Commit) -> Result<Outcome, StoreError> {
         let began = self.env().monotonic();
         let outcome = self.engine.store.commit(commit).await;
@@ -415,7 +333,7 @@ impl Run {
         outcome
     }
 
-    /// Sends a commit, and has everybody know what became of it.
+    /// Sends a commit and applies its outcome to the execution.
     pub(crate) async fn send(&self, commit: Commit, boarded: Boarded) -> Sent {
         match self.measured(commit).await {
             Ok(Outcome::Applied(receipt)) => {
@@ -434,9 +352,9 @@ impl Run {
         }
     }
 
-    /// What an error of the store's means: what cannot be stored or read will not be the next time either.
+    /// How an error of the store stops the execution. A value that cannot be stored or read now never can be: it parks.
     pub(crate) fn failed(&self, error: StoreError) -> Stop {
-        let is_stored = self.state.lock().rev.is_some();
+        let is_stored = self.state.lock().known.is_stored();
         match error.kind() {
             ErrorKind::Invalid if is_stored => Stop::Parked(format!("it cannot be stored: {error}")),
             ErrorKind::Corrupt if is_stored => Stop::Parked(format!("its records are damaged: {error}")),
@@ -444,7 +362,8 @@ impl Run {
         }
     }
 
-    /// What an error of another layer means: one of the store's, or one that stays until something is done about it.
+    /// How an error of another layer stops the execution. An error that is not the store's stays until an operator
+    /// acts.
     pub(crate) fn stops(&self, error: WorkflowError) -> Stop {
         match error {
             WorkflowError::Store(error)
@@ -456,68 +375,134 @@ impl Run {
         }
     }
 
-    /// Why it stops after all.
+    /// Replaces the reason why it stops.
     pub(crate) fn replace_stop(&self, stop: Stop) {
-        self.state.lock().stop = None;
+        self.state.lock().residency.forget_stop();
         self.set_stop(stop);
     }
 
-    /// Has it cancelled, from its next commit on, which is to be soon.
+    /// Cancels it with its next commit, and asks for that commit soon.
     pub(crate) fn ask_cancel(&self, reason: &str) {
-        let mut state = self.state.lock();
-        state.cancel.get_or_insert_with(|| reason.into());
-        state.wants_record = true;
-        state.wake(|_, _| true);
-        drop(state);
-        self.nudge();
-    }
-
-    /// Somebody has written into its record that it is to be cancelled.
-    pub(crate) fn cancelled(&self, before: Rev, after: Option<Rev>, execution: Execution) {
-        let mut state = self.state.lock();
-        if state.rev != Some(before) {
-            // What is stored of it is newer than what it knows: it has to see that.
-            drop(state);
-            return self.doubt();
-        }
-        state.rev = after;
-        state.cancel = state.cancel.take().or(execution.cancel.clone());
-        state.execution = execution;
-        state.wake(|_, _| true);
-        drop(state);
-        self.nudge();
-    }
-
-    /// Something may have been done to it that it was not told of: it looks whether it is stored as it knows.
-    pub(crate) fn doubt(&self) {
         self.with(|state| {
-            state.wants_record |= state.rev.is_some();
-            state.inbox.iter_mut().for_each(Inbox::set_stale);
+            state.known.ask_cancel(reason);
+            state.ops.wake_all();
         });
         self.nudge();
     }
 
-    /// It is no longer driven: whoever waits for something of it has to look elsewhere.
+    /// Another commit has written into the record that the execution is cancelled.
+    pub(crate) fn cancelled(&self, before: Rev, after: Option<Rev>, execution: Execution) {
+        let is_known = self.with(|state| {
+            let is_known = state.known.changed(before, after, execution);
+            if is_known {
+                state.ops.wake_all();
+            }
+            is_known
+        });
+        if !is_known {
+            // The stored record is newer than the known one: the execution has to read it again.
+            return self.doubt();
+        }
+        self.nudge();
+    }
+
+    /// The execution may have missed a notification. Its next commit checks that its record is still the known one.
+    pub(crate) fn doubt(&self) {
+        self.with(|state| {
+            if state.known.is_stored() {
+                state.known.want();
+            }
+            state.inbox.set_stale();
+        });
+        self.nudge();
+    }
+
+    /// The execution is no longer driven: callers that wait for it look elsewhere.
     pub(crate) fn leave(&self) {
-        let mut state = self.state.lock();
-        state.has_left = true;
-        state.wake(|_, _| true);
+        self.with(|state| {
+            state.residency.leave();
+            state.ops.wake_all();
+        });
     }
 
-    /// Goes on with an empty journal, as it was stored to.
+    /// Continues as new, with an empty journal; the stored record already says so.
     pub(crate) fn begin_anew(&self) {
-        let mut state = self.state.lock();
-        (state.stop, state.is_fresh) = (None, true);
-        // The code's operations are gone with it; what is left is of those who want something from outside.
-        state.carrier = None;
-        state.held.clear();
-        state.left.clear();
-        state.dropped.clear();
-        state.reviews.clear();
-        state.beats.clear();
+        self.with(State::begin_anew);
     }
 
-    /// A value as JSON text that is not too large to be stored.
+    /// Keeps an entry for the next commit.
+    pub(crate) fn put(&self, place: &Place, entry: Entry) {
+        self.put_with(place, entry, None);
+    }
+
+    /// Keeps an entry for the next commit, with an effect of the same commit.
+    pub(crate) fn put_with(&self, place: &Place, entry: Entry, effect: Option<Effect>) {
+        self.with(|state| state.put(place, entry, effect));
+    }
+
+    /// Keeps an entry for a commit that the code waits for. That commit holds everything the code did before it.
+    pub(crate) fn put_for_carrier(&self, place: &Place, entry: Entry, effect: Option<Effect>) {
+        self.with(|state| state.journal.put(place, entry, effect));
+    }
+
+    /// The driver is about to poll the code.
+    pub(crate) fn begin_poll(&self) {
+        self.with(|state| state.is_polled = true);
+    }
+
+    /// The driver has polled the code, and the code waits.
+    pub(crate) fn end_poll(&self) {
+        self.with(|state| {
+            state.is_polled = false;
+            state.release();
+            state.ops.wake_asides();
+        });
+    }
+
+    /// Drops an entry whose commit failed.
+    pub(crate) fn take_back(&self, place: &Place) {
+        self.with(|state| state.journal.take_back(place));
+    }
+
+    /// A branch was dropped: its uncommitted entries are dropped too.
+    pub(crate) fn give_up(&self, branch: &Path) {
+        // A replay does not reach the branch's compensations either.
+        let sagas: Vec<_> = self.with(|state| state.sagas.iter().filter_map(Weak::upgrade).collect());
+        for undos in sagas {
+            let forgotten: Vec<_> = undos.lock().extract_if(.., |undo| undo.place.branch.is_within(branch)).collect();
+            drop(forgotten);
+        }
+        self.with(|state| state.give_up(branch));
+    }
+
+    /// True if enough is pending to make a commit now.
+    pub(crate) fn is_full(&self) -> bool {
+        self.with(|state| state.is_full())
+    }
+
+    /// Drops pending effects of the code on keys that the end of the execution writes.
+    pub(crate) fn forget_effects_on(&self, closing: &[Part]) {
+        self.with(|state| state.journal.forget_effects_on(closing));
+    }
+
+    /// Drops reviews that no commit has opened. The commit that ends the execution or continues as new does not open
+    /// them.
+    pub(crate) fn forget_reviews(&self) {
+        self.with(|state| state.journal.forget_reviews());
+    }
+
+    /// Drops all pending entries.
+    pub(crate) fn forget_pending(&self) {
+        self.with(|state| state.journal.forget_pending());
+    }
+
+    /// What to do while the code waits; see [`State::todo`].
+    pub(crate) fn todo(&self, idle: Duration, is_sure: bool) -> Todo {
+        let (now, monotonic) = (self.env().now(), self.env().monotonic());
+        self.with(|state| state.todo(now, monotonic, idle, is_sure))
+    }
+
+    /// Encodes a value as JSON text, and checks that it is small enough to be stored.
     pub(crate) fn text(&self, what: &str, value: &impl Serialize) -> Result<String, Failure> {
         let json = json::to_value(value).map_err(|error| Failure::no_json(what, &error))?;
         let text = json.to_string();
@@ -525,7 +510,7 @@ impl Run {
         Ok(text)
     }
 
-    /// Refuses what is too large to be stored.
+    /// Refuses a value that is too large to be stored.
     pub(crate) fn fits(&self, what: &str, length: usize) -> Result<(), Failure> {
         let limit = largest(&self.engine);
         if length <= limit {
@@ -537,19 +522,133 @@ impl Run {
 }
 
 impl State {
-    /// Notes how far an attempt is, unless it is over.
-    pub(crate) fn beat(&mut self, place: &Place, run: u32, begun: &Entry, progress: String) -> bool {
-        let is_run = self.execution.run == run;
-        match self.beats.get_mut(place) {
-            Some((attempt, heard)) if is_run && *attempt == begun.attempts => {
-                *heard = Some(progress.clone());
-                self.put(place, Entry { progress: Some(progress), ..begun.clone() }, None);
-                // Whoever drives it may look before the attempt waits for that.
-                self.want_all();
-                true
-            }
-            _ => false,
+    /// Keeps an entry for the next commit; while the code is polled, for the first commit after the poll.
+    fn put(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
+        if self.is_polled {
+            self.journal.draft(place, entry, effect);
+        } else {
+            self.journal.put(place, entry, effect);
         }
+    }
+
+    /// The entries of one poll belong together: the next commit takes them all.
+    fn release(&mut self) {
+        self.journal.release();
+        self.known.release();
+        self.published.release();
+        self.reviews.release();
+    }
+
+    /// Releases the drafts, unless the code is being polled.
+    fn release_unless_polled(&mut self) {
+        if !self.is_polled {
+            self.release();
+        }
+    }
+
+    /// Sets the labels of the execution.
+    pub(crate) fn label(&mut self, labels: Labels) {
+        self.known.label(labels);
+        self.release_unless_polled();
+    }
+
+    /// Publishes a value.
+    pub(crate) fn publish(&mut self, name: &str, text: String) {
+        self.published.publish(name, text);
+        self.release_unless_polled();
+    }
+
+    /// Closes a review that was given up, with the next commit.
+    pub(crate) fn close_review(&mut self, key: Key) {
+        self.reviews.close(key);
+        self.release_unless_polled();
+    }
+
+    /// A branch was dropped: its uncommitted entries are dropped too.
+    fn give_up(&mut self, branch: &Path) {
+        let given_back = self.journal.give_up(branch);
+        self.give_back(given_back);
+        self.reviews.give_up(branch);
+        self.release_unless_polled();
+    }
+
+    /// Returns messages to the inbox that were not received after all.
+    fn give_back(&mut self, messages: Vec<Address>) {
+        messages.into_iter().for_each(|address| self.inbox.give_back(address));
+    }
+
+    /// Remembers a running saga.
+    pub(crate) fn begin_saga(&mut self, undos: &Arc<Undos>) {
+        self.sagas.retain(|undos| undos.strong_count() > 0);
+        self.sagas.push(Arc::downgrade(undos));
+    }
+
+    /// Asks for everything so far to become durable. Returns its last stamp.
+    pub(crate) fn want_all(&mut self) -> u64 {
+        self.journal.want_all()
+    }
+
+    /// True if the execution is stored, with everything up to a stamp.
+    fn is_durable(&self, stamp: u64) -> bool {
+        self.known.is_stored() && self.journal.is_durable(stamp)
+    }
+
+    /// Returns `Some` if the execution is stored; otherwise asks for its first commit.
+    fn is_stored_or_wants(&mut self) -> Option<()> {
+        if !self.known.is_stored() {
+            self.known.want();
+        }
+        self.known.is_stored().then_some(())
+    }
+
+    /// True if enough is pending to make a commit now.
+    pub(crate) fn is_full(&self) -> bool {
+        self.journal.is_full()
+    }
+
+    /// True if a pending entry has an effect on other records.
+    pub(crate) fn has_effects(&self) -> bool {
+        self.journal.has_effects()
+    }
+
+    /// True if the stored record differs from what it has to be.
+    fn is_changed(&self) -> bool {
+        self.known.is_changed() || self.reviews.is_closing()
+    }
+
+    /// Why the operations of a branch are cancelled, if they are.
+    pub(crate) fn cancelled(&self, branch: &Path) -> Option<&str> {
+        self.known.cancel().or_else(|| self.ops.called_off(branch))
+    }
+
+    /// The code has one more guard of a grant.
+    pub(crate) fn hold(&mut self, request: &Key, grant: Grant) {
+        self.guards.hold(request, grant, self.journal.stamps());
+    }
+
+    /// The code has one guard of a grant less.
+    pub(crate) fn leave(&mut self, request: &Key) {
+        self.guards.leave(request, self.journal.stamps());
+    }
+
+    /// Records the progress of an attempt, unless the attempt is over.
+    pub(crate) fn beat(&mut self, place: &Place, run: u32, begun: &Entry, progress: String) -> bool {
+        if self.known.stored().run != run || !self.attempts.beat(place, begun.attempts, &progress) {
+            return false;
+        }
+        self.put(place, Entry { progress: Some(progress), ..begun.clone() }, None);
+        // The driver may look for work before the attempt waits for this commit.
+        self.want_all();
+        true
+    }
+
+    /// Continues with an empty journal. The code's operations are gone; only operations from outside are left.
+    fn begin_anew(&mut self) {
+        self.residency.begin_anew();
+        self.journal.begin_anew();
+        self.guards.begin_anew();
+        self.reviews.begin_anew();
+        self.attempts.begin_anew();
     }
 }
 
@@ -557,12 +656,12 @@ pub(crate) fn hash_text(text: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(text.as_bytes())
 }
 
-/// The longest value of a caller's, in bytes: everything else that a record holds has to fit beside it.
+/// The longest value of a caller, in bytes. Everything else that a record holds has to fit beside it.
 pub(crate) fn largest(engine: &Inner) -> usize {
     engine.store.limits().value_bytes.saturating_sub(ROOM)
 }
 
-/// The range of an execution's journal, of all its runs or of those before one.
+/// The range of an execution's journal: of all its runs, or of the runs before one.
 pub(crate) fn journal_range(engine: &Inner, id: &ExecutionId, before: Option<u32>) -> crate::store::Range {
     let space = &engine.spaces.journal;
     match before {

@@ -42,9 +42,9 @@ impl Run {
     fn drop_lock(&self, dropped: Dropped) {
         let is_noted = self.with(|state| {
             // What it holds it holds on, wherever it goes on.
-            let is_noted = !state.is_over() && !state.has_left();
+            let is_noted = !state.residency.is_stopping() && !state.residency.has_left();
             if is_noted {
-                state.dropped.push(dropped);
+                state.guards.let_go(dropped);
             }
             is_noted
         });
@@ -55,20 +55,17 @@ impl Run {
 
     /// Releases what was dropped, with everything that came before.
     pub(crate) fn release_dropped(self: &Arc<Run>) {
-        for (lock, ask) in self.with(|state| std::mem::take(&mut state.dropped)) {
+        for (lock, ask) in self.with(|state| state.guards.take_dropped()) {
             let note = Recording { entry: None, unlocks: None, receives: None };
             let passenger = Passenger(Seat::new(Doing::aside(self), note));
-            self.with(|state| state.leaving.push(lock.clone()));
             let run = self.clone();
             self.engine.node.runtime.spawn(async move {
                 if let Err(error) = passenger.send(&lock, ask).await {
                     run.set_stop(run.stops(error.into()));
                 }
                 run.with(|state| {
-                    if let Some(place) = state.leaving.iter().position(|leaving| *leaving == lock) {
-                        state.leaving.swap_remove(place);
-                    }
-                    state.wake(|_, waits| !waits);
+                    state.guards.released(&lock);
+                    state.ops.wake_busy();
                 });
             });
         }
@@ -76,19 +73,19 @@ impl Run {
 
     /// Waits until what its code has dropped of a lock is released.
     pub(super) async fn until_left(self: &Arc<Run>, lock: &LockName) {
-        if self.with(|state| state.dropped.iter().any(|(other, _)| other == lock)) {
+        if self.with(|state| state.guards.has_dropped(lock)) {
             self.release_dropped();
         }
-        if self.with(|state| state.leaving.contains(lock)) {
+        if self.with(|state| state.guards.is_leaving(lock)) {
             let doing = Listed::begin(self, WaitsFor::Store);
-            doing.until(|state| (!state.leaving.contains(lock)).then_some(())).await;
+            doing.until(|state| (!state.guards.is_leaving(lock)).then_some(())).await;
         }
     }
 
     /// Takes back what branches have asked for that were given up. They may have been so just before a crash.
     pub(crate) async fn release_lost(self: &Arc<Run>, fork: &Place, first: usize) {
         self.close_lost_reviews(fork, first).await;
-        if self.engine.rehearsal.is_replay() || !self.with(|state| state.has_locks) {
+        if self.engine.rehearsal.is_replay() || !self.with(|state| state.known.has_locks()) {
             return;
         }
         let owned = self.or_stop(self.engine.locks.requests_of(&Owner::Execution(self.id.clone())).await).await;

@@ -1,0 +1,293 @@
+//! The machine of the journal: the entries that no commit holds yet, those that commits in flight hold, and which of
+//! them have to become durable. While the code is polled, its entries are a draft: a commit of another thread must not
+//! hold half of the entries that belong together. It knows nothing of the record, of messages or of what operations
+//! wait for.
+
+use std::collections::{BTreeMap, HashSet};
+
+use crate::lane::Part;
+use crate::store::{Commit, Key, Write};
+use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::run::inbox::Address;
+use crate::workflow::run::{Effect, Submitted};
+use crate::workflow::stored::record::{Entry, Kind};
+
+/// How many entries, and how many bytes of entries, may wait for the next commit before a commit is made for them.
+const MOST_PENDING: usize = 256;
+const MOST_PENDING_BYTES: usize = 1 << 20;
+
+/// An entry that no commit holds yet.
+pub(super) struct Pending {
+    pub(super) place: Place,
+    pub(super) entry: Entry,
+    /// The number of the entry, in the order in which the code made them.
+    pub(super) stamp: u64,
+    pub(super) effect: Option<Effect>,
+}
+
+impl Pending {
+    /// The message that is received with this entry. If the entry is dropped, the message was not received.
+    fn received(self) -> Option<Address> {
+        self.effect.and_then(|effect| effect.receives)
+    }
+}
+
+pub(crate) struct Journal {
+    /// A handful at most.
+    pending: BTreeMap<Place, Pending>,
+    /// Entries of the present poll.
+    draft: BTreeMap<Place, Pending>,
+    bytes: usize,
+    /// No entry that waits for a commit has a lower stamp.
+    first: u64,
+    /// The last stamp that was assigned, and the last one that has to become durable.
+    stamps: u64,
+    wanted: u64,
+    /// The commits in flight by number, and the first stamp of each.
+    flights: BTreeMap<u64, u64>,
+    last_flight: u64,
+    /// The branches that were dropped while commits were in flight.
+    lost: Vec<Path>,
+    /// The operation whose own commit is in flight. Meanwhile there is no other commit.
+    carrier: Option<u64>,
+    /// Commits of operations' own that the driver has to send.
+    submitted: Vec<Submitted>,
+}
+
+impl Default for Journal {
+    fn default() -> Journal {
+        Journal {
+            pending: BTreeMap::new(),
+            draft: BTreeMap::new(),
+            bytes: 0,
+            first: u64::MAX,
+            stamps: 0,
+            wanted: 0,
+            flights: BTreeMap::new(),
+            last_flight: 0,
+            lost: Vec::new(),
+            carrier: None,
+            submitted: Vec::new(),
+        }
+    }
+}
+
+impl Journal {
+    /// Keeps an entry of the present poll.
+    pub(super) fn draft(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
+        let pending = self.stamped(place, entry, effect);
+        keep(&mut self.draft, pending);
+    }
+
+    /// Keeps an entry for the next commit.
+    pub(super) fn put(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
+        let pending = self.stamped(place, entry, effect);
+        keep(&mut self.pending, pending);
+    }
+
+    fn stamped(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) -> Pending {
+        self.stamps += 1;
+        self.bytes += entry.bytes() + effect.as_ref().map_or(0, |effect| effect.part.bytes());
+        self.first = self.first.min(self.stamps);
+        Pending { place: place.clone(), entry, stamp: self.stamps, effect }
+    }
+
+    /// The entries of one poll belong together: the next commit takes them all.
+    pub(super) fn release(&mut self) {
+        for pending in std::mem::take(&mut self.draft).into_values() {
+            keep(&mut self.pending, pending);
+        }
+    }
+
+    /// Drops an entry whose commit failed.
+    pub(super) fn take_back(&mut self, place: &Place) {
+        self.pending.remove(place);
+    }
+
+    /// Asks for everything so far to become durable. Returns its last stamp.
+    pub(super) fn want_all(&mut self) -> u64 {
+        self.wanted = self.stamps;
+        self.stamps
+    }
+
+    /// The last stamp that was assigned.
+    pub(crate) fn stamps(&self) -> u64 {
+        self.stamps
+    }
+
+    /// True if everything up to a stamp is durable.
+    pub(super) fn is_durable(&self, stamp: u64) -> bool {
+        let is_empty = self.pending.is_empty() && self.draft.is_empty();
+        (is_empty || self.first > stamp) && self.flights.values().all(|first| *first > stamp)
+    }
+
+    /// True if an entry has to become durable and no commit holds it.
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.pending.is_empty() && self.first <= self.wanted
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// True if a body has begun and no commit records that.
+    pub(super) fn has_intent(&self) -> bool {
+        self.pending.values().any(|pending| pending.entry.is_intent())
+    }
+
+    /// True if enough is pending to make a commit now.
+    pub(super) fn is_full(&self) -> bool {
+        self.pending.len() + self.draft.len() >= MOST_PENDING || self.bytes >= MOST_PENDING_BYTES
+    }
+
+    /// True if a pending entry has an effect on other records.
+    pub(super) fn has_effects(&self) -> bool {
+        self.pending.values().chain(self.draft.values()).any(|pending| pending.effect.is_some())
+    }
+
+    /// Takes the pending entries for a commit, except for entries that would write a key that the commit writes
+    /// already. The caller then calls [`Journal::fly`].
+    pub(super) fn take(&mut self, commit: &Commit) -> Vec<Pending> {
+        let first = self.draft.values().map(|pending| pending.stamp).min();
+        (self.bytes, self.first) = (0, first.unwrap_or(u64::MAX));
+        let all = std::mem::take(&mut self.pending).into_values();
+        let mut written: HashSet<Key> = commit.writes().iter().map(|write| write.key().clone()).collect();
+        let mut taken = Vec::with_capacity(all.len());
+        for pending in all {
+            let keys = || pending.effect.iter().flat_map(|effect| effect.part.writes()).map(Write::key);
+            if keys().any(|key| written.contains(key)) {
+                self.first = self.first.min(pending.stamp);
+                self.pending.insert(pending.place.clone(), pending);
+            } else {
+                written.extend(keys().cloned());
+                taken.push(pending);
+            }
+        }
+        taken
+    }
+
+    /// A commit with these entries is in flight. Returns its number.
+    pub(super) fn fly(&mut self, taken: &[Pending]) -> u64 {
+        self.last_flight += 1;
+        let first = taken.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
+        self.flights.insert(self.last_flight, first);
+        self.last_flight
+    }
+
+    /// A commit has landed, or has failed and its entries were put back.
+    pub(super) fn arrive(&mut self, flight: u64) {
+        self.flights.remove(&flight);
+        if self.flights.is_empty() {
+            self.lost.clear();
+        }
+    }
+
+    /// Puts the entries of a failed commit back, except for entries of branches that were dropped meanwhile. Returns
+    /// the messages of those entries: they were not received.
+    pub(super) fn put_back(&mut self, taken: Vec<Pending>) -> Vec<Address> {
+        let mut given_back = Vec::new();
+        for pending in taken {
+            if self.lost.iter().any(|lost| pending.place.branch.is_within(lost)) {
+                given_back.extend(pending.received());
+                continue;
+            }
+            self.first = self.first.min(pending.stamp);
+            // A newer entry at the same place stays.
+            self.pending.entry(pending.place.clone()).or_insert(pending);
+        }
+        given_back
+    }
+
+    /// A branch was dropped: its entries are dropped too. Entries of commits in flight become durable unless their
+    /// commit is refused. Returns the messages of the dropped entries: they were not received.
+    pub(super) fn give_up(&mut self, branch: &Path) -> Vec<Address> {
+        let mut given_back = Vec::new();
+        for kept in [&mut self.pending, &mut self.draft] {
+            let lost = kept.extract_if(.., |place, _| place.branch.is_within(branch));
+            given_back.extend(lost.filter_map(|(_, pending)| pending.received()));
+        }
+        if !self.flights.is_empty() {
+            self.lost.push(branch.clone());
+        }
+        given_back
+    }
+
+    /// Drops pending entries with effects on keys that the end of the execution writes: a commit writes a key once.
+    pub(super) fn forget_effects_on(&mut self, closing: &[Part]) {
+        let written = closing.iter().flat_map(|part| part.writes());
+        let written: HashSet<&Key> =
+            written.filter(|write| !matches!(write, Write::Delete(_))).map(Write::key).collect();
+        let is_on = |effect: &Effect| effect.part.writes().iter().any(|write| written.contains(write.key()));
+        self.pending.retain(|_, pending| !pending.effect.as_ref().is_some_and(is_on));
+    }
+
+    /// Drops reviews that no commit has opened. The commit that ends the execution or continues as new does not open
+    /// them.
+    pub(super) fn forget_reviews(&mut self) {
+        let is_review = |pending: &Pending| pending.entry.kind == Kind::Review && pending.effect.is_some();
+        self.pending.retain(|_, pending| !is_review(pending));
+    }
+
+    /// Drops all pending entries.
+    pub(super) fn forget_pending(&mut self) {
+        self.pending.clear();
+    }
+
+    /// True if no commit is in flight and none is submitted: the next one may be made.
+    pub(super) fn is_idle(&self) -> bool {
+        self.carrier.is_none() && self.flights.is_empty() && self.submitted.is_empty()
+    }
+
+    /// True if no commit is in flight.
+    pub(super) fn has_arrived(&self) -> bool {
+        self.flights.is_empty()
+    }
+
+    /// True if a commit of an operation's own is in flight.
+    pub(super) fn is_carried(&self) -> bool {
+        self.carrier.is_some()
+    }
+
+    /// Makes an operation the carrier, unless a commit is in flight. Returns whether it is.
+    pub(super) fn carry(&mut self, op: u64) -> bool {
+        let is_free = self.flights.is_empty() && self.carrier.is_none();
+        if is_free {
+            self.carrier = Some(op);
+        }
+        is_free
+    }
+
+    /// The operation's own commit is finished. Returns whether the operation was the carrier.
+    pub(super) fn stop_carrying(&mut self, op: u64) -> bool {
+        let is_it = self.carrier == Some(op);
+        if is_it {
+            self.carrier = None;
+        }
+        is_it
+    }
+
+    /// The code begins anew: no operation of the earlier run is the carrier.
+    pub(super) fn begin_anew(&mut self) {
+        self.carrier = None;
+    }
+
+    /// Keeps an operation's own commit until the driver sends it.
+    pub(super) fn submit(&mut self, submitted: Submitted) {
+        self.submitted.push(submitted);
+    }
+
+    pub(super) fn take_submitted(&mut self) -> Vec<Submitted> {
+        std::mem::take(&mut self.submitted)
+    }
+}
+
+/// Keeps an entry in place of an earlier one. The effect of the earlier one is kept if the new one has none.
+fn keep(kept: &mut BTreeMap<Place, Pending>, mut pending: Pending) {
+    let before = kept.remove(&pending.place);
+    pending.effect = pending.effect.or(before.and_then(|before| before.effect));
+    kept.insert(pending.place.clone(), pending);
+}
+
+#[cfg(test)]
+#[path = "journal_tests.rs"]
+mod tests;
