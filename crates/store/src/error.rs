@@ -98,6 +98,9 @@ pub enum StoreError {
     /// A restore while views are open.
     #[error("a restore replaces everything; drop all views first (open views: {views})")]
     ViewsOpen { views: usize },
+    /// A database server could not be reached, or refused a statement.
+    #[error("cannot {action} the database: {cause}")]
+    Server { action: &'static str, cause: Arc<str>, is_passing: bool },
     /// The operating system refused something.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io { action: &'static str, path: PathBuf, cause: Arc<std::io::Error> },
@@ -151,10 +154,13 @@ impl StoreError {
             | NewerFormat { .. }
             | NotAStore { .. }
             | NotEmpty { .. }
-            | ForeignSnapshot => ErrorKind::Invalid,
+            | ForeignSnapshot
+            | Server { is_passing: false, .. } => ErrorKind::Invalid,
             UnknownSpace { .. } | HistoryDropped { .. } | TimeDropped { .. } => ErrorKind::NotFound,
             Locked { .. } | ViewsOpen { .. } => ErrorKind::Conflict,
-            Closed | Stopped { .. } | Uncertain { .. } | Io { .. } => ErrorKind::Unavailable,
+            Closed | Stopped { .. } | Uncertain { .. } | Io { .. } | Server { is_passing: true, .. } => {
+                ErrorKind::Unavailable
+            }
             Corrupt { .. } => ErrorKind::Corrupt,
         }
     }

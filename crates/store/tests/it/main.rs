@@ -21,5 +21,6 @@ mod power_loss;
 mod recovered;
 mod reference;
 mod remote;
+mod server;
 mod threads;
 mod workload;
