@@ -12,37 +12,68 @@ const VARIABLE: &str = "LATCHWORK_TEST_POSTGRES";
 pub(crate) struct Server {
     pub(crate) url: String,
     started: Option<(Child, tempfile::TempDir)>,
+    is_root: bool,
 }
 
 impl Server {
     pub(crate) fn start() -> Server {
         match std::env::var(VARIABLE) {
-            Ok(url) => Server { url, started: None },
+            Ok(url) => Server { url, started: None, is_root: false },
             Err(_) => Server::start_own(),
         }
     }
 
-    #[allow(clippy::disallowed_methods)] // A server takes its own time to start.
-    fn start_own() -> Server {
+    /// A server of the test's own, which it may kill.
+    pub(crate) fn start_own() -> Server {
         let home = tempfile::tempdir().expect("a directory");
-        let data = home.path().join("data");
         let is_root = owner(home.path()) == 0;
         if is_root {
             run(Command::new("chown").arg("postgres").arg(home.path()));
         }
+        let data = home.path().join("data");
         run(program("initdb", is_root).args(["--auth=trust", "--username=postgres", "--no-sync", "-D"]).arg(&data));
-        let sockets = format!("unix_socket_directories={}", home.path().display());
-        let settings = ["listen_addresses=", "fsync=off", "max_connections=200", &sockets];
-        let mut server = program("postgres", is_root);
-        server.arg("-D").arg(&data).args(settings.iter().flat_map(|setting| ["-c", setting]));
-        let child = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the server starts");
         let url = format!("host={} user=postgres dbname=postgres", home.path().display());
-        let (began, socket) = (Instant::now(), home.path().join(".s.PGSQL.5432"));
-        while !socket.exists() || !is_ready(home.path()) {
+        let child = serve(home.path(), is_root);
+        Server { url, started: Some((child, home)), is_root }
+    }
+
+    /// Kills the server as a crash would, and starts it again on what it left.
+    pub(crate) fn kill_and_start(&mut self) {
+        let Some((child, home)) = &mut self.started else { panic!("only an own server is killed") };
+        let lines = std::fs::read_to_string(home.path().join("data/postmaster.pid")).expect("the server runs");
+        let pid = lines.lines().next().expect("a process id").to_string();
+        let _ = Command::new("kill").args(["-KILL", &pid]).status();
+        let _ = child.wait();
+        *child = serve(home.path(), self.is_root);
+    }
+
+    /// The socket that the server listens on.
+    pub(crate) fn socket(&self) -> PathBuf {
+        let host = self.url.split_whitespace().find_map(|word| word.strip_prefix("host=")).expect("a socket's folder");
+        Path::new(host).join(".s.PGSQL.5432")
+    }
+}
+
+/// Starts a server on a directory, and waits until it answers.
+#[allow(clippy::disallowed_methods)] // A server takes its own time to start.
+fn serve(home: &Path, is_root: bool) -> Child {
+    let sockets = format!("unix_socket_directories={}", home.display());
+    let settings = ["listen_addresses=", "max_connections=200", &sockets];
+    let mut server = program("postgres", is_root);
+    server.arg("-D").arg(home.join("data")).args(settings.iter().flat_map(|setting| ["-c", setting]));
+    let began = Instant::now();
+    // After a kill the old processes may still hold the directory for a moment.
+    loop {
+        let mut child = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the server starts");
+        while child.try_wait().expect("a process").is_none() {
+            if is_ready(home) {
+                return child;
+            }
             assert!(began.elapsed() < Duration::from_secs(60), "the server does not start");
             std::thread::sleep(Duration::from_millis(20));
         }
-        Server { url, started: Some((child, home)) }
+        assert!(began.elapsed() < Duration::from_secs(60), "the server does not start");
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
