@@ -1,5 +1,5 @@
-//! The backends that every test of the suite runs on: memory, one that is asked over the wire, files on a simulated
-//! disk without threads, files in a real directory with threads, and PostgreSQL. Limits are small, so that folding and new log
+//! The backends that every test of the suite runs on: memory, a remote backend, files on a simulated disk without
+//! threads, files in a real directory with threads, and PostgreSQL. Limits are small, so that folds and new log
 //! segments happen all the time.
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use latchwork_store::{Env, FileOptions, Limits, PostgresOptions, Store, VirtualC
 use crate::remote::Remote;
 use crate::server::Server;
 
-/// A place for one store and what it needs around it.
+/// The environment of one store: backend, disk, clock and limits.
 pub(crate) struct Bench {
     kind: Kind,
     pub(crate) env: Env,
@@ -60,7 +60,7 @@ impl Bench {
         Bench { kind, env, clock, limits: small_limits(), disk: SimDisk::new(), directory, server }
     }
 
-    /// Whether what was committed is still there after the last handle has gone.
+    /// True if commits are kept after the last handle is dropped.
     pub(crate) fn is_durable(&self) -> bool {
         !matches!(self.kind, Kind::Memory | Kind::Remote)
     }
@@ -70,14 +70,14 @@ impl Bench {
         self.kind == Kind::Postgres
     }
 
-    /// Opens the store of this bench, again if it was open before.
+    /// Opens the store of this bench, or opens it again.
     pub(crate) async fn open(&self) -> Store {
         match self.kind {
             Kind::Memory => Store::memory_with(self.env.clone(), self.limits).await.expect("a store in memory"),
             Kind::Remote => {
                 let (remote, disk) = (Remote::new(self.env.clone()), Arc::new(latchwork_store::disk::RealDisk));
                 let store = Store::with_backend(Arc::new(remote), self.env.clone(), self.limits, disk).await;
-                store.expect("a store that is asked over the wire")
+                store.expect("a store on a remote backend")
             }
             Kind::Simulated | Kind::File => self.open_at(&self.path("store")).await,
             Kind::Postgres => self.connect("store").await,
@@ -103,12 +103,12 @@ impl Bench {
         }
     }
 
-    /// Opens a data directory on the disk that this bench's snapshots go to.
+    /// Opens a data directory on the disk to which this bench writes snapshots.
     pub(crate) async fn open_at(&self, path: &Path) -> Store {
         self.options().open(path).await.expect("the directory opens")
     }
 
-    /// How this bench opens directories.
+    /// The options with which this bench opens directories.
     pub(crate) fn options(&self) -> FileOptions {
         let options = FileOptions::new()
             .env(self.env.clone())
@@ -161,7 +161,7 @@ pub(crate) fn run<F: Future<Output = ()>>(bench: Bench, test: impl FnOnce(Bench)
     });
 }
 
-/// Makes a test of each function for each backend: `the_function::memory` and so on.
+/// Creates a test of each function for each backend: `the_function::memory` and so on.
 macro_rules! on_every_backend {
     ($($test:ident),* $(,)?) => {$(
         mod $test {

@@ -1,5 +1,4 @@
-//! What executions are looked for by, for lists and for whatever is done to many at once. Every part of it is answered
-//! by keys that list executions.
+//! Filters for lists and for operations on many executions. List keys answer every part of a filter.
 
 use std::collections::BTreeSet;
 use std::ops::{Bound, RangeBounds};
@@ -12,29 +11,29 @@ use crate::workflow::stored::listed::{Shelf, by_attribute, by_status, by_tag, by
 use crate::workflow::stored::record::{Attribute, Execution, WaitsFor};
 use crate::workflow::{Result, WorkflowError};
 
-/// The longest text that anything can be found by, in bytes.
+/// The longest text in a filter, in bytes.
 const LONGEST: usize = 1024;
 
-/// How an execution is, for those who look for some.
+/// The state of an execution, for filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Is {
-    /// At work, or about to be.
+    /// It runs, or is about to.
     Running,
-    /// Out of memory, for whatever it waits for.
+    /// It waits, out of memory, for anything.
     Waiting,
-    /// Out of memory, for a time and nothing else: a sleep, or the next attempt at a step.
+    /// It waits, out of memory, for a time and nothing else: a sleep, or the next attempt at a step.
     Asleep,
     /// Waits for an operator.
     Parked,
-    /// Has come to an output.
+    /// It has completed with an output.
     Completed,
-    /// Has failed.
+    /// It has failed.
     Failed,
-    /// Has taken longer than it may.
+    /// It has exceeded its time limit.
     TimedOut,
-    /// Was cancelled.
+    /// It was cancelled.
     Cancelled,
 }
 
@@ -53,7 +52,7 @@ impl Is {
     }
 }
 
-/// Which executions are meant: those that everything is true of that is said here. Without a word, all of them.
+/// Selects the executions that meet all conditions. Without conditions, it selects all executions.
 ///
 /// ```
 /// use latchwork::workflow::{Filter, Is};
@@ -73,7 +72,7 @@ pub struct Filter {
     to_us: Option<u64>,
 }
 
-/// That an attribute lies on one side of a value.
+/// The condition that an attribute is on one side of a value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Limit {
     name: String,
@@ -90,7 +89,7 @@ enum Side {
     Below,
 }
 
-/// Values of an attribute, as a run of keys.
+/// A range of values of an attribute, as a range of keys.
 pub(crate) struct Values {
     pub(crate) name: String,
     start: Vec<u8>,
@@ -98,7 +97,7 @@ pub(crate) struct Values {
 }
 
 impl Limit {
-    /// The keys of the values that are meant. They are all of one kind.
+    /// The keys of the selected values, which are all of the same kind.
     fn keys(&self) -> (Vec<u8>, Vec<u8>) {
         let value = by_value(&self.name, &self.value);
         let kind = &value[..=by_attribute(&self.name).len()];
@@ -112,65 +111,65 @@ impl Limit {
 }
 
 impl Values {
-    /// The keys of these values, from first to last.
+    /// The keys of these values, in order.
     pub(crate) fn stream(&self, reader: &Reader<'_>) -> Stream {
         Stream::new(reader.listed(by_attribute(&self.name)), self.start.clone(), self.end.clone())
     }
 }
 
 impl Filter {
-    /// All executions.
+    /// Selects all executions.
     pub fn new() -> Filter {
         Filter::default()
     }
 
-    /// Those of this workflow. Said more than once: of any of these.
+    /// Selects executions of this workflow; after several calls, of any of these workflows.
     pub fn workflow(mut self, name: impl Into<String>) -> Filter {
         self.workflows.insert(name.into());
         self
     }
 
-    /// Those that are so. Said more than once: that are any of these.
+    /// Selects executions in this state; after several calls, in any of these states.
     pub fn is(mut self, is: Is) -> Filter {
         self.is.insert(is);
         self
     }
 
-    /// Those that wait for this, out of memory. Said more than once: for any of these. [`WaitsFor::Timer`] means those
-    /// that are [`Is::Asleep`].
+    /// Selects executions that wait for this, out of memory; after several calls, for any of these. [`WaitsFor::Timer`]
+    /// selects those that are [`Is::Asleep`].
     pub fn waits_for(mut self, what: WaitsFor) -> Filter {
         self.waits.push(what);
         self
     }
 
-    /// Those that have this tag. Said more than once: that have all of these.
+    /// Selects executions that have this tag; after several calls, all of these tags.
     pub fn tag(mut self, tag: impl Into<String>) -> Filter {
         self.tags.insert(tag.into());
         self
     }
 
-    /// Those whose search attribute of this name has this value.
+    /// Selects executions whose search attribute of this name has this value.
     pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
         self.attributes.push((name.into(), value.into()));
         self
     }
 
-    /// Those whose search attribute of this name is of the value's kind and not less.
+    /// Selects executions whose search attribute of this name is of the same kind as the value, and equal or greater.
     pub fn at_least(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
         self.limit(name, Side::AtLeast, value)
     }
 
-    /// Those whose search attribute of this name is of the value's kind and greater.
+    /// Selects executions whose search attribute of this name is of the same kind as the value, and greater.
     pub fn greater_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
         self.limit(name, Side::Above, value)
     }
 
-    /// Those whose search attribute of this name is of the value's kind and not greater.
+    /// Selects executions whose search attribute of this name is of the same kind as the value, and equal or less.
     pub fn at_most(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
         self.limit(name, Side::AtMost, value)
     }
 
-    /// Those whose search attribute of this name is of the value's kind and less.
+    /// Selects executions whose search attribute of this name is of the same kind as the value, and less.
     pub fn less_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
         self.limit(name, Side::Below, value)
     }
@@ -180,7 +179,7 @@ impl Filter {
         self
     }
 
-    /// Those that were started between these times. Said more than once: between all of these.
+    /// Selects executions that were started between these times; after several calls, within all of these ranges.
     pub fn started(mut self, times: impl RangeBounds<Timestamp>) -> Filter {
         self.from_us = self.from_us.max(match times.start_bound() {
             Bound::Unbounded => 0,
@@ -196,13 +195,13 @@ impl Filter {
         self
     }
 
-    /// Refuses what cannot be looked for.
+    /// Refuses conditions that cannot be searched for.
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |reason: String| Err(WorkflowError::List { reason });
         for what in &self.waits {
             match what {
                 WaitsFor::Step(_) | WaitsFor::Store => {
-                    return refuse(format!("{what:?} is not waited for out of memory, and only such waits are listed"));
+                    return refuse(format!("{what:?} is not a wait out of memory; only such waits are listed"));
                 }
                 what => what.listed().map_or(Ok(()), |(_, name)| is_short(name))?,
             }
@@ -214,7 +213,7 @@ impl Filter {
             match value {
                 Attribute::Text(text) => is_short(text)?,
                 Attribute::Real(number) if !number.is_finite() => {
-                    return refuse(format!("attribute {name:?} cannot be {number}, which is no number"));
+                    return refuse(format!("attribute {name:?} cannot be {number}, which is not a finite number"));
                 }
                 _ => {}
             }
@@ -222,7 +221,7 @@ impl Filter {
         Ok(())
     }
 
-    /// The values that the order goes by: those of the first attribute that was given a limit.
+    /// The values that the list is ordered by: those of the first attribute with a limit.
     pub(crate) fn values(&self) -> Option<Values> {
         let first = self.limits.first()?;
         let its = self.limits.iter().filter(|limit| limit.name == first.name).map(Limit::keys);
@@ -230,7 +229,7 @@ impl Filter {
         Some(Values { name: first.name.clone(), end: end.max(start.clone()), start })
     }
 
-    /// Whether an execution is meant.
+    /// True if the filter selects an execution.
     pub(crate) fn is_met(&self, execution: &Execution) -> bool {
         let shelf = Shelf::of(execution);
         let is_waited = |what: &WaitsFor| match what {
@@ -252,8 +251,8 @@ impl Filter {
             && self.to_us.is_none_or(|to| execution.started_us < to)
     }
 
-    /// The keys that list what is meant, in the order of start times: an execution has to be in all of these. Limits of
-    /// attributes are not among them. None only if nothing but limits is asked for.
+    /// The keys of the selected executions, in the order of start times: an execution has to be in all of these unions.
+    /// Limits of attributes are not included. The list is empty only if the filter has nothing but limits.
     pub(crate) async fn unions(&self, reader: &Reader<'_>) -> Result<Vec<Union>> {
         let mut unions = Vec::new();
         let mut add = |prefixes: Vec<Prefix>| {
@@ -282,7 +281,7 @@ impl Filter {
         Ok(unions)
     }
 
-    /// What keys start with that list executions of these shelves, of the workflows that are meant.
+    /// The prefixes of keys that list executions of these shelves, of the selected workflows.
     async fn shelves(&self, reader: &Reader<'_>, shelves: &[Shelf]) -> Result<Vec<Prefix>> {
         let mut prefixes = Vec::new();
         for shelf in shelves {
@@ -299,7 +298,7 @@ impl Filter {
         Ok(prefixes)
     }
 
-    /// Keys of one prefix, of executions that were started between the times that are meant.
+    /// The keys of one prefix whose executions were started within the selected times.
     fn timed(&self, prefix: Prefix) -> Stream {
         let start = [&prefix.bytes[..], &self.from_us.to_be_bytes()].concat();
         let end = match self.to_us {
@@ -314,6 +313,6 @@ fn is_short(text: &str) -> Result<()> {
     if text.len() <= LONGEST {
         return Ok(());
     }
-    let reason = format!("nothing is found by a text of {} bytes; the limit is {LONGEST}", text.len());
+    let reason = format!("a filter cannot use a text of {} bytes; the limit is {LONGEST}", text.len());
     Err(WorkflowError::List { reason })
 }
