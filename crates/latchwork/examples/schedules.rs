@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use latchwork::store::Store;
-use latchwork::workflow::{Ctx, Engine, Failure, Overlap, Schedule, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Overlap, Schedule, Workflow, workflow};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 

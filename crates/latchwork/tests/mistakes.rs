@@ -1,5 +1,5 @@
-//! Mistakes of a first workflow, each under a `cfg` of its own. Without one this compiles. `it/workflow/mistakes.rs` checks
-//! what the compiler says of each, and where: at the line with the comment of that name.
+//! Mistakes of a first workflow, each under a `cfg` of its own. Without one this compiles. `it/workflow/mistakes.rs`
+//! checks what the compiler says of each, and where: at the line with the comment of that name.
 #![allow(unexpected_cfgs, dead_code, unused_imports, unused_variables, missing_docs)]
 
 use std::rc::Rc;

@@ -223,7 +223,8 @@ impl<S: Clone + Send + Sync + 'static> WithShared<WorkflowBuilder, S> {
     ///
     /// ```
     /// # use latchwork::workflow::workflow;
-    /// let order = workflow("order").with("EUR").run(async |_, currency, price: u64| Ok(format!("{price} {currency}")));
+    /// let order = workflow("order").with("EUR");
+    /// let order = order.run(async |_, currency, price: u64| Ok(format!("{price} {currency}")));
     /// # let _: latchwork::workflow::Workflow<u64, String> = order;
     /// ```
     pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
