@@ -34,14 +34,14 @@ fn order() -> Workflow<i64, String> {
         ctx.tag("paid").await?;
         let by = ctx.receive::<String>("approve").await?;
         ctx.untag("paid").await?;
-        ctx.run("ship", async || Ok::<_, Failure>(format!("shipped for {paid}, approved by {by}"))).await
+        ctx.run("ship", async || Ok(format!("shipped for {paid}, approved by {by}"))).await
     })
 }
 
 /// Panics, as long as it has not been repaired.
 fn broken(is_repaired: bool) -> Workflow<(), u32> {
     workflow("broken").run(move |ctx: Ctx, ()| async move {
-        let number = ctx.run("number", async || Ok::<_, Failure>(7)).await?;
+        let number = ctx.run("number", async || Ok(7)).await?;
         assert!(is_repaired, "nobody has thought of this");
         Ok(number)
     })

@@ -13,10 +13,10 @@ fn order() -> Workflow<u64, String> {
     workflow("order").run(async |ctx: Ctx, price: u64| {
         // A crash counts as an attempt, and a simulation may crash often.
         let often = Retry::exponential().max_attempts(100);
-        let paid = ctx.run("charge", async || Ok::<_, Failure>(price)).retry(often.clone()).await?;
+        let paid = ctx.run("charge", async || Ok(price)).retry(often.clone()).await?;
         ctx.sleep(Duration::from_secs(3600)).await?;
         let number = ctx.state().global::<u64>("orders").increment(1).await?.value;
-        ctx.run("ship", async || Ok::<_, Failure>(format!("order {number} for {paid}"))).retry(often).await
+        ctx.run("ship", async || Ok(format!("order {number} for {paid}"))).retry(often).await
     })
 }
 
@@ -32,8 +32,8 @@ fn approval() -> Workflow<u64, String> {
 /// The same after somebody has put a step in front of everything.
 fn changed_order() -> Workflow<u64, String> {
     workflow("order").run(async |ctx: Ctx, price: u64| {
-        ctx.run("check", async || Ok::<_, Failure>(())).await?;
-        ctx.run("charge", async || Ok::<_, Failure>(price)).await?;
+        ctx.run("check", async || Ok(())).await?;
+        ctx.run("charge", async || Ok(price)).await?;
         Ok("order 1 for 7".to_string())
     })
 }

@@ -17,7 +17,7 @@ async fn executions(directory: &Path) {
     let order = workflow("order").run(async |ctx: Ctx, end: String| match end.as_str() {
         "complete" => {
             ctx.publish("progress", &json!({"percent": 100})).await?;
-            ctx.run("charge", async || Ok::<_, Failure>(42)).await
+            ctx.run("charge", async || Ok(42)).await
         }
         "sleep" => ctx.sleep(HOUR).await.map(|()| 0),
         "signal" => ctx.receive::<u32>("approve").await,

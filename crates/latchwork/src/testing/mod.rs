@@ -10,9 +10,9 @@
 //! use latchwork::workflow::{Ctx, Failure, workflow};
 //!
 //! let order = workflow("order").run(async |ctx: Ctx, price: u64| {
-//!     ctx.run("charge", async || Ok::<_, Failure>(price)).await?;
+//!     ctx.run("charge", async || Ok(price)).await?;
 //!     ctx.sleep(Duration::from_secs(3600)).await?;
-//!     ctx.run("ship", async || Ok::<_, Failure>("shipped".to_string())).await
+//!     ctx.run("ship", async || Ok("shipped".to_string())).await
 //! });
 //! // A crash right before and right after each commit, and then recovery: the outcome is always the same.
 //! let crashes = crash_everywhere(&order, 7, |outcome| {

@@ -45,9 +45,9 @@ const ROUNDS: usize = 200_000;
 /// let order = workflow("order").run(async |ctx: Ctx, price: u64| {
 ///     // A crash counts as an attempt, and there may be many of them here.
 ///     let often = Retry::exponential().max_attempts(100);
-///     ctx.run("charge", async || Ok::<_, Failure>(price)).retry(often.clone()).await?;
+///     ctx.run("charge", async || Ok(price)).retry(often.clone()).await?;
 ///     ctx.sleep(Duration::from_secs(3600)).await?;
-///     ctx.run("ship", async || Ok::<_, Failure>(format!("shipped for {price}"))).retry(often).await
+///     ctx.run("ship", async || Ok(format!("shipped for {price}"))).retry(often).await
 /// });
 /// for seed in 0..20 {
 ///     let simulation = Simulation::new(seed).register(&order).start(&order, "a", 7).start(&order, "b", 8);

@@ -8,6 +8,7 @@ pub(crate) mod post;
 pub(crate) mod recover;
 pub(crate) mod rehearsal;
 pub(crate) mod remove;
+pub(crate) mod start;
 pub(crate) mod supersede;
 
 use std::any::Any;

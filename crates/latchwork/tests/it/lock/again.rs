@@ -298,11 +298,11 @@ async fn a_fork_acquires_the_locks_that_its_source_held() {
             }
         };
         if held.is_none() && way < 3 {
-            ctx.run("another way", async || Ok::<_, Failure>(())).await?;
+            ctx.run("another way", async || Ok(())).await?;
             return Ok(0);
         }
-        ctx.run("a", async || Ok::<_, Failure>(())).await?;
-        ctx.run("b", async || Ok::<_, Failure>(())).await?;
+        ctx.run("a", async || Ok(())).await?;
+        ctx.run("b", async || Ok(())).await?;
         Ok(1)
     });
     for way in 0..4 {

@@ -92,7 +92,7 @@ async fn a_dropped_guard_does_not_block_its_own_execution() {
         for step in 0..steps {
             drop(ctx.mutex("m").acquire().await?);
             if step % 2 == 1 {
-                ctx.run("between", async || Ok::<_, Failure>(())).await?;
+                ctx.run("between", async || Ok(())).await?;
             }
         }
         let taken = ctx.mutex("m").try_acquire().await?.is_some();
@@ -115,7 +115,7 @@ async fn branches_take_turns_at_a_semaphore_of_one_permit() {
             let guard = ctx.semaphore("one", 1).acquire().await?;
             ctx.sleep(SECOND).await?;
             guard.release().await?;
-            Ok::<_, Failure>(n)
+            Ok(n)
         };
         ctx.try_map(0..3, 3, takes).await
     });

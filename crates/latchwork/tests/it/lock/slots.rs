@@ -11,7 +11,7 @@ use latchwork::lock::{
 use latchwork::state::{Slot, StateError, States};
 use latchwork::store::{ErrorKind, Rev, Store, Timestamp};
 use latchwork::testing::{Crashes, TestEngine, crash_everywhere};
-use latchwork::workflow::{Ctx, Engine, Failure, Tx, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Tx, Workflow, workflow};
 use serde_json::Value;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -231,7 +231,7 @@ fn every_operation() -> Workflow<(), Value> {
         // The release is part of a transaction.
         let released = ctx.transaction("pay", async |tx: Tx| {
             tx.global::<u64>("paid").increment(1).await?;
-            Ok::<_, Failure>(DurableMutex::default().release(&tx.workflow("lock"), "new", now).await?)
+            Ok(DurableMutex::default().release(&tx.workflow("lock"), "new", now).await?)
         });
         let released = [released.await?, mutex.release(&slot, "new", now).await?];
         let end = mutex.try_acquire(&slot, &me, now, None).await?;

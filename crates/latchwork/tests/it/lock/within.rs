@@ -21,7 +21,7 @@ fn careful() -> Workflow<u32, u64> {
         let busy = ctx.state().global::<u32>("busy");
         let before = busy.update(|busy| busy.unwrap_or(0) + 1).await?.value;
         assert_eq!(before, 1, "two hold the mutex");
-        ctx.run("work", async || Ok::<_, Failure>(())).retry(often()).await?;
+        ctx.run("work", async || Ok(())).retry(often()).await?;
         ctx.sleep(Duration::from_secs(pause.into())).await?;
         busy.update(|busy| busy.unwrap_or(0) - 1).await?;
         let token = guard.token().number();
@@ -97,7 +97,7 @@ async fn a_limit_and_a_grant_at_the_same_time_under_crashes() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| {
         let guard = ctx.mutex("m").wait_at_most(Duration::from_secs(2)).acquire().await?;
         let got = guard.is_some();
-        ctx.run("work", async || Ok::<_, Failure>(())).retry(often()).await?;
+        ctx.run("work", async || Ok(())).retry(often()).await?;
         Ok(got)
     });
     let crashes = Crashes::of(&waits, ()).outside(async |engine: Engine| {
@@ -147,7 +147,7 @@ async fn a_branch_that_loses_a_race_holds_nothing_and_waits_for_nothing() {
             ))
             .await;
         let is_late = matches!(raced, First2::Second(_));
-        ctx.run("after", async || Ok::<_, Failure>(())).retry(often()).await?;
+        ctx.run("after", async || Ok(())).retry(often()).await?;
         // If the lock were still held, this would be refused or would wait for ever.
         ctx.mutex("free").acquire().await?.release().await?;
         Ok(is_late)
@@ -251,7 +251,7 @@ async fn a_fork_acquires_what_the_source_held() {
     let holds = workflow("holds").run(async |ctx: Ctx, ()| {
         ctx.mutex("before").acquire().await?.release().await?;
         let guard = ctx.mutex("m").acquire().await?;
-        ctx.run("work", async || Ok::<_, Failure>(())).await?;
+        ctx.run("work", async || Ok(())).await?;
         Ok(guard.token().number())
     });
     let test = TestEngine::new(&holds, 1).await.unwrap();

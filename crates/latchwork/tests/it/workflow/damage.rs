@@ -21,7 +21,7 @@ fn gated() -> (tokio::sync::watch::Sender<bool>, Workflow<u32, u32>) {
     let gated = workflow("gated").run(move |ctx: Ctx, number: u32| {
         let open = open.clone();
         async move {
-            let first = ctx.run("first", async || Ok::<_, Failure>(number)).await?;
+            let first = ctx.run("first", async || Ok(number)).await?;
             let wait = async || open.clone().wait_for(|open| *open).await.map(drop).map_err(Failure::from);
             ctx.run("wait", wait).await?;
             Ok(first)
@@ -108,7 +108,7 @@ async fn executions_beside_a_damaged_record_are_removed_in_time() {
     for space in spaces {
         for harm in Harm::ALL {
             let short = workflow("short").keep(100 * SECOND).run(async |ctx: Ctx, ()| {
-                ctx.run("a", async || Ok::<_, Failure>("x".repeat(2000))).await?;
+                ctx.run("a", async || Ok("x".repeat(2000))).await?;
                 Ok(())
             });
             let stage = Stage::new(|engine| engine.register(&short)).await;

@@ -160,9 +160,8 @@ async fn every_restart_of_an_id_has_a_finalizer_of_its_own() {
 async fn an_end_that_is_as_large_as_can_be_is_stored_with_its_finalizer() {
     let large = |bytes: usize| {
         // Together with the result of the step, the end is more than one commit holds.
-        let echo = workflow("echo").run(move |ctx: Ctx, _: String| async move {
-            ctx.run("give", async || Ok::<_, Failure>("o".repeat(bytes))).await
-        });
+        let echo = workflow("echo")
+            .run(move |ctx: Ctx, _: String| async move { ctx.run("give", async || Ok("o".repeat(bytes))).await });
         echo.finally(async |ctx: Ctx, finished: Finished<String>| {
             let whole = matches!(&finished.outcome, FinishedAs::Completed(Some(_)));
             ctx.state().global::<(usize, bool)>("told").set((finished.input.len(), whole)).await?;

@@ -18,7 +18,7 @@ async fn what_is_taken_out_of_a_branch_can_be_used_outside() {
     let dad = workflow("dad").run(async |ctx: Ctx, ()| {
         let begins = async |ctx: Ctx| ctx.child(&kid(), (7, 3)).start().await;
         let takes = async |ctx: Ctx| {
-            let inner = async |ctx: Ctx| Ok::<_, Failure>((ctx.mutex("m").acquire().await?, ctx));
+            let inner = async |ctx: Ctx| Ok((ctx.mutex("m").acquire().await?, ctx));
             let (taken, slept) = ctx.join((inner, async |ctx: Ctx| ctx.sleep(SECOND).await)).await;
             slept?;
             taken
@@ -27,7 +27,7 @@ async fn what_is_taken_out_of_a_branch_can_be_used_outside() {
         let (guard, inner) = taken;
         let number = begun.result().await?;
         inner.sleep(2 * SECOND).await?;
-        let more = inner.run("more", async || Ok::<_, Failure>(1)).await?;
+        let more = inner.run("more", async || Ok(1)).await?;
         ctx.sleep(2 * SECOND).await?;
         Ok((number + more, guard.release().await?))
     });
@@ -118,7 +118,7 @@ fn outer() -> Workflow<(), Vec<u64>> {
         let outer = &ctx;
         let number = async |name: &str, number: u64| {
             outer.sleep(SECOND * number as u32).await?;
-            outer.run(name, async || Ok::<_, Failure>(number)).await
+            outer.run(name, async || Ok(number)).await
         };
         let (a, (b, c)) = outer
             .try_join((
@@ -157,11 +157,8 @@ async fn an_operation_that_changes_its_branch_parks_the_execution() {
         let mut receives = Box::pin(ctx.receive::<u64>("s").into_future());
         let first = {
             let receives = &mut receives;
-            ctx.select((
-                async move |_: Ctx| receives.await,
-                async |ctx: Ctx| ctx.run("quick", async || Ok::<_, Failure>(())).await,
-            ))
-            .await
+            ctx.select((async move |_: Ctx| receives.await, async |ctx: Ctx| ctx.run("quick", async || Ok(())).await))
+                .await
         };
         if let First2::First(number) = first {
             return number;

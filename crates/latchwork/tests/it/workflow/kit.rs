@@ -13,7 +13,7 @@ fn order() -> Workflow<u64, String> {
         let paid = paid.retry(Retry::exponential().max_attempts(3)).await?;
         ctx.sleep(Duration::from_secs(3600)).await?;
         let count = ctx.state().global::<u64>("orders").increment(1).await?.value;
-        ctx.run("ship", async || Ok::<_, Failure>(format!("{paid} for order {count}"))).await
+        ctx.run("ship", async || Ok(format!("{paid} for order {count}"))).await
     })
 }
 

@@ -15,7 +15,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 fn patient() -> Workflow<u32, u32> {
     workflow("patient").run(async |ctx: Ctx, number: u32| {
         let received = ctx.receive::<u32>("go").await?;
-        ctx.run("add", async || Ok::<_, Failure>(number + received)).await
+        ctx.run("add", async || Ok(number + received)).await
     })
 }
 
@@ -83,7 +83,7 @@ fn pays() -> Workflow<(), String> {
             Ok(amount) => format!("paid {amount}"),
             Err(failure) => format!("not paid: {failure}, {}", failure.is_retryable()),
         };
-        ctx.run("book", async || Ok::<_, Failure>(paid.clone())).retry(Retry::exponential().max_attempts(100)).await
+        ctx.run("book", async || Ok(paid.clone())).retry(Retry::exponential().max_attempts(100)).await
     })
 }
 
@@ -175,7 +175,7 @@ fn stations() -> Workflow<u64, Vec<u64>> {
     workflow("stations").run(async |ctx: Ctx, input: u64| {
         let mut gave = Vec::new();
         for number in 0..10u64 {
-            gave.push(ctx.run(&format!("s{number}"), async || Ok::<_, Failure>(input + number)).await?);
+            gave.push(ctx.run(&format!("s{number}"), async || Ok(input + number)).await?);
             if number % 2 == 1 {
                 gave.push(ctx.receive::<u64>("go").await?);
             }
@@ -237,7 +237,7 @@ async fn an_execution_is_forked_at_any_moment() {
     let counts = workflow("counts").run(async |ctx: Ctx, until: u64| {
         let mut sum = 0;
         for number in 0..until {
-            sum += ctx.run("add", async || Ok::<_, Failure>(number)).await?;
+            sum += ctx.run("add", async || Ok(number)).await?;
             ctx.state().workflow::<u64>("all").increment(1u64).await?;
         }
         Ok(sum)

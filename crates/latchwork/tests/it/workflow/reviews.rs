@@ -19,7 +19,7 @@ fn refund() -> Workflow<u64, String> {
     workflow("refund").run(async |ctx: Ctx, amount: u64| {
         let question = json!({"amount": amount, "order": 7});
         let decision = ctx.review("refund", &question, ["approve", "reject"]).await?;
-        ctx.run("tell", async || Ok::<_, Failure>(())).await?;
+        ctx.run("tell", async || Ok(())).await?;
         Ok(format!("{} by {} because {}", decision.option, decision.by, decision.reason))
     })
 }
@@ -467,7 +467,7 @@ async fn a_fork_opens_no_review_that_was_given_up() {
             async |ctx: Ctx| ctx.receive::<()>("end").await,
         ));
         assert!(matches!(first.await, First2::Second(Ok(()))));
-        ctx.run("last", async || Ok::<_, Failure>(())).await?;
+        ctx.run("last", async || Ok(())).await?;
         ctx.receive::<()>("end").await
     });
     let test = TestEngine::new(&races, 1).await.unwrap();

@@ -32,7 +32,7 @@ impl Kinds {
             }
         });
         let naps = workflow("naps").run(async |ctx: Ctx, seconds: u64| ctx.sleep(Duration::from_secs(seconds)).await);
-        let short = workflow("short").keep(100 * SECOND).run(async |_: Ctx, ()| Ok::<_, Failure>(()));
+        let short = workflow("short").keep(100 * SECOND).run(async |_: Ctx, ()| Ok(()));
         Kinds { gate, gated, naps, short }
     }
 

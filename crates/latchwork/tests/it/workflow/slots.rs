@@ -8,7 +8,7 @@ use latchwork::json;
 use latchwork::state::{MutationError, StateError};
 use latchwork::store::Store;
 use latchwork::testing::{TestEngine, crash_everywhere};
-use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -145,7 +145,7 @@ async fn an_engine_that_was_replaced_changes_nothing() {
                     if is_first.swap(false, Ordering::SeqCst) {
                         release.notified().await;
                     }
-                    Ok::<_, Failure>(())
+                    Ok(())
                 });
                 body.await?;
                 Ok(ctx.state().global::<u64>("count").increment(1).await?.value)

@@ -171,7 +171,7 @@ fn doubles() -> Workflow<u32, u32> {
             return Err(Failure::new("thirteen"));
         }
         ctx.sleep(Duration::from_secs(u64::from(number))).await?;
-        ctx.run("double", async || Ok::<_, Failure>(2 * number)).retry(often()).await
+        ctx.run("double", async || Ok(2 * number)).retry(often()).await
     })
 }
 
@@ -238,9 +238,7 @@ async fn the_end_of_a_parent_is_what_the_policy_says_for_its_children() {
 #[tokio::test]
 async fn branches_survive_a_crash_at_every_commit() {
     let forks = workflow("forks").run(async |ctx: Ctx, number: u32| {
-        let step = async |ctx: &Ctx, name: &str, number: u32| {
-            ctx.run(name, async || Ok::<_, Failure>(number)).retry(often()).await
-        };
+        let step = async |ctx: &Ctx, name: &str, number: u32| ctx.run(name, async || Ok(number)).retry(often()).await;
         let (a, b) = ctx
             .join((
                 async |ctx: Ctx| {
@@ -305,15 +303,15 @@ async fn a_signal_that_a_lost_branch_did_not_receive_stays() {
 
 fn cleans_up() -> Workflow<(), String> {
     workflow("cleans_up").run(async |ctx: Ctx, ()| {
-        ctx.run("begin", async || Ok::<_, Failure>(())).retry(often()).await?;
+        ctx.run("begin", async || Ok(())).retry(often()).await?;
         let waited = ctx.receive::<u32>("go").await;
         let Err(failure) = waited else { return Ok("it went".to_string()) };
         assert!(failure.is_cancelled(), "{failure}");
-        let after = ctx.run("not any more", async || Ok::<_, Failure>(())).await;
+        let after = ctx.run("not any more", async || Ok(())).await;
         assert!(after.unwrap_err().is_cancelled());
         let ctx = ctx.shielded();
         ctx.sleep(Duration::from_secs(30)).await?;
-        ctx.run("clean up", async || Ok::<_, Failure>(())).retry(often()).await?;
+        ctx.run("clean up", async || Ok(())).retry(often()).await?;
         Err(failure)
     })
 }
@@ -337,7 +335,7 @@ async fn cancellation_lets_clean_up_and_survives_a_crash_at_every_commit() {
 async fn a_step_under_way_is_cancelled_and_terminate_runs_nothing_more() {
     let stuck = workflow("stuck").run(async |ctx: Ctx, ()| {
         let stuck = ctx.run("stuck", async || std::future::pending::<Result<(), Failure>>().await).await;
-        ctx.shielded().run("clean up", async || Ok::<_, Failure>(())).await?;
+        ctx.shielded().run("clean up", async || Ok(())).await?;
         stuck
     });
     let test = TestEngine::new(&stuck, 1).await.unwrap();
@@ -380,11 +378,11 @@ async fn a_saga_is_undone_in_reverse_order_under_a_crash_at_every_commit() {
     let books = workflow("books").run(async |ctx: Ctx, ()| {
         let booked = ctx.saga(async |saga| {
             for name in ["flight", "hotel", "car"] {
-                saga.compensate(&format!("cancel {name}"), async || Ok::<_, Failure>(()));
+                saga.compensate(&format!("cancel {name}"), async || Ok(()));
                 if name == "car" {
                     return Err(Failure::new("no car"));
                 }
-                ctx.run(&format!("book {name}"), async || Ok::<_, Failure>(())).retry(often()).await?;
+                ctx.run(&format!("book {name}"), async || Ok(())).retry(often()).await?;
             }
             Ok(())
         });

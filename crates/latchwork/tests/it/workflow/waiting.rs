@@ -13,7 +13,7 @@ async fn sleeps_end_when_they_are_due_and_long_ones_leave_memory() {
     let sleeper = workflow("sleeper").run(async |ctx: Ctx, ms: u64| {
         let before = ctx.now().await;
         ctx.sleep(Duration::from_millis(ms)).await?;
-        let after = ctx.run("after", async || Ok::<_, Failure>(())).await.map(|()| ctx.clone())?.now().await;
+        let after = ctx.run("after", async || Ok(())).await.map(|()| ctx.clone())?.now().await;
         Ok(after.0 - before.0)
     });
     let test = TestEngine::new(&sleeper, 1).await.unwrap();
@@ -33,7 +33,7 @@ async fn sleeps_end_when_they_are_due_and_long_ones_leave_memory() {
 async fn many_timers_in_any_order_fire_in_the_order_they_are_due() {
     let sleeper = workflow("sleeper").run(async |ctx: Ctx, seconds: u64| {
         ctx.sleep(Duration::from_secs(seconds)).await?;
-        ctx.run("woke", async || Ok::<_, Failure>(())).await?;
+        ctx.run("woke", async || Ok(())).await?;
         Ok(ctx.now().await.0)
     });
     let test = TestEngine::new(&sleeper, 1).await.unwrap();
@@ -153,7 +153,7 @@ async fn a_value_that_is_chosen_once_stays() {
         let other = (ctx.now().await.0, ctx.uuid().await.to_string(), ctx.random().await);
         // The execution leaves memory and is loaded again: everything above is replayed.
         ctx.sleep(Duration::from_secs(60)).await?;
-        let recorded = ctx.run("look", async || Ok::<_, Failure>(first.clone())).await?;
+        let recorded = ctx.run("look", async || Ok(first.clone())).await?;
         Ok((recorded == first, first.1 != other.1, first.2 != other.2, ctx.version("change", 1..=3).await))
     });
     let test = TestEngine::new(&chooser, 1).await.unwrap();

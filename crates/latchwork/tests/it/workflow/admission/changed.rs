@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use latchwork::workflow::{
-    Batch, Ctx, Debounce, Engine, ExecutionState, Failure, Filter, Queue, RateLimit, Supersede, Workflow,
-    WorkflowBuilder, WorkflowError, workflow,
+    Batch, Ctx, Debounce, Engine, ExecutionState, Filter, Queue, RateLimit, Supersede, Workflow, WorkflowBuilder,
+    WorkflowError, workflow,
 };
 
 use super::{Lives, held, import, settle, used};
@@ -246,8 +246,7 @@ async fn a_queue_under_a_lowered_maximum_waits_until_the_running_executions_fit(
 
 /// Returns its input, of any type.
 fn echo(builder: WorkflowBuilder) -> Workflow<serde_json::Value, serde_json::Value> {
-    builder
-        .run(async |ctx: Ctx, input: serde_json::Value| ctx.run("echo", async || Ok::<_, Failure>(input.clone())).await)
+    builder.run(async |ctx: Ctx, input: serde_json::Value| ctx.run("echo", async || Ok(input.clone())).await)
 }
 
 fn batches() -> Workflow<u64, u64> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Ctx, ExecutionState, Failure, Filter, Is, Queue, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
+    Ctx, ExecutionState, Filter, Is, Queue, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
 };
 
 use super::{engine_of, held, import, settle, used};
@@ -270,7 +270,7 @@ async fn several_children_leave_one_queue_with_their_parent() {
 #[tokio::test]
 async fn the_commit_of_an_end_admits_the_next_in_the_queue() {
     let once = workflow("once").concurrency(1).when_full(Queue::new());
-    let once = once.run(async |ctx: Ctx, n: u32| ctx.run("once", async || Ok::<_, Failure>(n)).await);
+    let once = once.run(async |ctx: Ctx, n: u32| ctx.run("once", async || Ok(n)).await);
     let test = TestEngine::new(&once, 1).await.unwrap();
     let engine = test.engine();
     let generation = async || engine.store().generation().await.unwrap().0;

@@ -148,11 +148,11 @@ async fn no_crash_leaves_both_or_none() {
     for how in [Supersede::Cancel, Supersede::Terminate] {
         let report: Workflow<u32, u32> = workflow("report").concurrency(1).run(async |ctx: Ctx, n: u32| {
             let often = Retry::exponential().max_attempts(100);
-            ctx.run("begin", async || Ok::<_, Failure>(())).retry(often.clone()).await?;
+            ctx.run("begin", async || Ok(())).retry(often.clone()).await?;
             if n == 1 {
                 ctx.receive::<()>("never").await?;
             }
-            ctx.run("end", async || Ok::<_, Failure>(n)).retry(often).await
+            ctx.run("end", async || Ok(n)).retry(often).await
         });
         let second = report.clone();
         let drives = workflow("drives").run(async |ctx: Ctx, (): ()| {
@@ -201,13 +201,13 @@ async fn an_execution_that_continues_as_new_is_still_superseded() {
     for how in [Supersede::Cancel, Supersede::Terminate] {
         let report: Workflow<u32, u32> = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
             let often = Retry::exponential().max_attempts(100);
-            ctx.run("begin", async || Ok::<_, Failure>(())).retry(often.clone()).await?;
+            ctx.run("begin", async || Ok(())).retry(often.clone()).await?;
             match n {
-                2 => ctx.run("end", async || Ok::<_, Failure>(n)).retry(often).await,
+                2 => ctx.run("end", async || Ok(n)).retry(often).await,
                 // It cleans up in three further runs.
                 10..13 => {
                     let cleans = ctx.shielded();
-                    cleans.run("clean", async || Ok::<_, Failure>(())).retry(often).await?;
+                    cleans.run("clean", async || Ok(())).retry(often).await?;
                     cleans.continue_as_new(n + 1).await
                 }
                 13 => Err(Failure::new("it has cleaned up")),
@@ -273,7 +273,7 @@ async fn a_marked_execution_is_ended_by_the_next_engine() {
     const ID: &str = "superseded one";
     let stands = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
         // The body of a step keeps the execution in memory.
-        let stays = ctx.run("stay", async || if n == 1 { std::future::pending().await } else { Ok::<_, Failure>(n) });
+        let stays = ctx.run("stay", async || if n == 1 { std::future::pending().await } else { Ok(n) });
         stays.retry(Retry::exponential().max_attempts(100)).await
     });
     let (second, seen) = (stands.clone(), Arc::new(AtomicU32::new(0)));
@@ -334,7 +334,7 @@ async fn a_parked_execution_is_cancelled_at_once() {
     let test = TestEngine::new(&parks, 1).await.unwrap();
     let engine = test.engine();
     let first = engine.start(&parks, 1).id("p").await.unwrap();
-    let waits = tokio::spawn(async move { first.result().await });
+    let waits = tokio::spawn(async move { first.result_through_parks().await });
     settle().await;
     assert_eq!(engine.parked().await.unwrap().len(), 1);
     let second = engine.start(&parks, 2).id("p").supersede(Supersede::Cancel).await.unwrap();

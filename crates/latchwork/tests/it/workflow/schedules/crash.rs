@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use latchwork::testing::Crashes;
-use latchwork::workflow::{Ctx, Engine, Failure, Filter, Overlap, Retry, Schedule, workflow};
+use latchwork::workflow::{Ctx, Engine, Filter, Overlap, Retry, Schedule, workflow};
 use parking_lot::Mutex;
 
 use super::kit::{SECOND, at, report};
@@ -55,7 +55,7 @@ async fn crash(overlap: Overlap, expected: &'static [&'static str]) {
     let waits = workflow("waits").run(async |ctx: Ctx, (): ()| {
         ctx.receive::<()>("done").await?;
         let often = Retry::exponential().max_attempts(100);
-        ctx.run("end", async || Ok::<_, Failure>(())).retry(often).await
+        ctx.run("end", async || Ok(())).retry(often).await
     });
     let told = looked.clone();
     let crashes = Crashes::of(&waits, ()).register(&report()).outside(move |engine| {
