@@ -131,13 +131,13 @@ impl Simulation {
         self
     }
 
-    /// Has somebody start an execution, or join it, and wait for its end, over all lives.
-    pub fn start<I, O>(self, workflow: &Workflow<I, O>, id: &str, input: I) -> Simulation
+    /// Adds a caller that starts an execution, or joins it, and waits for its end, over all lives.
+    pub fn start<I, O>(self, workflow: &Workflow<I, O>, id: impl Into<ExecutionId>, input: I) -> Simulation
     where
         I: Serialize + Clone + Send + Sync + 'static,
         O: DeserializeOwned + Send + 'static,
     {
-        let (workflow, id) = (workflow.clone(), ExecutionId::from(id));
+        let (workflow, id) = (workflow.clone(), id.into());
         self.client(move |caller| {
             let start = caller.engine.start(&workflow, input.clone()).id(&id).or_join();
             async move {
@@ -151,8 +151,8 @@ impl Simulation {
         })
     }
 
-    /// Has somebody use the engine. This is called in every life until it has returned once; if what it returns is that
-    /// the engine has stopped or the store does not serve, it is called again. Every other error is in the report.
+    /// Adds a caller that uses the engine. It is called in every life until it has returned once. If it returns that the
+    /// engine has stopped or the store does not serve, it is called again. Every other error is in the report.
     pub fn client<F, Fut>(mut self, client: F) -> Simulation
     where
         F: Fn(Caller) -> Fut + Send + Sync + 'static,
@@ -162,8 +162,7 @@ impl Simulation {
         self
     }
 
-    /// Has somebody look at the store when all is over, through an engine that knows no workflows. An error is in the
-    /// report.
+    /// Looks at the store when all is over, through an engine without workflows. An error is in the report.
     pub fn afterwards<F, Fut>(mut self, look: F) -> Simulation
     where
         F: FnOnce(Engine) -> Fut + Send + 'static,
@@ -517,8 +516,8 @@ pub struct Report {
 
 impl Report {
     /// The output of an execution, or why there is none.
-    pub fn output<O: DeserializeOwned>(&self, id: &str) -> Result<O> {
-        let id = ExecutionId::from(id);
+    pub fn output<O: DeserializeOwned>(&self, id: impl Into<ExecutionId>) -> Result<O> {
+        let id = id.into();
         let result = self.results.get(&id).cloned().unwrap_or(Err(WorkflowError::NotFound { id: id.clone() }))?;
         O::deserialize(result).map_err(|error| WorkflowError::Mismatch { id, message: error.to_string() })
     }

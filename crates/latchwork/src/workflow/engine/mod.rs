@@ -579,7 +579,7 @@ impl Inner {
             if self.is_stopped() {
                 return Err(WorkflowError::Stopped);
             }
-            told.await;
+            self.rehearsal.watch(id, told).await;
         }
     }
 

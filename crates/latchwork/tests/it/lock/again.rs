@@ -43,7 +43,7 @@ async fn what_the_winner_of_a_race_has_entered_again_stays_its_own() {
         assert!(within_an_hour(&test, handle.result()).await.unwrap(), "after {nap} s");
         assert_eq!(test.engine().locks().inspect("m").await.unwrap().used, 0);
     }
-    let crashes = Crashes::of(&winner, 10).run(|outcome| {
+    let crashes = Crashes::of(|| winner.clone(), 10).run(async |outcome| {
         assert!(matches!(outcome.result, Ok(true)), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 5);
@@ -145,7 +145,7 @@ async fn entering_and_letting_go_at_one_moment_survives_crashes() {
         let test = TestEngine::new(&meets, 1).await.unwrap();
         let handle = test.engine().start(&meets, ()).await.unwrap();
         assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (true, true), "order {order}");
-        let crashes = Crashes::of(&meets, ()).run(|outcome| {
+        let crashes = Crashes::of(|| meets.clone(), ()).run(async |outcome| {
             assert!(matches!(outcome.result, Ok((true, true))), "{order} {:?}: {:?}", outcome.crash, outcome.result);
         });
         assert!(crashes.await > 5);

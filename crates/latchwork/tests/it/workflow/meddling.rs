@@ -102,12 +102,12 @@ async fn what_is_made_to_fail_from_outside_fails_once() {
     assert_eq!(test.run(handle.result()).await.unwrap(), "not paid: declined, false");
     let late = engine.fail(&token, Failure::new("late")).await;
     assert!(matches!(late, Err(WorkflowError::TokenUsed { .. })), "{late:?}");
-    let crashes = Crashes::of(&pays, ()).outside(async |engine: Engine| {
+    let crashes = Crashes::of(|| pays.clone(), ()).outside(async |engine: Engine| {
         let handle = engine.handle(&super::meddling::pays(), "execution");
         let Ok(token) = handle.wait_until("token", |_: &String| true).await else { return };
         let _ = engine.fail(&token, Failure::new("declined")).await;
     });
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), "not paid: declined, true", "{:?}", outcome.crash);
     });
     assert!(crashes.await >= 6);
