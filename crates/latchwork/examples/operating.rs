@@ -108,8 +108,9 @@ async fn until(engine: &Engine, id: &str, is_it: impl Fn(&WaitsFor) -> bool) -> 
 
 async fn why(engine: &Engine) -> Result {
     let why = engine.why("o1").await?;
+    println!("{why}");
     for wait in &why.waits {
-        println!("o1 waits for {:?}; for a time: {}", wait.what, wait.until().is_some());
+        println!("o1 waits for {wait}; for a time: {}", wait.until().is_some());
     }
     Ok(())
 }

@@ -190,6 +190,9 @@ pub(crate) struct ListedFields {
     parent: Option<ExecutionId>,
     forked_from: Option<ExecutionId>,
     pub(crate) cancel_reason: Option<String>,
+    /// What it was at when its process ended, for tables.
+    #[serde(skip)]
+    pub(crate) at_work: Vec<String>,
 }
 
 impl ListedFields {
@@ -206,8 +209,23 @@ impl ListedFields {
             parent: listed.parent,
             forked_from: listed.forked,
             cancel_reason: listed.cancel,
+            at_work: Vec::new(),
         }
     }
+}
+
+/// What an operation gave, as people are shown it: `token 1792, was_held true`.
+fn shown(operation: &Operation) -> Option<String> {
+    let value = operation.labelled()?;
+    let is_own = !matches!(&operation.state, OperationState::Done(given) if *given == value);
+    Some(match value {
+        Value::Object(parts) if is_own => {
+            let parts: Vec<String> = parts.iter().map(|(name, part)| format!("{name} {part}")).collect();
+            parts.join(", ")
+        }
+        Value::String(text) if is_own => text,
+        value => value.to_string(),
+    })
 }
 
 /// Something that happened to an execution.
@@ -224,6 +242,9 @@ pub(crate) struct EventFields {
     pub(crate) failure: Option<FailureFields>,
     /// When the next attempt is due, or until when it waits or waited.
     pub(crate) due_at: Option<Time>,
+    /// The value as people are shown it: parts of the library's own records with their names.
+    #[serde(skip)]
+    pub(crate) shown: Option<String>,
     attempt_failures: Vec<AttemptFields>,
     progress: Option<Value>,
 }
@@ -237,7 +258,7 @@ struct AttemptFields {
 
 impl EventFields {
     pub(crate) fn of(operation: &Operation) -> EventFields {
-        let (mut value, mut failed, mut due) = (None, None, None);
+        let (mut failed, mut due) = (None, None);
         let state = match &operation.state {
             OperationState::Begun => "begun",
             OperationState::Retrying { failure, next_us } => {
@@ -248,18 +269,13 @@ impl EventFields {
                 due = Some(*until);
                 "until"
             }
-            OperationState::Done(output) => {
-                value = Some(output.clone());
-                "done"
-            }
+            OperationState::Done(_) => "done",
+            OperationState::Failed(_) if operation.is_timed_out() => "timed_out",
             OperationState::Failed(failure) => {
                 failed = Some(failure);
                 "failed"
             }
-            OperationState::Saw { state, .. } => {
-                value.clone_from(state);
-                "saw"
-            }
+            OperationState::Saw { .. } => "saw",
             OperationState::Queued { until_us, .. } => {
                 due = *until_us;
                 "queued"
@@ -279,7 +295,8 @@ impl EventFields {
             since: Time::from_us(operation.since_us),
             recorded_at: Time::from_us(operation.recorded_us),
             attempts: operation.attempts,
-            value,
+            shown: shown(operation),
+            value: operation.labelled(),
             failure: failed.map(FailureFields::of),
             due_at: due.map(Time::from_us),
             attempt_failures: attempts.collect(),

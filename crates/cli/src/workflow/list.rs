@@ -7,7 +7,8 @@ use latchwork::workflow::{Attribute, Cursor, Executions, Filter, Is, Page, Waits
 
 use crate::output::{Cell, Exit, Format, Output, Problem, Table, Tone, shortened};
 use crate::time;
-use crate::workflow::fields::{ListedFields, Status};
+use crate::workflow::fields::{EventFields, ListedFields, Status};
+use crate::workflow::why::open;
 
 /// How many are read at once.
 const PAGE: usize = 1000;
@@ -175,7 +176,14 @@ pub(crate) async fn run(list: List, executions: &Executions, now: Timestamp, out
         let page: Page = page.await?;
         left -= page.executions.len();
         next = page.next;
-        found.extend(page.executions.into_iter().map(ListedFields::of));
+        for listed in page.executions {
+            let mut listed = ListedFields::of(listed);
+            if listed.status == Status::Running && output.format() == Format::Table {
+                let open = open(executions, &listed.id).await?;
+                listed.at_work = open.iter().map(|operation| EventFields::of(operation).words()).collect();
+            }
+            found.push(listed);
+        }
         if left == 0 || next.is_none() {
             break;
         }
@@ -216,6 +224,7 @@ fn detail(execution: &ListedFields, now: Timestamp) -> String {
     let waits: Vec<String> = execution.waits.iter().map(|wait| wait.words(now)).collect();
     match &execution.cancel_reason {
         Some(reason) if !execution.status.is_end() => format!("to be cancelled: {reason}"),
+        _ if waits.is_empty() && !execution.at_work.is_empty() => format!("was in {}", execution.at_work.join(", ")),
         _ => waits.join("; "),
     }
 }

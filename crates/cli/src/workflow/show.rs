@@ -168,14 +168,15 @@ impl Shown {
         for event in &self.events {
             let state = match event.state {
                 "failed" => Cell::new(event.state, Tone::Bad),
+                "timed_out" => Cell::new("timed out", Tone::Attention),
                 "retrying" => Cell::new(event.state, Tone::Attention),
                 state => state.into(),
             };
             let due = event.due_at.map(|due| due.relative_to(now));
-            let detail = match (&event.failure, &event.value, due) {
+            let detail = match (&event.failure, &event.shown, due) {
                 (Some(failure), _, Some(due)) => format!("next {due}: {}", failure.message),
                 (Some(failure), ..) => failure.message.clone(),
-                (None, Some(value), _) => value.to_string(),
+                (None, Some(value), _) => value.clone(),
                 (None, None, due) => due.unwrap_or_default(),
             };
             let attempts = if event.attempts > 0 { event.attempts.to_string() } else { String::new() };

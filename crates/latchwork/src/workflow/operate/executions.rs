@@ -116,12 +116,12 @@ impl Executions {
     /// What an execution waits for, as far as the store knows: not what it does in the memory of a process.
     pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
         let (id, view) = (id.into(), self.store.view().await?);
-        let (spaces, execution, _) = self.read(&view, &id).await?;
+        let (spaces, execution, changed) = self.read(&view, &id).await?;
         let queue = match &spaces.limits {
             Some(gates) => PlaceInLine::of(gates, &view, &id, &execution).await?,
             None => None,
         };
-        Ok(Why { queue, ..Why::stored(execution) })
+        Ok(Why { queue, ..Why::stored(id, execution, changed) })
     }
 
     /// An execution that must be there, and when it was last changed.

@@ -10,3 +10,4 @@ pub(crate) mod list;
 pub(crate) mod reviews;
 pub(crate) mod seek;
 pub(crate) mod steer;
+mod words;

@@ -33,10 +33,16 @@ pub(crate) fn terminated_for(failure: &Failure) -> &str {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Why {
+    /// The execution's id.
+    pub id: ExecutionId,
     /// The workflow's name.
     pub workflow: String,
     /// How it is.
     pub state: ExecutionState,
+    /// When it was last changed as a whole, in microseconds since 1970: for one that has ended, its end.
+    pub changed_us: u64,
+    /// When it begins, in microseconds since 1970, if it was started to begin later.
+    pub begins_us: Option<u64>,
     /// Whether it is in memory.
     pub resident: bool,
     /// Why it is to be cancelled, if it is.
@@ -110,22 +116,27 @@ impl Engine {
         let id = id.into();
         let resident = self.inner.resident(&id);
         let doing = resident.as_ref().map(|run| run.with(|state| state.ops.doing()));
-        let (execution, _) = self.inner.known(&id).await?;
-        let (gates, view) = (self.inner.spaces.gates(), self.inner.store.view().await?);
+        let view = self.inner.store.view().await?;
+        let stored = self.inner.stored();
+        let (_, execution, changed) = stored.read(&view, &id).await?;
+        let gates = self.inner.spaces.gates();
         let queue = PlaceInLine::of(gates, &view, &id, &execution).await?;
         let doing = doing.filter(|_| matches!(execution.status, Status::Running | Status::Waiting));
         let set_aside = self.inner.set_aside.lock().get(&id).cloned();
-        let why = Why { resident: resident.is_some(), set_aside, queue, ..Why::stored(execution) };
+        let why = Why { resident: resident.is_some(), set_aside, queue, ..Why::stored(id, execution, changed) };
         Ok(Why { waits: doing.unwrap_or(why.waits), ..why })
     }
 }
 
 impl Why {
     /// As the store knows it.
-    pub(crate) fn stored(execution: Execution) -> Why {
+    pub(crate) fn stored(id: ExecutionId, execution: Execution, changed: Timestamp) -> Why {
         Why {
+            id,
             workflow: execution.workflow,
             state: ExecutionState::of(&execution.status),
+            changed_us: changed.0,
+            begins_us: execution.begins_us,
             resident: false,
             cancel: execution.cancel,
             set_aside: None,

@@ -41,3 +41,4 @@ mod transactions;
 mod trees;
 mod untyped;
 mod waiting;
+mod words;
