@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use latchwork::workflow::{Engine, ExecutionState, Filter, Handle, Is, WaitsFor, WorkflowError};
+use latchwork::workflow::{Engine, ExecutionState, Filter, Handle, Status, WaitsFor, WorkflowError};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
@@ -226,7 +226,7 @@ async fn known(engine: &Engine, demo: &Demo) -> Result<std::collections::HashMap
 /// How it is now. Only those that wait are read, and the accounts.
 async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> Result<Frame> {
     let mut frame = Frame { transfers: demo.transfers, done: tally.done_before + tally.done, ..Frame::default() };
-    let filter = Filter::new().workflow(bank::WORKFLOW).is(Is::Waiting);
+    let filter = Filter::new().workflow(bank::WORKFLOW).is(Status::Waiting);
     let mut next = None;
     loop {
         let page = engine.list(filter.clone()).limit(PAGE).after(next).await?;
@@ -241,7 +241,7 @@ async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> 
             break;
         }
     }
-    let parked = engine.list(Filter::new().workflow(bank::WORKFLOW).is(Is::Parked)).limit(PAGE).await?;
+    let parked = engine.list(Filter::new().workflow(bank::WORKFLOW).is(Status::Parked)).limit(PAGE).await?;
     frame.parked = parked.executions.len() as u32;
     // They are counted one after the other, while all goes on.
     let rest = frame.locked + frame.asleep + frame.parked + frame.done + tally.failed;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use latchwork::store::Timestamp;
 use latchwork::workflow::{
-    Attribute, ExecutionId, ExecutionState, Failure, Listed, Operation, OperationState, Wait, WaitsFor,
+    Attribute, ExecutionId, ExecutionState, Failure, Listed, Operation, OperationState, Status, Wait, WaitsFor,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -13,63 +13,16 @@ use serde_json::Value;
 use crate::output::{Cell, Tone};
 use crate::time::Time;
 
-/// How an execution is. Those that wait for nothing but a time are asleep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
-pub(crate) enum Status {
-    Running,
-    Waiting,
-    Asleep,
-    Parked,
-    Completed,
-    Failed,
-    TimedOut,
-    Cancelled,
-}
-
-impl Status {
-    pub(crate) fn of(state: &ExecutionState, waits: &[Wait]) -> Status {
-        let is_timed = |wait: &Wait| matches!(wait.what, WaitsFor::Timer | WaitsFor::Retry(_));
-        match state {
-            ExecutionState::Waiting if waits.iter().all(is_timed) => Status::Asleep,
-            ExecutionState::Waiting => Status::Waiting,
-            ExecutionState::Parked(_) => Status::Parked,
-            ExecutionState::Completed(_) => Status::Completed,
-            ExecutionState::Failed(_) => Status::Failed,
-            ExecutionState::TimedOut => Status::TimedOut,
-            ExecutionState::Cancelled(_) => Status::Cancelled,
-            _ => Status::Running,
-        }
-    }
-
-    pub(crate) fn is_end(self) -> bool {
-        matches!(self, Status::Completed | Status::Failed | Status::TimedOut | Status::Cancelled)
-    }
-
-    pub(crate) fn words(self) -> &'static str {
-        match self {
-            Status::Running => "running",
-            Status::Waiting => "waiting",
-            Status::Asleep => "asleep",
-            Status::Parked => "parked",
-            Status::Completed => "completed",
-            Status::Failed => "failed",
-            Status::TimedOut => "timed out",
-            Status::Cancelled => "cancelled",
-        }
-    }
-
-    pub(crate) fn cell(self) -> Cell {
-        let tone = match self {
-            Status::Completed => Tone::Good,
-            Status::Failed | Status::TimedOut => Tone::Bad,
-            Status::Parked => Tone::Attention,
-            Status::Cancelled | Status::Asleep => Tone::Dim,
-            Status::Running | Status::Waiting => Tone::Plain,
-        };
-        Cell::new(self.words(), tone)
-    }
+/// A status in a table.
+pub(crate) fn status_cell(status: Status) -> Cell {
+    let tone = match status {
+        Status::Completed => Tone::Good,
+        Status::Failed | Status::TimedOut => Tone::Bad,
+        Status::Parked => Tone::Attention,
+        Status::Cancelled | Status::Asleep => Tone::Dim,
+        Status::Running | Status::Waiting => Tone::Plain,
+    };
+    Cell::new(status.to_string(), tone)
 }
 
 /// What an execution has come to.
@@ -198,7 +151,7 @@ pub(crate) struct ListedFields {
 impl ListedFields {
     pub(crate) fn of(listed: Listed) -> ListedFields {
         ListedFields {
-            status: Status::of(&listed.state, &listed.waits),
+            status: listed.status(),
             outcome: Outcome::of(&listed.state),
             started_at: Time(listed.started()),
             waits: listed.waits.iter().map(WaitFields::of).collect(),
@@ -214,14 +167,19 @@ impl ListedFields {
     }
 }
 
-/// What an operation gave, as people are shown it: `token 1792, was_held true`.
+/// The order in which people are shown the parts of a record.
+const PARTS: [&str; 9] = ["branch", "begun", "token", "was_held", "acquired_at", "until", "value", "rev", "changed"];
+
+/// What an operation gave, as people are shown it: `token 1792, was held true`.
 fn shown(operation: &Operation) -> Option<String> {
     let value = operation.labelled()?;
     let is_own = !matches!(&operation.state, OperationState::Done(given) if *given == value);
     Some(match value {
         Value::Object(parts) if is_own => {
-            let parts: Vec<String> = parts.iter().map(|(name, part)| format!("{name} {part}")).collect();
-            parts.join(", ")
+            let mut parts: Vec<(String, Value)> = parts.into_iter().collect();
+            parts.sort_by_key(|(name, _)| PARTS.iter().position(|known| known == name));
+            let parts = parts.iter().map(|(name, part)| format!("{} {part}", name.replace('_', " ")));
+            parts.collect::<Vec<_>>().join(", ")
         }
         Value::String(text) if is_own => text,
         value => value.to_string(),

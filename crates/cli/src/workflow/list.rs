@@ -2,12 +2,13 @@
 
 use anyhow::Result;
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use latchwork::store::{Env, Timestamp};
-use latchwork::workflow::{Attribute, Cursor, Executions, Filter, Is, Page, WaitsFor};
+use latchwork::workflow::{Attribute, Cursor, Executions, Filter, Page, Status, WaitsFor};
 
 use crate::output::{Cell, Exit, Format, Output, Problem, Table, Tone, shortened};
 use crate::time;
-use crate::workflow::fields::{EventFields, ListedFields, Status};
+use crate::workflow::fields::{EventFields, ListedFields, status_cell};
 use crate::workflow::why::open;
 
 /// How many are read at once.
@@ -20,7 +21,7 @@ pub(crate) struct List {
     workflows: Vec<String>,
     /// Only executions that are so; more than once, or with commas: any of these. Those that are asleep are among those
     /// that are waiting.
-    #[arg(long, value_enum, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = status())]
     status: Vec<Status>,
     /// Only executions that wait for this: timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME,
     /// published:NAME, lock:NAME or review:NAME; more than once: for any of these.
@@ -54,6 +55,11 @@ pub(crate) struct List {
     /// The newest first; with limits on an attribute, the greatest first.
     #[arg(long, conflicts_with = "ascending")]
     descending: bool,
+}
+
+/// Reads the name of a status.
+fn status() -> impl TypedValueParser<Value = Status> {
+    PossibleValuesParser::new(Status::ALL.map(Status::name)).try_map(|name| name.parse::<Status>())
 }
 
 /// A time as it was given, which is counted from when the command runs.
@@ -124,16 +130,7 @@ impl List {
             filter = filter.workflow(name);
         }
         for status in &self.status {
-            filter = filter.is(match status {
-                Status::Running => Is::Running,
-                Status::Waiting => Is::Waiting,
-                Status::Asleep => Is::Asleep,
-                Status::Parked => Is::Parked,
-                Status::Completed => Is::Completed,
-                Status::Failed => Is::Failed,
-                Status::TimedOut => Is::TimedOut,
-                Status::Cancelled => Is::Cancelled,
-            });
+            filter = filter.is(*status);
         }
         for what in &self.waits_for {
             filter = filter.waits_for(what.clone());
@@ -203,7 +200,7 @@ fn table(found: &[ListedFields], now: Timestamp) -> Table {
         table.row([
             execution.id.to_string().into(),
             execution.workflow.clone().into(),
-            execution.status.cell(),
+            status_cell(execution.status),
             Cell::new(execution.started_at.relative_to(now), Tone::Dim),
             shortened(&detail(execution, now), 60).into(),
             tags.join(", ").into(),

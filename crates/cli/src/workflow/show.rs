@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 use clap::Args;
 use latchwork::store::Timestamp;
-use latchwork::workflow::{Close, Description, ExecutionId, Executions, Operation};
+use latchwork::workflow::{Close, Description, ExecutionId, Executions, Operation, Status};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::output::{Cell, Output, Table, Text, Tone, shortened};
 use crate::time::Time;
-use crate::workflow::fields::{EventFields, Outcome, Status, WaitFields, attributes};
+use crate::workflow::fields::{EventFields, Outcome, WaitFields, attributes, status_cell};
 
 /// How many operations are read at once.
 const PAGE: usize = 1000;
@@ -88,7 +88,7 @@ pub(crate) async fn run(show: Show, executions: &Executions, now: Timestamp, out
 
 impl Shown {
     fn new(found: Description, events: &[Operation], event_count: usize) -> Shown {
-        let status = Status::of(&found.state, &found.waits);
+        let status = found.status();
         let changed_at = Time::from_us(found.changed_us);
         Shown {
             status,
@@ -125,7 +125,7 @@ impl Shown {
         let time = |time: Time| Cell::from(format!("{} ({})", time.short(), time.relative_to(now)));
         row("id", self.id.to_string().into());
         row("workflow", self.workflow.clone().into());
-        row("status", self.status.cell());
+        row("status", status_cell(self.status));
         self.outcome.reason.iter().for_each(|reason| row("reason", reason.clone().into()));
         self.outcome.failure.iter().for_each(|failure| row("failure", Cell::new(failure.message.clone(), Tone::Bad)));
         row("input", json(&self.input));

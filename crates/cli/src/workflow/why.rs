@@ -7,13 +7,13 @@ use clap::Args;
 use latchwork::lock::{LockName, Owner, Requested, StoredLocks};
 use latchwork::store::Timestamp;
 use latchwork::workflow::{
-    ExecutionId, Executions, Kind, Operation, OperationState, PlaceInLine, Wait, WaitsFor, WorkflowError,
+    ExecutionId, Executions, Kind, Operation, OperationState, PlaceInLine, Status, Wait, WaitsFor, WorkflowError,
 };
 use serde::Serialize;
 
 use crate::lock::fields::{NameFields, RequestFields};
 use crate::output::Output;
-use crate::workflow::fields::{EventFields, Outcome, Status, WaitFields};
+use crate::workflow::fields::{EventFields, Outcome, WaitFields};
 
 /// How many operations are read at once.
 const PAGE: usize = 1000;
@@ -75,7 +75,7 @@ pub(crate) async fn run(
     output: &mut Output<'_>,
 ) -> Result<()> {
     let found = executions.why(why.id).await?;
-    let status = Status::of(&found.state, &found.waits);
+    let status = found.status();
     let open = open(executions, &found.id).await?;
     let mut sentences = found.sentences(now);
     let each = sentences.split_off(sentences.len() - found.waits.len());
@@ -170,7 +170,7 @@ async fn told(executions: &Executions, open: &[Operation], wait: &Wait) -> Resul
             });
         }
         WaitsFor::Child(child) => match executions.describe(child.as_str()).await {
-            Ok(child) => child_status = Some(Status::of(&child.state, &child.waits)),
+            Ok(child) => child_status = Some(child.status()),
             Err(WorkflowError::NotFound { .. }) => {}
             Err(error) => return Err(error.into()),
         },
@@ -232,7 +232,7 @@ impl ToldWait {
             details += &format!(" Attempt {attempts} failed: {failure}");
         }
         if self.wait.what == "child" {
-            let status = self.child_status.map_or("not there any more", Status::words);
+            let status = self.child_status.map_or("not there any more".into(), |status| status.to_string());
             details += &format!(" The child is {status}.");
         }
         details + &self.lock.as_ref().map(|lock| lock.sentence(now)).unwrap_or_default()

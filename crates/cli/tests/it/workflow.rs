@@ -478,7 +478,7 @@ async fn what_is_shown_of_events_has_names() {
     for part in [
         "timed out".to_string(),
         uuid,
-        format!("token {token}, was_held true, acquired_at \"1\""),
+        format!("token {token}, was held true, acquired at \"1\""),
         "value 3, rev 1, changed true".to_string(),
     ] {
         assert!(table.contains(&part), "{part:?} is missing in {table}");

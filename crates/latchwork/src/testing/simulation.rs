@@ -21,8 +21,8 @@ use super::trace::{Event, What};
 use crate::store::backend::Backend;
 use crate::store::disk::RealDisk;
 use crate::store::{Env, Item, Key, Limits, Order, Store, StoreError};
-use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
-use crate::workflow::{Engine, EngineBuilder, ExecutionId, Result, Workflow, WorkflowError};
+use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, read_by_status, read_end};
+use crate::workflow::{Engine, EngineBuilder, ExecutionId, Result, Status, Workflow, WorkflowError};
 
 /// How often everybody gets a turn before time goes on.
 const TURNS: usize = 24;
@@ -340,32 +340,32 @@ impl Lives {
         format!("{waiting} callers wait; unfinished {unfinished:?}")
     }
 
-    /// The executions on a shelf, with what is noted of them.
-    async fn listed(&self, shelf: Shelf) -> Vec<(ExecutionId, String)> {
+    /// The executions of a status, with what is noted of them.
+    async fn listed(&self, status: Status) -> Vec<(ExecutionId, String)> {
         let Some(store) = &self.outside else { return Vec::new() };
         let spaces = store.spaces().await.unwrap_or_default();
         let space = |name: &str| spaces.iter().find(|known| known.name() == name).cloned();
         let (Some(listed), Some(running)) = (space(LISTED), space(RUNNING)) else { return Vec::new() };
         let Ok(view) = store.view().await else { return Vec::new() };
         let lists = Lists { listed, running };
-        let (_, range) = lists.shelf(shelf);
+        let (_, range) = lists.with_status(status);
         let found = view.scan(&range, Order::Ascending, usize::MAX).await.unwrap_or_default();
         let id = |key: &Key| read_end(read_by_status(key.bytes())?.1).map(|(_, id)| id);
         let note = |item: &Item| String::from_utf8_lossy(&item.value).into_owned();
         found.into_iter().filter_map(|(key, item)| id(&key).map(|id| (id, note(&item)))).collect()
     }
 
-    /// The executions on shelves.
-    async fn ids(&self, shelves: &[Shelf]) -> Vec<ExecutionId> {
+    /// The executions of some statuses.
+    async fn ids(&self, statuses: &[Status]) -> Vec<ExecutionId> {
         let mut ids = Vec::new();
-        for shelf in shelves {
-            ids.extend(self.listed(*shelf).await.into_iter().map(|(id, _)| id));
+        for status in statuses {
+            ids.extend(self.listed(*status).await.into_iter().map(|(id, _)| id));
         }
         ids
     }
 
     async fn unfinished(&self) -> Vec<ExecutionId> {
-        self.ids(&[Shelf::Running, Shelf::Asleep, Shelf::Waiting]).await
+        self.ids(&[Status::Running, Status::Asleep, Status::Waiting]).await
     }
 
     /// Notes where lists and records differ, which they never do.
@@ -381,7 +381,7 @@ impl Lives {
             self.round().await;
         }
         let unfinished = self.unfinished().await;
-        let parked = self.listed(Shelf::Parked).await;
+        let parked = self.listed(Status::Parked).await;
         if stuck.is_none() {
             self.world.audit.lock().settled();
             self.world.admitted.lock().settled();
@@ -393,7 +393,7 @@ impl Lives {
         if let Some(store) = &self.outside
             && let Ok(engine) = Engine::on(store).start().await
         {
-            for id in self.ids(&[Shelf::Completed, Shelf::Failed, Shelf::TimedOut, Shelf::Cancelled]).await {
+            for id in self.ids(&[Status::Completed, Status::Failed, Status::TimedOut, Status::Cancelled]).await {
                 results.insert(id.clone(), engine.handle_by_id(&id).result().await);
             }
             for look in std::mem::take(&mut self.simulation.looks) {

@@ -35,12 +35,13 @@ use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::deadlock::Suspect;
 use crate::workflow::engine::metrics::Metrics;
 use crate::workflow::engine::rehearsal::Rehearsal;
+use crate::workflow::operate::status;
 use crate::workflow::run::unbegun::Unbegun;
 use crate::workflow::run::{Run, Stop};
 use crate::workflow::schedule::keeper::{Fire, Scheduling};
 use crate::workflow::schedule::stored::Spaces as ScheduleSpaces;
 use crate::workflow::stored::kept::Kept;
-use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
+use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, read_by_status, read_end};
 use crate::workflow::stored::record::{Execution, Status, fetch_execution};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -445,7 +446,7 @@ impl Engine {
         // Some are found to be so only when they are taken up.
         let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
         let view = self.inner.store.view().await?;
-        let (space, range) = self.inner.spaces.lists.shelf(Shelf::Parked);
+        let (space, range) = self.inner.spaces.lists.with_status(status::Status::Parked);
         let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
         let set_aside = self.inner.set_aside.lock().clone();
         let mut parked: BTreeMap<ExecutionId, String> = set_aside;

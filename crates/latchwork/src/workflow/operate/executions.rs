@@ -18,10 +18,10 @@ use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, Workfl
 ///
 /// ```
 /// # use latchwork::store::Store;
-/// # use latchwork::workflow::{Executions, Filter, Is, Result};
+/// # use latchwork::workflow::{Executions, Filter, Status, Result};
 /// # async fn example() -> Result<()> {
 /// let executions = Executions::on(&Store::open_read_only("./data").await?).await?;
-/// for parked in executions.list(Filter::new().is(Is::Parked)).await?.executions {
+/// for parked in executions.list(Filter::new().is(Status::Parked)).await?.executions {
 ///     println!("{} {:?}", parked.id, executions.describe(&parked.id).await?.input);
 /// }
 /// # Ok(()) }

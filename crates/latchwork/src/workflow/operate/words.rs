@@ -98,17 +98,9 @@ impl fmt::Display for Listed {
             write!(f, "{} {wait}", if number == 0 { " for" } else { ", and for" })?;
         }
         match &self.cancel {
-            Some(reason) if !self.state.is_end() => write!(f, ", to be cancelled: {reason}"),
+            Some(reason) if !self.status().is_end() => write!(f, ", to be cancelled: {reason}"),
             _ => Ok(()),
         }
-    }
-}
-
-impl ExecutionState {
-    /// Whether the execution has ended.
-    pub fn is_end(&self) -> bool {
-        use ExecutionState::{Cancelled, Completed, Failed, TimedOut};
-        matches!(self, Completed(_) | Failed(_) | TimedOut | Cancelled(_))
     }
 }
 
@@ -121,7 +113,7 @@ impl Why {
 
     fn told(&self, now: Option<Timestamp>) -> Vec<String> {
         let mut sentences = vec![self.told_state(now)];
-        let cancel = self.cancel.iter().filter(|_| !self.state.is_end());
+        let cancel = self.cancel.iter().filter(|_| !self.status().is_end());
         sentences.extend(cancel.map(|reason| format!("It is to be cancelled: {reason}")));
         sentences.extend(self.set_aside.iter().map(|reason| format!("It cannot run here: {reason}")));
         sentences.extend(self.waits.iter().map(|wait| {
@@ -141,7 +133,6 @@ impl Why {
         let name = format!("Execution {:?} of workflow {:?}", &*self.id, self.workflow);
         let changed = Timestamp(self.changed_us);
         let ended = now.map_or(format!("at {}", time(changed)), |now| relative(changed, now));
-        let is_timed = |wait: &Wait| matches!(wait.what, WaitsFor::Timer | WaitsFor::Retry(_));
         match &self.state {
             ExecutionState::Parked(reason) => format!("{name} is parked and waits for an operator: {reason}"),
             ExecutionState::Failed(failure) => format!("{name} waits for nothing: it failed {ended}: {failure}"),
@@ -151,8 +142,7 @@ impl Why {
             ExecutionState::Completed(_) => format!("{name} waits for nothing: it completed {ended}."),
             ExecutionState::TimedOut => format!("{name} waits for nothing: it timed out {ended}."),
             _ if self.resident => format!("{name} is in memory."),
-            ExecutionState::Waiting if self.waits.iter().all(is_timed) => format!("{name} is asleep, out of memory."),
-            ExecutionState::Waiting => format!("{name} is waiting, out of memory."),
+            ExecutionState::Waiting => format!("{name} is {}, out of memory.", self.status()),
             ExecutionState::Running => {
                 format!("{name} goes on as soon as a process that has its workflow opens this store.")
             }

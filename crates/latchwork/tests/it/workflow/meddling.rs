@@ -7,7 +7,7 @@ use std::time::Duration;
 use latchwork::store::Store;
 use latchwork::testing::{Crashes, TestEngine};
 use latchwork::workflow::{
-    Ctx, Engine, ExecutionState, Failure, Filter, Is, Kind, Retry, Workflow, WorkflowError, workflow,
+    Ctx, Engine, ExecutionState, Failure, Filter, Kind, Retry, Status, Workflow, WorkflowError, workflow,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -64,7 +64,7 @@ async fn executions_end_while_many_are_cancelled() {
                 Err(error) => panic!("{error}"),
             }
         }
-        for (state, count) in [(Is::Completed, ends.0), (Is::Cancelled, ends.1)] {
+        for (state, count) in [(Status::Completed, ends.0), (Status::Cancelled, ends.1)] {
             assert_eq!(engine.list(Filter::new().is(state)).await.unwrap().executions.len(), count);
         }
         // One that was asked may have come to its end all the same; one that had ended is not cancelled.
