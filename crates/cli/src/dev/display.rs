@@ -86,8 +86,8 @@ impl Display {
         self.write(&format!("{}\n", plain(line)))
     }
 
-    /// What is said first, in lines that a terminal of 80 columns holds. With a directory, also how to kill this process
-    /// and to look at what it leaves there.
+    /// What is said first, in lines that a terminal of 80 columns holds. With a directory, also how to kill this
+    /// process and to look at what it leaves there.
     pub(crate) fn begin(&mut self, demo: &Demo, tally: &Tally, directory: Option<&Path>) -> Result<()> {
         if demo.starts == 1 {
             let Demo { transfers, accounts, .. } = demo;

@@ -151,8 +151,8 @@ impl Simulation {
         })
     }
 
-    /// Adds a caller that uses the engine. It is called in every life until it has returned once. If it returns that the
-    /// engine has stopped or the store does not serve, it is called again. Every other error is in the report.
+    /// Adds a caller that uses the engine. It is called in every life until it has returned once. If it returns that
+    /// the engine has stopped or the store does not serve, it is called again. Every other error is in the report.
     pub fn client<F, Fut>(mut self, client: F) -> Simulation
     where
         F: Fn(Caller) -> Fut + Send + Sync + 'static,

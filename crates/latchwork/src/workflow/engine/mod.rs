@@ -20,7 +20,6 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
-use crate::damage::{Scanned, scan_around};
 use crate::entity::Entities;
 use crate::lane::Lanes;
 use crate::lock;
@@ -35,13 +34,12 @@ use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::deadlock::Suspect;
 use crate::workflow::engine::metrics::Metrics;
 use crate::workflow::engine::rehearsal::Rehearsal;
-use crate::workflow::operate::status;
 use crate::workflow::run::unbegun::Unbegun;
 use crate::workflow::run::{Run, Stop};
 use crate::workflow::schedule::keeper::{Fire, Scheduling};
 use crate::workflow::schedule::stored::Spaces as ScheduleSpaces;
 use crate::workflow::stored::kept::Kept;
-use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, read_by_status, read_end};
+use crate::workflow::stored::listed::{LISTED, Lists, RUNNING};
 use crate::workflow::stored::record::{Execution, Status, fetch_execution};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -439,25 +437,6 @@ impl Engine {
     /// How many executions are in memory.
     pub fn residents(&self) -> usize {
         self.inner.residents.lock().len()
-    }
-
-    /// The executions that wait for an operator, with the reasons.
-    pub async fn parked(&self) -> Result<Vec<(ExecutionId, String)>> {
-        // Some are found to be so only when they are taken up.
-        let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
-        let view = self.inner.store.view().await?;
-        let (space, range) = self.inner.spaces.lists.with_status(status::Status::Parked);
-        let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
-        let set_aside = self.inner.set_aside.lock().clone();
-        let mut parked: BTreeMap<ExecutionId, String> = set_aside;
-        let reasons = found.iter().map(|(key, item)| (key, String::from_utf8_lossy(&item.value).into_owned()));
-        let damaged = damaged.iter().map(|key| (key, format!("its record {key} is damaged: it cannot be read")));
-        for (key, reason) in reasons.chain(damaged) {
-            if let Some((_, id)) = read_by_status(key.bytes()).and_then(|(_, rest)| read_end(rest)) {
-                parked.insert(id, reason);
-            }
-        }
-        Ok(parked.into_iter().collect())
     }
 }
 

@@ -1,5 +1,5 @@
-//! How an execution is, in one word: for lists, filters, descriptions, finalizers and the command. What goes with it, as
-//! an output or a reason, is in [`ExecutionState`].
+//! How an execution is, in one word: for lists, filters, descriptions, finalizers and the command. What goes with it,
+//! as an output or a reason, is in [`ExecutionState`].
 
 use std::fmt;
 use std::str::FromStr;

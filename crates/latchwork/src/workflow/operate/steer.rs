@@ -1,9 +1,11 @@
 //! What operators do to executions: cancel, terminate, resume, wake, retry; and what they see of one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::damage::{Scanned, scan_around};
 use crate::lane::Part;
 use crate::lock::Owner;
 use crate::store::{Check, ErrorKind, Generation, Rev, Timestamp};
@@ -12,9 +14,11 @@ use crate::workflow::engine::handle::Handle;
 use crate::workflow::engine::supersede::Marked;
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::operate::history::ExecutionState;
+use crate::workflow::operate::status;
 use crate::workflow::run::close::How;
 use crate::workflow::run::{Listed, RECORD, Run, Stop, turn};
 use crate::workflow::stored::kept::Letter;
+use crate::workflow::stored::listed::{read_by_status, read_end};
 use crate::workflow::stored::record::{Execution, Status, Supersede, Wait, WaitsFor, failure_text};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -109,6 +113,25 @@ impl Engine {
             return Err(WorkflowError::NotRetrying { id });
         }
         self.inner.deliver(&id, Letter::RetryNow, None).await.map(drop)
+    }
+
+    /// The executions that wait for an operator, with the reasons.
+    pub async fn parked(&self) -> Result<Vec<(ExecutionId, String)>> {
+        // Some are found to be parked only when they are loaded.
+        let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
+        let view = self.inner.store.view().await?;
+        let (space, range) = self.inner.spaces.lists.with_status(status::Status::Parked);
+        let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
+        let set_aside = self.inner.set_aside.lock().clone();
+        let mut parked: BTreeMap<ExecutionId, String> = set_aside;
+        let reasons = found.iter().map(|(key, item)| (key, String::from_utf8_lossy(&item.value).into_owned()));
+        let damaged = damaged.iter().map(|key| (key, format!("its record {key} is damaged: it cannot be read")));
+        for (key, reason) in reasons.chain(damaged) {
+            if let Some((_, id)) = read_by_status(key.bytes()).and_then(|(_, rest)| read_end(rest)) {
+                parked.insert(id, reason);
+            }
+        }
+        Ok(parked.into_iter().collect())
     }
 
     /// What an execution waits for, exactly.

@@ -11,7 +11,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// An engine whose day begins at noon.
 async fn at_noon<I: 'static, O: 'static>(workflow: &Workflow<I, O>) -> TestEngine {
     let test = TestEngine::new(workflow, 1).await.unwrap();
-    test.set_time(Timestamp(1_700_000_000_000_000));
+    test.set_time(Timestamp(1_780_315_200_000_000));
     test
 }
 
@@ -42,32 +42,32 @@ async fn why_and_waits_are_sentences() {
         (
             "signal",
             "Execution \"signal\" of workflow \"order\" is waiting, out of memory.\nIt waits for signal \"approve\", \
-             since 2023-11-14 22:13:20 UTC, until 2023-11-14 23:13:20 UTC at the most.",
-            "It waits for signal \"approve\", since 2023-11-14 22:13:20 UTC (1m 0s ago), until \
-             2023-11-14 23:13:20 UTC at the most (in 59m 0s).",
+             since 2026-06-01 12:00:00 UTC, until 2026-06-01 13:00:00 UTC at the most.",
+            "It waits for signal \"approve\", since 2026-06-01 12:00:00 UTC (1m 0s ago), until \
+             2026-06-01 13:00:00 UTC at the most (in 59m 0s).",
         ),
         (
             "sleep",
             "Execution \"sleep\" of workflow \"order\" is asleep, out of memory.\nIt waits for the end of a sleep, \
-             due at 2023-11-14 23:13:20 UTC.",
-            "It waits for the end of a sleep, which is due in 59m 0s, at 2023-11-14 23:13:20 UTC.",
+             due at 2026-06-01 13:00:00 UTC.",
+            "It waits for the end of a sleep, which is due in 59m 0s, at 2026-06-01 13:00:00 UTC.",
         ),
         (
             "later",
             "Execution \"later\" of workflow \"order\" is asleep, out of memory.\nIt waits for its beginning, \
-             due at 2023-11-14 23:13:20 UTC.",
-            "It waits for its beginning, which is due in 59m 0s, at 2023-11-14 23:13:20 UTC.",
+             due at 2026-06-01 13:00:00 UTC.",
+            "It waits for its beginning, which is due in 59m 0s, at 2026-06-01 13:00:00 UTC.",
         ),
         (
             "fail",
-            "Execution \"fail\" of workflow \"order\" waits for nothing: it failed at 2023-11-14 22:13:20 UTC: \
+            "Execution \"fail\" of workflow \"order\" waits for nothing: it failed at 2026-06-01 12:00:00 UTC: \
              the card was refused",
             "Execution \"fail\" of workflow \"order\" waits for nothing: it failed 1m 0s ago: the card was refused",
         ),
         (
             "complete",
             "Execution \"complete\" of workflow \"order\" waits for nothing: it completed at \
-             2023-11-14 22:13:20 UTC.",
+             2026-06-01 12:00:00 UTC.",
             "Execution \"complete\" of workflow \"order\" waits for nothing: it completed 1m 0s ago.",
         ),
     ] {
@@ -76,7 +76,7 @@ async fn why_and_waits_are_sentences() {
         assert_eq!(why.sentences(now).last().unwrap(), sentences);
     }
     let why = test.engine().why("retry").await.unwrap();
-    assert!(why.to_string().contains("It waits for the next attempt at step \"ship\", due at 2023-11-1"), "{why}");
+    assert!(why.to_string().contains("It waits for the next attempt at step \"ship\", due at 2026-06-01"), "{why}");
     // An hour too late, and out of memory all the same.
     let late = why.sentences(now.plus(2 * HOUR));
     assert!(late[1].contains(", which was due "), "{late:?}");
@@ -112,8 +112,8 @@ async fn a_list_is_a_line_for_each_execution() {
         [
             "complete of workflow \"order\": completed",
             "fail of workflow \"order\": failed: the card was refused",
-            "signal of workflow \"order\": waiting for signal \"approve\", since 2023-11-14 22:13:20 UTC, until \
-             2023-11-14 23:13:20 UTC at the most",
+            "signal of workflow \"order\": waiting for signal \"approve\", since 2026-06-01 12:00:00 UTC, until \
+             2026-06-01 13:00:00 UTC at the most",
         ]
     );
 }
