@@ -12,12 +12,14 @@ use crate::workflow::ExecutionId;
 use crate::workflow::engine::{EXECUTIONS, JOURNAL};
 use crate::workflow::stored::record::{Entry, EntryState, Execution, Kind, Status};
 
+type SpaceNames = BTreeMap<SpaceId, String>;
+
 /// The bodies and commits of a run.
 #[derive(Default)]
 pub(crate) struct Course {
     bodies: Mutex<Vec<String>>,
     /// Present while lines are recorded: the names of spaces, and the lines so far.
-    lines: Mutex<Option<(BTreeMap<SpaceId, String>, Vec<String>)>>,
+    lines: Mutex<Option<(SpaceNames, Vec<String>)>>,
 }
 
 impl Course {
@@ -38,7 +40,7 @@ impl Course {
     }
 
     /// Records lines from now on.
-    pub(crate) fn begin(&self, spaces: BTreeMap<SpaceId, String>) {
+    pub(crate) fn begin(&self, spaces: SpaceNames) {
         *self.lines.lock() = Some((spaces, Vec::new()));
     }
 
@@ -47,7 +49,7 @@ impl Course {
         self.lines.lock().take().map(|(_, lines)| lines).unwrap_or_default()
     }
 
-    fn line(&self, line: impl FnOnce(&BTreeMap<SpaceId, String>) -> String) {
+    fn line(&self, line: impl FnOnce(&SpaceNames) -> String) {
         if let Some((spaces, lines)) = &mut *self.lines.lock() {
             lines.push(line(spaces));
         }
@@ -62,7 +64,7 @@ pub(crate) fn difference(first: &[String], this: &[String]) -> Option<(String, S
 }
 
 /// What a commit writes: operations by their names, everything else by the number of records in each space.
-fn told(spaces: &BTreeMap<SpaceId, String>, commit: &Commit) -> String {
+fn told(spaces: &SpaceNames, commit: &Commit) -> String {
     let (mut operations, mut counts) = (Vec::new(), BTreeMap::<&str, u32>::new());
     for write in commit.writes() {
         let space = spaces.get(&write.key().space()).map_or("?", String::as_str);
