@@ -1,6 +1,6 @@
-//! Every developer command: `cargo xtask test` is all there is to testing, the others are parts and campaigns of it.
+//! Every developer command: `cargo xtask test` runs all tests, and the other commands are parts and campaigns of it.
 
-// Tools of developers measure the machine's own time.
+// Developer tools measure the machine's own time.
 #![allow(clippy::disallowed_methods)]
 
 mod peers;
@@ -29,13 +29,13 @@ enum Task {
         /// The suite: store, entities, state, workflows, messages, locks, claims, admission, or peers, which installs
         /// other engines and runs them beside this one.
         suite: String,
-        /// One JSON object a line instead of a table.
+        /// One JSON object per line instead of a table.
         #[arg(long)]
         json: bool,
-        /// Short runs, to try the suite out; not for figures.
+        /// Short runs to try the suite; not for figures.
         #[arg(long)]
         quick: bool,
-        /// Only figures whose names start so.
+        /// Only figures whose names start with this.
         only: Vec<String>,
     },
     /// Runs the crash tests for longer than `test` does.
@@ -46,7 +46,7 @@ enum Task {
         /// Times to kill a process under load.
         #[arg(long)]
         kill: Option<u64>,
-        /// Where chance starts from.
+        /// The seed of the random numbers.
         #[arg(long)]
         seed: Option<u64>,
     },
@@ -61,17 +61,17 @@ enum Task {
     },
     /// Simulates whole workflow engines under faults, for longer than `test` does.
     Sim {
-        /// How many seeds, from 1 on: 10000 unless something is said.
+        /// How many seeds, from 1 on: 10000 by default.
         #[arg(long)]
         seeds: Option<u64>,
         /// Runs this seed alone and prints its trace.
         #[arg(long, conflicts_with_all = ["seeds", "grants"])]
         seed: Option<u64>,
-        /// Grants of one semaphore to callers who all want it at once, in the order of asking.
+        /// Grants of one semaphore to callers that all want it at once, in the order of their requests.
         #[arg(long)]
         grants: Option<u64>,
     },
-    /// Checks the rules of style that no other tool knows, and the line of layers.
+    /// Checks the style rules that no other tool checks, and the order of the layers.
     Tidy {
         /// Counts words that hide the subject of a sentence, file by file, and fails if there are any.
         #[arg(long)]
@@ -110,7 +110,8 @@ fn work(task: Task) -> Result<()> {
     }
 }
 
-/// The workspace this was started in. It is asked at run time: clones that share a target folder share this program.
+/// The workspace that this was started in. It is read at run time: clones that share a target folder share this
+/// program.
 fn root() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&package).parent().map(Path::to_path_buf).unwrap_or_default()
@@ -139,7 +140,7 @@ fn works(command: &mut Command) -> bool {
 
 fn test() -> Result<()> {
     install("cc", "gcc")?;
-    // Untidy lines should not hide what the tests say.
+    // Style errors should not hide test failures.
     let tidy = tidy::check(&root());
     let words = if words::IS_ON { words::check(&root()) } else { Ok(()) };
     if works(&mut cargo(&["fmt", "--version"])) {
@@ -147,7 +148,7 @@ fn test() -> Result<()> {
     } else {
         println!("── format: skipped, rustfmt is not installed (rustup component add rustfmt)");
     }
-    // This is what checks examples and benchmarks: to build them all as well would take minutes, and no test runs them.
+    // Clippy checks examples and benchmarks: building all of them would take minutes, and no test runs them.
     if works(&mut cargo(&["clippy", "--version"])) {
         let lints = ["clippy", "--quiet", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
         run("lints", cargo(&lints))?;
@@ -166,7 +167,7 @@ fn test() -> Result<()> {
     tidy.and(words)
 }
 
-/// Sees to it that `program` is there, by Debian's `package` if this process may install one.
+/// Makes sure that `program` is installed, by Debian's `package` if this process may install it.
 fn install(program: &str, package: &str) -> Result<()> {
     install_unless(|| works(Command::new(program).arg("--version")), program, package)
 }

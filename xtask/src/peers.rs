@@ -1,6 +1,6 @@
-//! The suite `peers`: workflows here beside those of other engines, in one run. Installs the other engines, gives each
-//! its turn, round after round, and makes a table. What an engine does in its turn is the business of `benches/peers`,
-//! a workspace of its own. Everything listens on loopback, and lives in a scratch folder that is removed at the end.
+//! The suite `peers`: workflows of this library beside those of other engines, in one run. Installs the other engines,
+//! runs each in turn, round after round, and prints a table. `benches/peers`, a workspace of its own, decides what an
+//! engine does in its turn. Everything listens on loopback, and lives in a scratch folder that is removed at the end.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use crate::{cargo, install, install_unless, root, works};
 
-/// The version of Restate's server; those of crates are in the lock file of `benches/peers`.
+/// The version of Restate's server; the lock file of `benches/peers` has those of crates.
 const RESTATE: &str = "1.7.12";
 
-/// An engine with settings: what the binary calls it, what it is, how it is set, and what its server is told.
+/// An engine with settings: its name in the binary, its description, its settings, and the options of its server.
 struct Entrant {
     turn: &'static str,
     engine: &'static str,
@@ -36,14 +36,14 @@ const ENTRANTS: [Entrant; 5] = [
     Entrant { turn: "duroxide-tuned", engine: "duroxide", settings: "full sync, 1 ms poll", server: None },
 ];
 
-/// A rate per second, with how many workflows in flight it was reached.
+/// A rate per second, and the number of workflows in flight that reached it.
 #[derive(Clone, Copy)]
 struct Best {
     rate: f64,
     in_flight: u64,
 }
 
-/// What an entrant reached: medians over the rounds, and of those the best over the numbers in flight.
+/// What an entrant reached: medians over the rounds, and the best of these over the numbers in flight.
 struct Row {
     entrant: &'static Entrant,
     version: String,
@@ -80,12 +80,12 @@ pub(crate) fn bench(json: bool, quick: bool) -> Result<()> {
     Ok(())
 }
 
-/// Where cargo builds.
+/// The folder that cargo builds into.
 fn target() -> PathBuf {
     root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or("target".into()))
 }
 
-/// Gets the server, and gives its path.
+/// Downloads the server, and returns its path.
 fn install_restate(folder: &Path) -> Result<PathBuf> {
     install("npm", "npm")?;
     let place = folder.join(format!("restate-{RESTATE}"));
@@ -110,7 +110,7 @@ fn install_restate(folder: &Path) -> Result<PathBuf> {
     Ok(server)
 }
 
-/// Builds the binary that gives engines their turns, and gives its path.
+/// Builds the binary that runs the engines, and returns its path.
 fn build(folder: &Path) -> Result<PathBuf> {
     install("cc", "gcc")?;
     install("pkg-config", "pkg-config")?;
@@ -157,7 +157,7 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(10)..].join("\n")
 }
 
-/// A folder that is gone afterwards.
+/// A folder that is removed when this is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -167,7 +167,7 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Removes all there is, and gives a folder for data.
+    /// Removes everything in it, and returns a folder for data.
     fn empty(&self) -> Result<PathBuf> {
         if self.0.exists() {
             std::fs::remove_dir_all(&self.0).with_context(|| self.0.display().to_string())?;
@@ -184,7 +184,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A Restate server of our own, which ends with this.
+/// A Restate server of our own, which is stopped when this is dropped.
 struct Server {
     child: Child,
     ingress: String,
@@ -193,7 +193,7 @@ struct Server {
 
 impl Server {
     fn start(binary: &Path, folder: &Path, settings: &[(&str, &str)]) -> Result<Server> {
-        // Held all at once, so that they differ.
+        // All ports are held at once, so that they differ.
         let free = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0"));
         let ports: Vec<u16> =
             free.into_iter().map(|listener| Ok(listener?.local_addr()?.port())).collect::<Result<_>>()?;
@@ -245,7 +245,7 @@ fn row(entrant: &'static Entrant, turns: &[Value], lock: &str) -> Result<Row> {
     })
 }
 
-/// A crate's version by a lock file.
+/// The version of a crate in a lock file.
 fn locked(lock: &str, name: &str) -> Result<String> {
     let begin = format!("name = \"{name}\"\nversion = \"");
     let version = lock.split_once(&begin).and_then(|(_, rest)| rest.split('"').next());
@@ -267,7 +267,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Ours against the best of the others: name, value, the other, unit, and what is to be reached.
+/// Ours against the best of the others: name, value, the other's value, unit, and the target.
 fn ratios(rows: &[Row]) -> Vec<(&'static str, f64, f64, &'static str, &'static str)> {
     let Some((ours, peers)) = rows.split_first() else { return Vec::new() };
     let least = |value: fn(&Row) -> f64| peers.iter().map(value).fold(f64::INFINITY, f64::min);

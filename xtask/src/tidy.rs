@@ -1,5 +1,5 @@
-//! Style that is worth a check: lengths of lines, functions and files, what a file says of itself, words that stand for
-//! unfinished work, and the line of layers in the library.
+//! Style rules that are worth a check: lengths of lines, functions and files, the header of a file, words for
+//! unfinished work, and the order of the layers in the library.
 
 use std::path::{Path, PathBuf};
 
@@ -59,7 +59,7 @@ fn complaints(text: &str) -> Vec<(usize, String)> {
         if length > LINE {
             found.push((index + 1, format!("{length} characters; a line has at most {LINE}")));
         }
-        // Written so that this line is not found by itself.
+        // Split, so that this line does not match itself.
         for word in [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("todo", "!("), concat!("unimplemented", "!(")] {
             if line.contains(word) {
                 found.push((index + 1, format!("{word} stands for unfinished work")));
@@ -137,7 +137,7 @@ mod tests {
         let text = format!("//! A file.\n\npub(crate) async fn long() {{\n{body}}}\n\nfn short() {{}}\n");
         let lines: Vec<usize> = complaints(&text).into_iter().map(|(line, _)| line).collect();
         assert_eq!(lines, [3]);
-        assert_eq!(complaints("fn main() {}\n").len(), 1, "no word on what the file is for");
+        assert_eq!(complaints("fn main() {}\n").len(), 1, "a file without a header");
         assert_eq!(complaints(&format!("//! {}\n", "x".repeat(120))).len(), 1);
     }
 }

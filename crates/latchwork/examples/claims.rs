@@ -82,7 +82,7 @@ async fn send_receipt(paid: AfterEffect) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Started by the commit of the transition.
+/// The commit of the transition starts this workflow.
 fn tell_books() -> Workflow<AfterEffect, ()> {
     workflow("tell-books").run(async |ctx: Ctx, paid: AfterEffect| {
         ctx.run("book", async || {
@@ -101,13 +101,13 @@ async fn firing(claims: &Claims) -> Result {
         Fired::ClaimFailed(taken) => println!("another operation is in progress: {:?}", taken.holder),
         fired => println!("{}", json!(fired)),
     }
-    // Once is enough: it is not at `sent` any more.
+    // The second call is refused: the invoice is not at `sent` any more.
     let again = claims.fire("invoice", "apply_payment", "i-1").by("admin").input(json!({"amount": 7})).await?;
     assert!(again.is_refused());
     Ok(())
 }
 
-/// What did not succeed left the invoice as it was.
+/// A firing that does not succeed leaves the invoice as it was.
 async fn outcomes(claims: &Claims) -> Result {
     claims.add("invoice", Add::new("invoice").id("i-2").data(json!({"status": "sent"}))).await?;
     let fire =
@@ -164,7 +164,7 @@ async fn durable(store: &Store) -> Result {
     Ok(())
 }
 
-/// A module that decides for itself what becomes of claims whose process is gone.
+/// A module that decides what happens to claims whose process is gone.
 async fn modules(store: &Store) -> Result {
     let engine = Engine::on(store).start().await?;
     let owned = INVOICES.replace(r#""status_field": "status""#, r#""status_field": "status", "janitor": "module""#);

@@ -1,8 +1,8 @@
-//! Invoices that are paid once, however many clients race to pay them: the claim workflows of invoices.json.
+//! Invoices that are paid once, also if many clients race to pay them: the claim workflows of invoices.json.
 //!
 //! `cargo run -p latchwork --example invoices -- ./data` races 50 clients for one invoice, regenerates one, pays one
-//! that is overdue, and closes a billing period. With `--kill` the process kills itself in the middle of an action; the
-//! next run shows that the invoice was reverted, and goes on with it. `--wait` waits there, for you to kill it.
+//! that is overdue, and closes a billing period. With `--kill` the process kills itself in the middle of an action. The
+//! next run shows that the invoice was reverted, and pays it. With `--wait` the process waits there until you kill it.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error + Send + 
 /// What happens in the middle of a payment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Middle {
-    /// It goes on.
+    /// The payment continues.
     GoesOn,
     /// The process kills itself.
     Kills,
@@ -29,7 +29,8 @@ pub enum Middle {
     Waits,
 }
 
-/// Regenerates an invoice: the original is superseded by a clone with the same number. Both writes are the transition.
+/// Regenerates an invoice: a clone with the same number supersedes the original. Both writes are part of the
+/// transition.
 async fn regenerate(ctx: ActionCtx) -> Result<Outcome> {
     let original = ctx.entity();
     let mut clone = original.data.clone();
@@ -41,15 +42,15 @@ async fn regenerate(ctx: ActionCtx) -> Result<Outcome> {
     Ok(Outcome::output(id))
 }
 
-/// Applies a payment: the payment is there if, and only if, the invoice is paid.
+/// Applies a payment: the payment exists if, and only if, the invoice is paid.
 async fn apply_payment(ctx: ActionCtx, bodies: &AtomicUsize, middle: Middle) -> Result<Outcome> {
     bodies.fetch_add(1, Ordering::SeqCst);
     let (invoice, due) = (ctx.entity(), ctx.entity().data["amount"].as_u64());
     let amount = ctx.input()["amount"].as_u64();
     if amount.is_none() || amount != due {
-        return Ok(Outcome::rejection(format!("the invoice is of {due:?}, and the payment of {amount:?}")));
+        return Ok(Outcome::rejection(format!("the invoice is over {due:?}, but the payment is {amount:?}")));
     }
-    // The bank takes its time: others find the invoice claimed meanwhile.
+    // The bank is slow: meanwhile other clients find the invoice claimed.
     ctx.entities().store().env().sleep(Duration::from_millis(50)).await;
     ctx.add(Add::new("payment").data(json!({"invoice": invoice.id, "amount": amount, "key": ctx.key()})));
     if middle != Middle::GoesOn {
@@ -64,15 +65,15 @@ async fn apply_payment(ctx: ActionCtx, bodies: &AtomicUsize, middle: Middle) -> 
     Ok(Outcome::output(json!({"paid": amount})))
 }
 
-/// Closes a billing period. Nothing else is part of the transition: the mails are an after-effect.
+/// Closes a billing period. The mails are not part of the transition: they are an after-effect.
 async fn close_billing(ctx: ActionCtx) -> Result<Outcome> {
     let invoices = invoices_of(ctx.entities(), &ctx.entity().id).await?;
     ctx.merge_data(json!({"invoices": invoices.len()}));
     Ok(Outcome::done())
 }
 
-/// One mail for each invoice of a period. It may be called again after a crash: mails that were sent are not sent
-/// again, because each has an id of its own.
+/// Sends one mail for each invoice of a period. After a crash it may be called again: each mail has its own id, so no
+/// mail is sent twice.
 async fn mail_invoices(entities: &Entities, closed: AfterEffect) -> Result {
     for invoice in invoices_of(entities, &closed.entity).await? {
         send(entities, format!("{}/{}", closed.key, &*invoice.id), &invoice.id, "your invoice").await?;
@@ -80,26 +81,26 @@ async fn mail_invoices(entities: &Entities, closed: AfterEffect) -> Result {
     Ok(())
 }
 
-/// Stands for a mail server that knows idempotency keys.
+/// Stands for a mail server that accepts idempotency keys.
 async fn send(entities: &Entities, key: String, invoice: &EntityId, subject: &str) -> Result {
     let mail = json!({"invoice": invoice, "subject": subject});
     entities.add(Add::new("mail").id(key).data(mail).if_absent(true)).await?;
     Ok(())
 }
 
-/// The invoices of a period that hold, without those that were superseded.
+/// The invoices of a period, without those that were superseded.
 async fn invoices_of(entities: &Entities, period: &EntityId) -> Result<Vec<Entity>> {
     let is_of = field("data.period").equals(&**period).and(field("data.status").not("superseded"));
     Ok(entities.find(&Query::of("invoice").filter(is_of).limit(1000)).await?.items)
 }
 
-/// The engine, the claims and what they have counted.
+/// The engine, the claims and a counter.
 pub struct Invoices {
     engine: Engine,
     claims: Claims,
-    /// The billing period that is not closed.
+    /// The billing period that is open.
     period: String,
-    /// How many bodies of payments this process has begun.
+    /// The number of payment bodies that this process has begun.
     bodies: Arc<AtomicUsize>,
 }
 
@@ -132,7 +133,7 @@ impl Invoices {
         Ok(Invoices { engine, claims, period: format!("2026-{:02}", closed + 1), bodies })
     }
 
-    /// Tells what the process before has left, once the janitor has seen to it.
+    /// Waits until the janitor has recovered the claims of the previous process, and prints what it did.
     pub async fn look_around(&self) -> Result {
         let operator = self.claims.operate().await?;
         while !operator.stored().list(None, 1).await?.is_empty() {
@@ -148,7 +149,7 @@ impl Invoices {
         Ok(())
     }
 
-    /// The first invoice that is sent, or a new one.
+    /// Returns the first invoice at `sent`, or a new one.
     async fn some_invoice(&self) -> Result<EntityId> {
         let invoices = self.all("invoice").await?;
         if let Some(sent) = invoices.iter().find(|invoice| invoice.data["status"] == "sent") {
@@ -165,7 +166,7 @@ impl Invoices {
         Ok(fire.input(json!({"amount": 120})).await?)
     }
 
-    /// Many clients apply a payment to one invoice, all at once.
+    /// Many clients apply a payment to one invoice at the same time.
     pub async fn race(self: &Arc<Invoices>) -> Result {
         let (id, before) = (self.some_invoice().await?, self.bodies.load(Ordering::SeqCst));
         println!("{CLIENTS} clients pay {} at once", &*id);
@@ -192,7 +193,7 @@ impl Invoices {
         Ok(())
     }
 
-    /// An invoice that is regenerated, by two who do so at once, and its clone that is paid when it is overdue.
+    /// Two clients regenerate an invoice at the same time. Its clone becomes overdue and is paid.
     pub async fn regenerate(&self) -> Result {
         let id = self.some_invoice().await?;
         let fire = || self.claims.fire("invoice", "regenerate", &*id).by("admin");
@@ -209,7 +210,7 @@ impl Invoices {
         Ok(())
     }
 
-    /// A billing period that is closed: the second commit loses, and each invoice has one mail.
+    /// Two clients close a billing period: the second commit is refused, and each invoice has one mail.
     pub async fn close(&self) -> Result {
         let period = self.period.as_str();
         let approved = Add::new("billing_period").id(period).data(json!({"status": "approved"})).if_absent(true);
@@ -224,7 +225,7 @@ impl Invoices {
         Ok(())
     }
 
-    /// Counts what there is: a payment for each invoice that is paid, and no more.
+    /// Counts the entities. There must be one payment for each paid invoice.
     pub async fn count(&self) -> Result<(usize, usize)> {
         let invoices = self.all("invoice").await?;
         let paid = invoices.iter().filter(|invoice| invoice.data["status"] == "paid").count();

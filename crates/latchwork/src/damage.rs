@@ -1,24 +1,24 @@
-//! Damaged records among others: a scan passes over them and tells where they are.
+//! Damaged records in a scan: the scan skips them and reports their keys.
 
 use crate::store::{ErrorKind, Item, Key, Order, Range, Result, Space, View};
 
-/// The records of a range, in the order of keys.
+/// The records of a range, in key order.
 #[derive(Default)]
 pub(crate) struct Scanned {
     pub(crate) found: Vec<(Key, Item)>,
-    /// The keys between them whose records the store cannot read.
+    /// The keys in the range whose records the store cannot read.
     pub(crate) damaged: Vec<Key>,
 }
 
 impl Scanned {
-    /// The keys of all records that were come to, in no order.
+    /// The keys of all scanned records, damaged ones included, in no particular order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &Key> {
         self.found.iter().map(|(key, _)| key).chain(&self.damaged)
     }
 }
 
-/// Scans a range for so many records. The store fails a scan that comes to a damaged record; here, it goes on behind
-/// that.
+/// Scans a range for at most `limit` readable records. The store fails a scan that reaches a damaged record; this
+/// function continues after that record.
 pub(crate) async fn scan_around(view: &View, space: &Space, range: &Range, limit: usize) -> Result<Scanned> {
     let mut rest = range.clone();
     let (mut found, mut damaged) = (Vec::new(), Vec::new());
@@ -37,11 +37,11 @@ pub(crate) async fn scan_around(view: &View, space: &Space, range: &Range, limit
     }
 }
 
-/// The first key of a range whose record is damaged, by halving the range; the store does not tell it. None if the
-/// damage is not that of one record.
+/// The first key of a range whose record is damaged. The store does not report the key, so the range is halved until
+/// the key is found. None if the damage is not in a single record.
 async fn first_damaged(view: &View, space: &Space, range: &Range, limit: usize) -> Result<Option<Key>> {
     let mut rest = range.clone();
-    // What the key starts with.
+    // The bytes that the key is known to start with.
     let mut known = Vec::new();
     while !rest.is_empty() {
         let key = space.key(&known);

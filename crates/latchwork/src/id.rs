@@ -1,6 +1,6 @@
-//! Ids that are text. They are cloned often, so the text is shared.
+//! Ids that are text. They are cloned often, so clones share the text.
 
-/// Makes the type of an id: `text_id!(/** Names a thing. */ ThingId)`.
+/// Defines the type of an id: `text_id!(/** Names a thing. */ ThingId)`.
 macro_rules! text_id {
     ($(#[$about:meta])* $id:ident) => {
         $(#[$about])*

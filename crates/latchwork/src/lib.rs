@@ -13,7 +13,7 @@
 //! let plan = entities.get("plan").await?.unwrap();
 //! entities.update(Update::new("plan").data(json!({"title": "The plan"})).if_rev(plan.rev)).await?;
 //!
-//! // The same rev again: somebody was faster. The error says where the entity is now.
+//! // The same rev again: another caller was faster. The error carries the entity's current rev.
 //! let late = entities.update(Update::new("plan").data(json!({"title": "No plan"})).if_rev(plan.rev)).await;
 //! assert!(matches!(late, Err(EntityError::RevisionConflict { expected, actual, .. }) if actual > expected));
 //! # Ok(()) }

@@ -1,26 +1,26 @@
-//! Stored records: a byte of version, and what that version consists of. A program reads all versions up to its own; it
-//! refuses a newer one, names both, and leaves the record alone. This file knows no record of its own.
+//! Stored records: a version byte, then the fields of that version. A program reads all versions up to its own. It
+//! refuses a newer version, names both versions and leaves the record alone. This file knows no record of its own.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::store::Bytes;
 
-/// Something that is stored under a version.
+/// A value that is stored under a version.
 ///
-/// How a record grows: new fields go to its end, and [`Record::APPENDED`] gets the bytes of their defaults, which stand
-/// in for them in records of older versions. A new variant of an enum is a version that appends nothing. For any other
-/// change, [`Record::read`] is written by hand and reads each version as the type that it was.
+/// How a record grows: new fields go to its end. [`Record::APPENDED`] gets the encoded defaults of the new fields, and
+/// those bytes are appended to records of older versions when they are read. A new variant of an enum is a version that
+/// appends nothing. For any other change, [`Record::read`] is written by hand and reads each version as its old type.
 pub(crate) trait Record: Sized {
-    /// For each version after the first, the defaults of the fields that it has appended, as they are written.
+    /// For each version after the first: the encoded defaults of the fields that this version has appended.
     const APPENDED: &'static [&'static [u8]] = &[];
     /// The version that is written, and the newest that is read.
     const VERSION: u8 = 1 + Self::APPENDED.len() as u8;
 
-    /// The record behind its version.
+    /// Encodes the version byte and the fields.
     fn encode(&self) -> Bytes;
 
-    /// Reads what stands behind a version from 1 to [`Record::VERSION`].
+    /// Decodes the fields of a version from 1 to [`Record::VERSION`].
     fn read(version: u8, fields: &[u8]) -> Option<Self>;
 
     fn decode(bytes: &[u8]) -> Result<Self, Unreadable> {
@@ -34,20 +34,20 @@ pub(crate) trait Record: Sized {
     }
 }
 
-/// No record has a later version. So a text or the like, where a record should be, is told from a newer program's.
+/// The highest possible version. A larger first byte, such as that of a text, is damage and not a newer version.
 const LAST: u8 = 31;
 
 /// Why a record cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// Its bytes are not what was written.
+    /// The bytes are not what was written.
     Damaged,
-    /// It is of a version that this program does not know, very likely a newer one. It must be left as it is.
+    /// This program does not know the version of the record; most likely it is newer. The record must stay as it is.
     Version { found: u8, supported: u8 },
 }
 
 impl Unreadable {
-    /// The same, of the record at this place.
+    /// Adds the place of the record.
     pub(crate) fn at(self, place: impl Into<String>) -> BadRecord {
         BadRecord { place: place.into(), why: self }
     }
@@ -57,7 +57,7 @@ impl Unreadable {
     }
 }
 
-/// A record that cannot be read, and why. The error of each layer is made of it.
+/// A record that cannot be read, and why. Each layer converts it into its own error.
 #[derive(Debug, Clone)]
 pub(crate) struct BadRecord {
     pub(crate) place: String,
@@ -80,16 +80,16 @@ macro_rules! unreadable {
 }
 pub(crate) use unreadable;
 
-/// Writes the fields of a record as postcard does, behind its version.
+/// Encodes the fields of a record with postcard, after its version.
 pub(crate) fn write<R: Record>(fields: &impl Serialize) -> Bytes {
-    // Most records are shorter than this. What is kept is copied out of it, exactly as long as it is.
+    // Most records are shorter than this. The copy below has the exact length.
     let mut bytes = Vec::with_capacity(256);
     bytes.push(R::VERSION);
     let bytes = postcard::to_extend(fields, bytes).expect("a record can be written to memory");
     Bytes::copy_from_slice(&bytes)
 }
 
-/// Reads the fields of a record as postcard has written them. What its version did not have is appended.
+/// Decodes the fields of a record with postcard. The defaults of fields that its version did not have are appended.
 pub(crate) fn read<R: Record + DeserializeOwned>(version: u8, fields: &[u8]) -> Option<R> {
     match R::APPENDED.get(usize::from(version) - 1..)? {
         [] => read_all(fields),
@@ -97,13 +97,13 @@ pub(crate) fn read<R: Record + DeserializeOwned>(version: u8, fields: &[u8]) -> 
     }
 }
 
-/// Reads something that takes all of these bytes.
+/// Decodes a value that takes all of these bytes.
 pub(crate) fn read_all<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     postcard::take_from_bytes(bytes).ok().filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)
 }
 
-/// Makes records of types that postcard writes: `stored!(Head, Lease => [b"\0"])`, where behind the arrow stands what
-/// [`Record::APPENDED`] is.
+/// Implements [`Record`] for types that postcard encodes: `stored!(Head, Lease => [b"\0"])`. The list after the arrow
+/// is [`Record::APPENDED`].
 macro_rules! stored {
     ($($record:ty $(=> [$($appended:literal),*])?),*) => {$(
         impl $crate::record::Record for $record {
@@ -133,7 +133,7 @@ mod tests {
         permits: u32,
     }
 
-    /// The same record, which has got two fields more.
+    /// The same record with two more fields.
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Second {
         name: String,
@@ -142,7 +142,7 @@ mod tests {
         weight: u32,
     }
 
-    /// The same record, which was then made otherwise.
+    /// The same record after a change that appending cannot express.
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Third {
         name: String,
@@ -176,15 +176,15 @@ mod tests {
 
     #[test]
     fn a_newer_program_reads_all_older_versions() {
-        assert_eq!(postcard::to_stdvec(&(None::<String>, 7_u32)).unwrap(), Second::APPENDED[0], "as it is written");
+        assert_eq!(postcard::to_stdvec(&(None::<String>, 7_u32)).unwrap(), Second::APPENDED[0], "as encoded");
         let third = Third { name: "n".into(), room: Ok(300) };
-        assert_eq!(Second::decode(&first().encode()), Ok(second(None, 7)), "the defaults stand in");
+        assert_eq!(Second::decode(&first().encode()), Ok(second(None, 7)), "defaults fill the missing fields");
         assert_eq!(Second::decode(&second(Some("l"), 1).encode()), Ok(second(Some("l"), 1)));
         assert_eq!(Third::decode(&first().encode()), Ok(Third { ..third }));
         assert_eq!(Third::decode(&second(Some("l"), 1).encode()), Ok(Third { name: "n".into(), room: Ok(300) }));
     }
 
-    // A program that was rolled back finds what the newer one has written.
+    // A program that was rolled back reads a record that the newer program wrote.
     #[test]
     fn an_older_program_refuses_a_newer_version_and_names_both() {
         let refused = First::decode(&second(None, 7).encode()).unwrap_err();

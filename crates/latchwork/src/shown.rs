@@ -1,6 +1,6 @@
-//! How things that callers hold are printed by `{:?}`: by what tells one from another, and nothing else.
+//! `Debug` output of values that callers hold: only the fields that identify the value.
 
-/// `Debug` for what callers hold, with what tells one from another: `shown!(Handle<O>, it => id: it.id)`.
+/// Implements `Debug` with the fields that identify a value: `shown!(Handle<O>, it => id: it.id)`.
 macro_rules! shown {
     ($type:ident $(<$($of:ident),+>)?, $it:ident => $($name:ident: $value:expr),*) => {
         impl $(<$($of),+>)? std::fmt::Debug for $type $(<$($of),+>)? {

@@ -1,4 +1,4 @@
-//! The guide in docs/store.md as one program. It works in a directory of its own under the system's temporary one.
+//! The guide in docs/store.md as one program. It works in a new directory under the system's temporary directory.
 
 use latchwork_store::{Commit, Confirm, FileOptions, Generation, History, Limits, Order, Outcome, SpaceSpec, Store};
 
@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let read = store.view().await?;
     let jobs_read = read.scan(&jobs.all(), Order::Ascending, 100).await?.len();
     let next = Commit::new().unchanged(&jobs.all(), read.generation()).put(&jobs.key("job 1"), "waits");
-    println!("{jobs_read} jobs were there, and still are: {}", store.commit(next).await?.is_applied());
+    println!("{jobs_read} jobs were read, and are unchanged: {}", store.commit(next).await?.is_applied());
     drop(read);
 
     // Sending again
@@ -59,7 +59,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Watching
     let mut watch = store.watch(users.all(), Generation(0)).await?;
     let commit = watch.next().await?;
-    println!("generation {} changed {} keys; go on from {}", commit.generation, commit.changes.len(), watch.position());
+    println!("generation {} changed {} keys; seen up to {}", commit.generation, commit.changes.len(), watch.position());
 
     // Snapshots
     view.persist(path("backup")).await?;
@@ -71,7 +71,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     limits(&path("small")).await
 }
 
-/// Sets a limit and goes beyond it.
+/// Sets a limit and exceeds it.
 async fn limits(directory: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
     let mut limits = Limits::default();
     limits.value_bytes = 64 << 10;

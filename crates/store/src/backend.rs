@@ -1,6 +1,7 @@
-//! What stands behind a [`crate::Store`], for those who put something between the two or bring a backend of their own.
-//! A backend checks, writes and remembers. It has no rules of its own: [`evaluate`] decides commits, [`generation_at`],
-//! [`is_readable`] and [`Rules::forgets`] what is kept. Nothing here supposes that only one process uses the storage.
+//! The interface between a [`crate::Store`] and its storage, for code that wraps a backend or implements a new one.
+//! A backend checks, writes and remembers. It has no rules of its own: [`evaluate`] decides commits; [`generation_at`],
+//! [`is_readable`] and [`Rules::forgets`] decide what is kept. Nothing here assumes that only one process uses the
+//! storage.
 
 use std::future::Future;
 
@@ -13,78 +14,78 @@ pub use crate::memory::MemoryBackend;
 pub use crate::retention::{Before, Pin, Retention, generation_at, is_readable};
 pub use crate::space::Rules;
 
-/// The answer of a backend, when it comes.
+/// The future of a backend's answer.
 pub type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
-/// Storage for one store. Reads name the generation they are made at; the caller has it pinned.
+/// Storage for one store. Every read names the generation that it reads at. The caller has pinned that generation.
 pub trait Backend: Send + Sync + 'static {
-    /// Checks and writes as [`evaluate`] decides. Resolves when the outcome, a refusal as well, rests on
-    /// durable state only. A commit with an id may be sent again after any failure.
+    /// Checks and writes as [`evaluate`] decides. Resolves once the state that the outcome is based on is durable; this
+    /// also holds for a refusal. A commit with an id may be sent again after any failure.
     fn commit(&self, commit: Commit) -> Answer<'_, Outcome>;
 
     /// The newest generation that readers may see.
     fn latest(&self) -> Answer<'_, Generation>;
 
-    /// What a key held at a generation, the trace of a delete included.
+    /// Returns the version of a key at a generation. A tombstone is returned, too.
     fn get<'a>(&'a self, key: &'a Key, at: Generation) -> Answer<'a, Option<Version>>;
 
-    /// What the keys of a range held at a generation.
+    /// Returns the versions of the keys of a range at a generation.
     fn scan(&self, scan: Scan, at: Generation) -> Answer<'_, Vec<(Key, Version)>>;
 
-    /// The versions of a key up to a generation that are still kept, newest first.
+    /// Returns the versions of a key that are not newer than a generation and are still kept, newest first.
     fn versions<'a>(&'a self, key: &'a Key, at: Generation, limit: usize) -> Answer<'a, Vec<Version>>;
 
-    /// The commits after a generation that touched a range, each with the changes in that range, oldest first.
-    /// Fails with [`crate::StoreError::HistoryDropped`] where it cannot know them all.
+    /// Returns the commits after a generation that touched a range, each with the changes in that range, oldest first.
+    /// Fails with [`crate::StoreError::HistoryDropped`] if some of them are no longer kept.
     fn changes(&self, range: Range, after: Generation, limit: usize) -> Answer<'_, Changes>;
 
     /// Resolves to the latest generation once it is larger than `than`.
     fn newer(&self, than: Generation) -> Answer<'_, Generation>;
 
-    /// What is known of the commits up to `time`: the newest generation, or the newest that touched one of `spaces`
-    /// above its floor. [`generation_at`] makes a generation of it.
+    /// Finds the newest commit that is not later than `time`: the newest generation of the store, or the newest one
+    /// that touched one of `spaces` above its floor. [`generation_at`] turns the answer into a generation.
     fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before>;
 
-    /// Pins a generation, or the newest one, at which then every space can be read. What can be read at it stays so
-    /// until the pin is dropped. The pin tells when a space was last declared: so rules in memory are known to be
-    /// current.
+    /// Pins a generation, or the newest one, at which every space can be read. What is readable at the generation stays
+    /// readable until the pin is dropped. The pin carries the generation at which a space was last declared, so that
+    /// the caller knows whether the rules it has in memory are current.
     fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin>;
 
-    /// The oldest generation at which a space can be read, as far as it is known here. It only rises; reads and checks
-    /// are held against the present one.
+    /// The oldest generation at which a space can be read, as far as this process knows. It only rises. Reads and
+    /// checks are compared with its current value.
     fn floor(&self, space: SpaceId) -> Generation;
 
-    /// Tells the rules of a space, and the generation of the declaration they are from. Older ones than those known do
-    /// not count.
+    /// Tells the backend the rules of a space and the generation of the declaration that they come from. Rules of an
+    /// older declaration than the known one are ignored.
     fn declare(&self, space: SpaceId, rules: Rules, at: Generation);
 
-    /// Raises the floors and drops a bounded slice of what lies below them. Tells whether more is left.
+    /// Raises the floors and drops a bounded slice of what lies below them. Returns whether more is left.
     fn maintain(&self) -> Answer<'_, bool>;
 
-    /// Replaces everything by `contents` as one commit that starts history anew, and gives its generation.
+    /// Replaces everything with `contents`, as one commit with which history starts again. Returns its generation.
     fn replace(&self, contents: Contents) -> Answer<'_, Generation>;
 
-    /// Reads everything and tells what is damaged.
+    /// Reads everything and returns what is damaged.
     fn verify(&self) -> Answer<'_, Vec<Damage>>;
 
     /// Figures about the store.
     fn stats(&self) -> Answer<'_, Stats>;
 
-    /// The store's identity, given at its creation. A snapshot carries it.
+    /// The store's identity, chosen at its creation. Its snapshots carry the same identity.
     fn identity(&self) -> u128;
 
-    /// Names this opening of a store that only one process can have open at a time: whatever another opening has begun
-    /// is over. None of a store that processes share.
+    /// The id of this opening, if only one process can have the store open at a time. Work that an earlier opening
+    /// started is over. `None` for a store that processes share.
     fn opening(&self) -> Option<Uuid> {
         None
     }
 
-    /// Returns when the store was closed or has stopped. A backend without openings need not tell.
+    /// Resolves when the store was closed or has stopped. A backend without openings may never resolve.
     fn ended(&self) -> Answer<'_, ()> {
         Box::pin(std::future::pending())
     }
 
-    /// Makes everything safe and lets go of the storage. Every later call fails with [`crate::StoreError::Closed`].
+    /// Makes everything durable and releases the storage. Every later call fails with [`crate::StoreError::Closed`].
     fn close(&self) -> Answer<'_, ()>;
 }
 
@@ -97,29 +98,29 @@ pub enum Order {
     Descending,
 }
 
-/// A scan as a backend gets it.
+/// The arguments of a backend's scan.
 #[derive(Debug, Clone)]
 pub struct Scan {
-    /// The keys looked at.
+    /// The keys to read.
     pub range: Range,
-    /// From which end.
+    /// The direction.
     pub order: Order,
-    /// How many are wanted at the most.
+    /// The largest number of records to return.
     pub limit: usize,
-    /// How many bytes are wanted: the record that brings the sum to this is the last.
+    /// The scan ends with the record that brings the sum of bytes to this number.
     pub bytes: usize,
-    /// Whether traces of deleted keys count.
+    /// Whether tombstones are returned and counted.
     pub with_deleted: bool,
 }
 
 impl Scan {
-    /// What the scan has room for.
+    /// The limits of the scan, before any record is counted.
     pub fn room(&self) -> Room {
         Room { records: self.limit, bytes: self.bytes }
     }
 }
 
-/// What is left of the limits of a batch of records. Records may be large, so they are not only counted.
+/// What is left of the limits of a batch of records: a number of records and, because records may be large, of bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     records: usize,
@@ -127,15 +128,15 @@ pub struct Room {
 }
 
 impl Room {
-    /// What a record takes beside its key and value, about.
+    /// The approximate size of a record without its key and value.
     const RECORD: usize = 64;
 
-    /// Room for records of so many bytes together.
+    /// Room for any number of records of `bytes` bytes in total.
     pub(crate) fn of_bytes(bytes: usize) -> Room {
         Room { records: usize::MAX, bytes }
     }
 
-    /// Whether another record is wanted.
+    /// True if there is room for another record.
     pub fn is_left(&self) -> bool {
         self.records > 0 && self.bytes > 0
     }
@@ -152,15 +153,15 @@ impl Room {
 pub struct Changes {
     /// The commits found.
     pub commits: Vec<Committed>,
-    /// Nothing in the range was left out up to here.
+    /// `commits` is complete up to this generation.
     pub through: Generation,
 }
 
-/// The contents of a snapshot: every key, in order, with what it holds.
+/// The contents of a snapshot: every key with its version, in key order.
 pub struct Contents {
     /// The generation the snapshot was taken at.
     pub generation: Generation,
-    /// When the last of it was committed: no record is younger.
+    /// The time of the last commit in it: no record is younger.
     pub time: Timestamp,
     /// The identity of the store it was taken from.
     pub identity: u128,
@@ -168,7 +169,7 @@ pub struct Contents {
     pub records: Box<dyn Iterator<Item = Result<(Key, Version)>> + Send>,
 }
 
-/// Something that [`Backend::verify`] found.
+/// One damage that [`Backend::verify`] found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// File, table or key.
@@ -177,13 +178,13 @@ pub struct Damage {
     pub detail: String,
 }
 
-/// Figures about a store. Counts of work are since it was opened.
+/// Figures about a store. The counts of commits, groups and log bytes start at zero when the store is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
     /// The newest generation.
     pub generation: Generation,
-    /// Keys with a value or the trace of one, as far as the index has taken them.
+    /// Keys with a value or a tombstone in the index. Commits that are not folded into the index yet are not counted.
     pub keys: u64,
     /// Overwritten and deleted versions that are still kept.
     pub past_versions: u64,
@@ -193,7 +194,7 @@ pub struct Stats {
     pub refused: u64,
     /// Groups of commits that shared a sync.
     pub groups: u64,
-    /// Bytes in memory that the index has not taken yet.
+    /// Bytes in memory that are not folded into the index yet.
     pub overlay_bytes: u64,
     /// Bytes written to the log.
     pub log_bytes: u64,

@@ -1,14 +1,14 @@
-//! The few ways in which numbers and strings become bytes, and the checksum over them. What is built of them is
-//! drawn in docs/format.md.
+//! Encodes and decodes numbers and strings, and computes checksums. docs/format.md describes the records that are built
+//! from them; this file knows none of them.
 
 use bytes::{Buf, Bytes};
 
-/// Checksum of `bytes`, bound to the place they belong to by `seed`.
+/// Checksum of `bytes`. `seed` binds it to the place where the bytes belong.
 pub(crate) fn checksum(seed: u64, bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(bytes, seed)
 }
 
-/// Seven bits a byte, the lowest first; the top bit says that more follow.
+/// Writes seven bits per byte, the lowest first. The top bit says that more bytes follow.
 pub(crate) fn put_number(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -22,7 +22,7 @@ pub(crate) fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// A value or its absence in one: the length plus one, or zero.
+/// Writes a value as its length plus one and its bytes, or its absence as zero.
 pub(crate) fn put_optional(out: &mut Vec<u8>, bytes: Option<&Bytes>) {
     match bytes {
         None => out.push(0),
@@ -33,7 +33,7 @@ pub(crate) fn put_optional(out: &mut Vec<u8>, bytes: Option<&Bytes>) {
     }
 }
 
-/// Takes a number off the front of `bytes`.
+/// Reads a number from the front of `bytes` and removes it there.
 pub(crate) fn get_number(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0u64;
     for shift in (0..64).step_by(7) {
@@ -47,7 +47,7 @@ pub(crate) fn get_number(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// Reads what the functions above wrote. Every method gives `None` where the bytes end too early or make no sense.
+/// Reads what the functions above wrote. Every method returns `None` if the bytes end too early or are not valid.
 pub(crate) struct Reader(pub(crate) Bytes);
 
 impl Reader {
@@ -62,7 +62,7 @@ impl Reader {
         self.0.has_remaining().then(|| self.0.get_u8())
     }
 
-    /// A slice of the input that shares its memory.
+    /// Returns a slice that shares the memory of the input.
     pub(crate) fn take(&mut self, length: usize) -> Option<Bytes> {
         (self.0.len() >= length).then(|| self.0.split_to(length))
     }
@@ -79,7 +79,7 @@ impl Reader {
         }
     }
 
-    /// `Some` if everything was read.
+    /// Returns `Some` if everything was read.
     pub(crate) fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_strings_come_back_and_cut_off_ones_do_not() {
+    fn numbers_and_strings_are_read_back_and_truncated_ones_are_not() {
         let mut out = Vec::new();
         for number in [0, 1, 127, 128, 300, u64::MAX] {
             put_number(&mut out, number);

@@ -1,4 +1,5 @@
-//! The conditional commit: what a caller sends, what it gets back, and what the store remembers of it.
+//! The conditional commit: what a caller sends, what the store answers, and what the store remembers of it. The rules
+//! that decide a commit are in `evaluate`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use bytes::Bytes;
 
 use crate::{Generation, Key, Range, Rev, Timestamp};
 
-/// Names a commit, so that sending it again applies it once.
+/// The id of a commit. A commit that is sent again under the same id is applied only once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommitId(pub [u8; 16]);
 
@@ -24,7 +25,7 @@ impl fmt::Debug for CommitId {
     }
 }
 
-/// Checks and writes that land together or not at all.
+/// Checks and writes. If all checks hold, all writes are applied; otherwise none is.
 ///
 /// ```
 /// # use latchwork_store::{Commit, Rev, Space};
@@ -46,19 +47,19 @@ pub struct Commit {
     pub(crate) decided: Option<Decided>,
 }
 
-/// Tells how a commit was decided before its answer is there, which comes only once it is durable. So the next commit
-/// on the same key can follow without waiting for the sync: if it is applied, so was the one before. Nothing may leave
-/// the process on the strength of it. A backend that cannot tell early does not tell.
+/// Shows how a commit was decided before the commit is durable and answered. So a caller can send the next commit on
+/// the same key without waiting for the sync: if the second is applied, the first is applied, too. Nothing may leave
+/// the process because of an early decision. A backend that cannot decide early never sets it.
 #[derive(Debug, Clone, Default)]
 pub struct Decided(Arc<AtomicU8>);
 
 impl Decided {
-    /// For one commit.
+    /// Creates an undecided value for one commit.
     pub fn new() -> Decided {
         Decided::default()
     }
 
-    /// Whether the checks held; `None` while that is not known.
+    /// Returns whether the checks held; `None` while that is not known.
     pub fn applies(&self) -> Option<bool> {
         match self.0.load(Ordering::Acquire) {
             0 => None,
@@ -66,20 +67,20 @@ impl Decided {
         }
     }
 
-    /// For backends: what will be answered if the store lives.
+    /// Called by a backend: sets what the answer will be, unless the store stops before it.
     pub fn tell(&self, applies: bool) {
         self.0.store(if applies { 1 } else { 2 }, Ordering::Release);
     }
 }
 
-/// Something that must hold for a commit to land.
+/// A condition that must hold for a commit to be applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Check {
     /// The key exists and was last written at this rev.
     AtRev(Key, Rev),
     /// The key does not exist.
     Absent(Key),
-    /// The key exists, whatever it holds.
+    /// The key exists, with any value.
     Present(Key),
     /// Nothing was committed since this generation.
     AtGeneration(Generation),
@@ -87,33 +88,33 @@ pub enum Check {
     Unchanged(Range, Generation),
 }
 
-/// A right to write that can be lost, and is told of by something in the store.
+/// A right to write that can be lost, such as a lock. The store holds a record of it.
 pub trait Right {
-    /// What holds as long as the right does.
+    /// The check that holds as long as the right exists.
     fn check(&self) -> Check;
 
-    /// What an error calls it.
+    /// The name of the right in error messages.
     fn name(&self) -> String {
         "the right to write".into()
     }
 }
 
-/// One change of one key.
+/// One write of one key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Write {
     /// Sets the value.
     Put(Key, Bytes),
-    /// Sets the value, and in it, from this offset on, the commit's own generation and time: 16 bytes, big-endian.
-    /// Otherwise a value could not hold them, as they are given when the commit is decided.
+    /// Sets the value. The 16 bytes from this offset on become the commit's own generation and time, big-endian. A
+    /// caller cannot write them itself, because they are known only when the commit is decided.
     PutStamped(Key, Bytes, usize),
-    /// Removes the key; of a key that is not there, nothing.
+    /// Removes the key. Does nothing if the key does not exist.
     Delete(Key),
 }
 
-/// How many bytes a stamp takes.
+/// The length of a stamp.
 pub(crate) const STAMP_BYTES: usize = 16;
 
-/// The value with a stamp in it. Offsets are checked where commits come in.
+/// Returns the value with a stamp in it. The offset was checked when the commit was received.
 pub(crate) fn stamped(value: &Bytes, offset: usize, generation: Generation, time: Timestamp) -> Bytes {
     let mut value = value.to_vec();
     value[offset..offset + 8].copy_from_slice(&generation.0.to_be_bytes());
@@ -136,13 +137,14 @@ impl Commit {
         Commit::default()
     }
 
-    /// Names the commit: sent again under the same id, it is applied once and answers with the first receipt.
+    /// Sets the commit's id. A commit that is sent again under the same id is applied once and returns the first
+    /// receipt.
     pub fn id(mut self, id: CommitId) -> Commit {
         self.id = Some(id);
         self
     }
 
-    /// Bytes kept beside the commit in history: who, why.
+    /// Sets bytes that history keeps with the commit, for example an author and a reason.
     pub fn meta(mut self, meta: impl Into<Bytes>) -> Commit {
         self.meta = meta.into();
         self
@@ -160,32 +162,32 @@ impl Commit {
         self
     }
 
-    /// Lands only if `key` exists at `rev`.
+    /// Checks that `key` exists at `rev`.
     pub fn at_rev(self, key: &Key, rev: Rev) -> Commit {
         self.check(Check::AtRev(key.clone(), rev))
     }
 
-    /// Lands only if `key` does not exist.
+    /// Checks that `key` does not exist.
     pub fn absent(self, key: &Key) -> Commit {
         self.check(Check::Absent(key.clone()))
     }
 
-    /// Requires that the key exists.
+    /// Checks that `key` exists.
     pub fn present(self, key: &Key) -> Commit {
         self.check(Check::Present(key.clone()))
     }
 
-    /// Requires what somebody's right to write rests on, such as a lock: once that is lost, this is refused.
+    /// Checks that a right to write, such as a lock, still exists. Once the right is lost, the commit is refused.
     pub fn guard(self, right: &impl Right) -> Commit {
         self.check(right.check())
     }
 
-    /// Lands only if nothing at all was committed after `generation`.
+    /// Checks that nothing at all was committed after `generation`.
     pub fn at_generation(self, generation: Generation) -> Commit {
         self.check(Check::AtGeneration(generation))
     }
 
-    /// Lands only if nothing in `range` was written after `since`.
+    /// Checks that nothing in `range` was written after `since`.
     pub fn unchanged(self, range: &Range, since: Generation) -> Commit {
         self.check(Check::Unchanged(range.clone(), since))
     }
@@ -195,7 +197,7 @@ impl Commit {
         self.write(Write::Put(key.clone(), value.into()))
     }
 
-    /// Sets a value that holds, in the 16 bytes from `offset` on, the commit's own generation and time (big-endian).
+    /// Sets a value. The 16 bytes from `offset` on become the commit's own generation and time (big-endian).
     pub fn put_stamped(self, key: &Key, value: impl Into<Bytes>, offset: usize) -> Commit {
         self.write(Write::PutStamped(key.clone(), value.into(), offset))
     }
@@ -205,24 +207,24 @@ impl Commit {
         self.write(Write::Delete(key.clone()))
     }
 
-    /// Has `decided` told as soon as the commit is decided.
+    /// Asks the backend to set `decided` as soon as the commit is decided.
     pub fn tell(mut self, decided: &Decided) -> Commit {
         self.decided = Some(decided.clone());
         self
     }
 
-    /// The checks, in the order in which a refusal counts them.
+    /// The checks, in the order of [`FailedCheck::index`].
     pub fn checks(&self) -> &[Check] {
         &self.checks
     }
 
-    /// The writes, in the order in which a receipt counts them.
+    /// The writes, in the order of [`Receipt::revs`].
     pub fn writes(&self) -> &[Write] {
         &self.writes
     }
 }
 
-/// What became of a commit.
+/// The answer to a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "a commit may have been refused"]
 pub enum Outcome {
@@ -241,27 +243,28 @@ impl Outcome {
         }
     }
 
-    /// Whether the commit landed.
+    /// True if the commit was applied.
     pub fn is_applied(&self) -> bool {
         matches!(self, Outcome::Applied(_))
     }
 }
 
-/// The proof that a commit landed.
+/// The proof that a commit was applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
-    /// The generation the commit took; of a commit without an id that changed nothing, the one its checks held at.
+    /// The commit's generation. A commit without an id that changed nothing gets the generation at which its checks
+    /// held.
     pub generation: Generation,
-    /// When it was committed, by the store's clock, which never goes back.
+    /// The time of the commit by the store's clock, which never goes back.
     pub time: Timestamp,
-    /// For each write its new rev; `None` where a delete found nothing to delete.
+    /// The new rev of each write; `None` if a delete found no key to delete.
     pub revs: Vec<Option<Rev>>,
-    /// Whether this answers a commit id that had been applied before.
+    /// True if a commit with this id had been applied before. This is then the receipt of that first commit.
     pub repeated: bool,
 }
 
 impl Receipt {
-    /// Whether the commit changed any key.
+    /// True if the commit changed a key.
     pub fn changed(&self) -> bool {
         self.revs.iter().any(Option::is_some)
     }
@@ -280,7 +283,7 @@ pub struct Refusal {
 /// A check that did not hold, with what was found instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedCheck {
-    /// The check's place among the commit's checks.
+    /// The check's index among the commit's checks.
     pub index: usize,
     /// What was expected.
     pub check: Check,
@@ -297,7 +300,7 @@ pub enum Actual {
     Absent,
     /// The store's generation.
     AtGeneration(Generation),
-    /// A key of the range was written, last at this generation. There may be more of them.
+    /// This key of the range was written, last at this generation. Other keys may have been written, too.
     Changed(Key, Generation),
 }
 
@@ -319,31 +322,31 @@ impl fmt::Display for FailedCheck {
     }
 }
 
-/// A commit as the store remembers it: what the log holds and what a watch delivers.
+/// A commit as the store remembers it. The log stores it and a watch returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Committed {
-    /// Its place in the store's order.
+    /// Its number in the store's order of commits.
     pub generation: Generation,
     /// When it was committed.
     pub time: Timestamp,
-    /// What the caller wanted kept beside it.
+    /// The bytes that the caller gave to [`Commit::meta`].
     pub meta: Bytes,
-    /// The keys it changed. A watch shows those in its range.
+    /// The keys it changed. A watch returns only those in its range.
     pub changes: Vec<Change>,
 }
 
-/// One key's part in a commit.
+/// The change of one key in a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The key.
     pub key: Key,
-    /// Its rev from this commit on.
+    /// The key's new rev.
     pub rev: Rev,
-    /// Its value from this commit on; `None` if it was deleted.
+    /// The key's new value; `None` if it was deleted.
     pub value: Option<Bytes>,
 }
 
-/// What a key holds: a value, or the trace of a deleted one.
+/// One version of a key: a value, or the tombstone of a deleted key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
     /// How often the key has been written.
@@ -352,7 +355,7 @@ pub struct Version {
     pub generation: Generation,
     /// When it was committed, by the store's clock.
     pub time: Timestamp,
-    /// The value; `None` for a deleted key.
+    /// The value; `None` for a tombstone.
     pub value: Option<Bytes>,
 }
 
@@ -362,13 +365,13 @@ impl Version {
     }
 }
 
-/// A version without its value: all that a check needs.
+/// A version without its value. It is all that a check needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     /// How often the key has been written.
     pub rev: Rev,
     /// The generation of the last write.
     pub generation: Generation,
-    /// Whether that write left a value.
+    /// True if that write set a value; false if it deleted the key.
     pub live: bool,
 }

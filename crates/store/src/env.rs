@@ -1,5 +1,5 @@
-//! Time, ids and randomness as parameters. This is the only module that reads the machine's clock, sleeps by it or
-//! uses its entropy; everything else asks an [`Env`], so that a whole system can run on virtual time from a seed.
+//! Time, ids and randomness as parameters. Only this module reads the machine's clock, sleeps by it or uses its
+//! entropy. All other code asks an [`Env`], so that a whole system can run on virtual time from a seed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::CommitId;
 
-/// Microseconds since 1970, by the clock of the environment.
+/// Microseconds since 1970, by the environment's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(pub u64);
 
@@ -39,7 +39,7 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Where time and chance come from.
+/// The source of time and randomness.
 #[derive(Clone)]
 pub struct Env {
     clock: Arc<dyn Clock>,
@@ -56,7 +56,7 @@ pub trait Clock: Send + Sync {
     fn sleep(&self, duration: Duration) -> Sleep;
 }
 
-/// Resolves when its time has come. Dropping it gives up waiting.
+/// Resolves when its time is over. Dropping it cancels the sleep.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A source of randomness.
@@ -71,14 +71,14 @@ impl Env {
         Env { clock: Arc::new(SystemClock::new()), random: Arc::new(SystemRandom(Mutex::default())) }
     }
 
-    /// A clock that moves only when told to, and randomness that follows from `seed` alone.
+    /// A clock that moves only when a test advances it, and randomness that follows from `seed` alone.
     pub fn seeded(seed: u64) -> (Env, Arc<VirtualClock>) {
         let clock = Arc::new(VirtualClock::default());
         let random = Arc::new(SeededRandom(Mutex::new(fastrand::Rng::with_seed(seed))));
         (Env { clock: clock.clone(), random }, clock)
     }
 
-    /// An environment of one's own parts.
+    /// An environment with the given clock and randomness.
     pub fn new(clock: Arc<dyn Clock>, random: Arc<dyn Random>) -> Env {
         Env { clock, random }
     }
@@ -93,7 +93,7 @@ impl Env {
         self.clock.monotonic()
     }
 
-    /// Resolves once `duration` of monotonic time has passed since this was called: at once if it is zero.
+    /// Resolves once `duration` of monotonic time has passed since this was called; at once if it is zero.
     ///
     /// # Panics
     ///
@@ -133,14 +133,14 @@ struct SystemClock {
 }
 
 impl SystemClock {
-    #[allow(clippy::disallowed_methods)] // The one place that reads the machine's clock.
+    #[allow(clippy::disallowed_methods)] // Only this module reads the machine's clock.
     fn new() -> SystemClock {
         SystemClock { start: std::time::Instant::now() }
     }
 }
 
 impl Clock for SystemClock {
-    #[allow(clippy::disallowed_methods)] // The one place that reads the machine's clock.
+    #[allow(clippy::disallowed_methods)] // Only this module reads the machine's clock.
     fn now(&self) -> Timestamp {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Timestamp(micros(since.unwrap_or_default()))
@@ -150,7 +150,7 @@ impl Clock for SystemClock {
         self.start.elapsed()
     }
 
-    #[allow(clippy::disallowed_methods)] // The one place that sleeps by the machine's clock.
+    #[allow(clippy::disallowed_methods)] // Only this module sleeps by the machine's clock.
     fn sleep(&self, duration: Duration) -> Sleep {
         Box::pin(tokio::time::sleep(duration))
     }
@@ -158,16 +158,16 @@ impl Clock for SystemClock {
 
 struct SystemRandom(Mutex<Vec<u8>>);
 
-/// How many random bytes are asked for in advance.
+/// How many random bytes are read in advance.
 const POOL: usize = 1024;
 
 impl Random for SystemRandom {
     fn fill(&self, bytes: &mut [u8]) {
         let mut pool = self.0.lock();
         if bytes.len() > pool.len() {
-            // One call of the operating system's for many of ours.
+            // One system call serves many calls of this function.
             pool.resize(bytes.len() + POOL, 0);
-            getrandom::fill(&mut pool).expect("the operating system gives random bytes");
+            getrandom::fill(&mut pool).expect("the operating system provides random bytes");
         }
         let rest = pool.len() - bytes.len();
         bytes.copy_from_slice(&pool[rest..]);
@@ -183,7 +183,7 @@ impl Random for SeededRandom {
     }
 }
 
-/// A clock for tests: it stands still until it is moved.
+/// A clock for tests. It moves only when a test advances it.
 #[derive(Debug)]
 pub struct VirtualClock(Arc<Mutex<VirtualTime>>);
 
@@ -192,9 +192,9 @@ struct VirtualTime {
     /// Since 1970.
     now: Duration,
     monotonic: Duration,
-    /// Who is to be woken, by deadline and by the number of the sleep. No deadline in here has been reached.
+    /// The wakers of the sleeps that were polled, by deadline and number of the sleep. All deadlines are in the future.
     sleepers: BTreeMap<(Duration, u64), Waker>,
-    /// How many sleeps have been asked for.
+    /// How many sleeps were created.
     sleeps: u64,
 }
 
@@ -207,7 +207,7 @@ impl Default for VirtualClock {
 }
 
 impl VirtualClock {
-    /// Lets time pass and wakes those whose sleep is over, in the order of their deadlines.
+    /// Moves both clocks forward and wakes the sleeps that are over, in the order of their deadlines.
     pub fn advance(&self, by: Duration) {
         let mut time = self.0.lock();
         time.now = time.now.saturating_add(by);
@@ -215,18 +215,19 @@ impl VirtualClock {
         let reached = (time.monotonic, u64::MAX);
         let later = time.sleepers.split_off(&reached);
         let due = std::mem::replace(&mut time.sleepers, later);
-        // Whoever is woken may ask the clock.
+        // A woken task may read the clock.
         drop(time);
         due.into_values().for_each(Waker::wake);
     }
 
-    /// Sets the time of day, forwards or backwards, as an operator or NTP would. Nobody is woken: sleep is monotonic.
+    /// Sets the time of day, forwards or backwards, as an operator or NTP would. No sleep ends by it: sleeps follow
+    /// monotonic time.
     pub fn jump_to(&self, now: Timestamp) {
         self.0.lock().now = Duration::from_micros(now.0);
     }
 
-    /// The earliest monotonic time that somebody sleeps for. It lies ahead: to move the clock there, advance it by the
-    /// difference. Of a sleep that was never polled nobody knows.
+    /// The earliest deadline of a sleep, in monotonic time. It is in the future: to move the clock there, advance it by
+    /// the difference. A sleep that was never polled is not counted.
     pub fn next_deadline(&self) -> Option<Duration> {
         self.0.lock().sleepers.first_key_value().map(|((deadline, _), _)| *deadline)
     }
@@ -249,8 +250,8 @@ impl Clock for VirtualClock {
     }
 }
 
-/// A sleep on a virtual clock: the deadline, and a number that no other sleep has. A waker that is dropped may take a
-/// task with it, and that another sleep; so none is dropped under the lock.
+/// A sleep on a virtual clock: its deadline and its unique number. Dropping a waker may drop a task, and with it
+/// another sleep, which takes the lock. So no waker is dropped under the lock.
 struct VirtualSleep {
     time: Arc<Mutex<VirtualTime>>,
     place: (Duration, u64),
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!((env.now(), env.monotonic()), (Timestamp(0), Duration::from_secs(5)));
     }
 
-    /// Counts how often it is woken, and asks the clock when it is.
+    /// Counts how often it is woken, and reads the clock each time.
     struct Sleeper {
         clock: Arc<VirtualClock>,
         woken: AtomicUsize,
@@ -338,7 +339,7 @@ mod tests {
     const INSTANT: Duration = Duration::from_nanos(1);
 
     #[test]
-    fn a_sleep_is_over_when_the_clock_comes_to_its_deadline_and_not_before() {
+    fn a_sleep_is_over_when_the_clock_reaches_its_deadline_and_not_before() {
         for beyond in [Duration::ZERO, INSTANT, SECOND] {
             let (env, clock) = Env::seeded(0);
             let sleeper = sleeper(&clock);
@@ -351,12 +352,12 @@ mod tests {
             assert_eq!(sleeper.woken(), 1);
             assert!(sleeper.is_over(&mut sleep));
             clock.advance(SECOND);
-            assert_eq!(sleeper.woken(), 1, "nobody is woken twice");
+            assert_eq!(sleeper.woken(), 1, "no sleeper is woken twice");
         }
     }
 
     #[test]
-    fn a_sleep_counts_from_when_it_was_asked_for() {
+    fn a_sleep_counts_from_its_creation() {
         let (env, clock) = Env::seeded(0);
         let (mut short, mut long) = (env.sleep(SECOND), env.sleep(2 * SECOND));
         clock.advance(SECOND);
@@ -375,11 +376,11 @@ mod tests {
             assert!(sleeper.is_over(&mut sleep));
         }
         assert_eq!((sleeper.woken(), clock.next_deadline()), (0, None));
-        assert!(!sleeper.is_over(&mut env.sleep(INSTANT)), "and no other is");
+        assert!(!sleeper.is_over(&mut env.sleep(INSTANT)), "a longer sleep is not");
     }
 
     #[test]
-    fn a_jump_of_the_day_wakes_nobody() {
+    fn a_jump_of_the_day_wakes_no_sleeper() {
         let (env, clock) = Env::seeded(0);
         let (sleeper, mut sleep) = (sleeper(&clock), env.sleep(SECOND));
         assert!(!sleeper.is_over(&mut sleep));
@@ -398,7 +399,7 @@ mod tests {
         assert!(sleeps.iter_mut().all(|sleep| !sleeper.is_over(sleep)));
         let [two, one, other, three] = sleeps;
         drop((one, two));
-        assert_eq!(clock.next_deadline(), Some(SECOND), "another sleeps until then as well");
+        assert_eq!(clock.next_deadline(), Some(SECOND), "another sleep has the same deadline");
         drop(other);
         assert_eq!(clock.next_deadline(), Some(3 * SECOND));
         drop(three);
@@ -416,7 +417,7 @@ mod tests {
         let sleeper = sleeper(&clock);
         let asked = [300, 100, 200, 100].map(|number| number * SECOND + number * INSTANT);
         let mut sleeps = asked.map(|duration| env.sleep(duration));
-        assert_eq!(clock.next_deadline(), None, "nobody waits yet");
+        assert_eq!(clock.next_deadline(), None, "no sleep was polled yet");
         assert!(sleeps.iter_mut().all(|sleep| !sleeper.is_over(sleep)));
         let mut stops = Vec::new();
         while let Some(deadline) = clock.next_deadline() {
@@ -461,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_wakes_whoever_polled_it_last() {
+    fn a_sleep_wakes_the_task_that_polled_it_last() {
         let (env, clock) = Env::seeded(0);
         let (first, second, mut sleep) = (sleeper(&clock), sleeper(&clock), env.sleep(SECOND));
         assert!(!first.is_over(&mut sleep) && !second.is_over(&mut sleep));
@@ -470,9 +471,9 @@ mod tests {
         assert_eq!((first.woken(), second.woken()), (0, 1));
     }
 
-    /// A waker that goes may be the last to hold a task, and the task holds a sleep of its own.
+    /// A dropped waker may be the last owner of a task, and the task owns a sleep.
     #[test]
-    fn a_waker_may_take_another_sleep_with_it() {
+    fn dropping_a_waker_may_drop_another_sleep() {
         struct Task {
             _own: Mutex<Sleep>,
         }
@@ -493,11 +494,11 @@ mod tests {
         assert!(!sleeper(&clock).is_over(&mut replaced));
         let _woken = sleeping();
         clock.advance(SECOND);
-        assert_eq!(clock.next_deadline(), None, "each took its other sleep with it");
+        assert_eq!(clock.next_deadline(), None, "each task dropped its own sleep");
     }
 
     #[tokio::test]
-    async fn the_machines_clock_sleeps_as_long_as_it_is_told() {
+    async fn the_machines_clock_sleeps_for_the_given_time() {
         let env = Env::system();
         let before = env.monotonic();
         tokio::spawn(env.sleep(Duration::from_millis(20))).await.unwrap();

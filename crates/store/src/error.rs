@@ -1,4 +1,4 @@
-//! What can go wrong, said so that the reader knows what, where and what to do. A lost race is not here: it is a
+//! The store's errors. Each message says what went wrong, where, and what to do. A lost race is not an error: it is a
 //! value, [`crate::Refusal`].
 
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 /// Every failure of the store.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // Of fields: they are named after what the messages say of them.
+#[allow(missing_docs)] // The messages explain the fields.
 pub enum StoreError {
     /// A key without bytes.
     #[error("a key of space {space} is empty; a key has at least one byte")]
@@ -41,16 +41,16 @@ pub enum StoreError {
     /// A name that no space can have.
     #[error("space name {name:?} is not allowed: {reason}")]
     SpaceName { name: String, reason: &'static str },
-    /// A space asked for with other rules than it was declared with.
+    /// A space was declared again with a rule that cannot change.
     #[error("space {name:?} was declared with {stored} and is now asked for with {asked}; that choice cannot change")]
     SpaceMismatch { name: String, stored: &'static str, asked: &'static str },
     /// A watch over a space without history.
     #[error("space {space} keeps no history and cannot be watched; declare it with a history")]
     NotWatchable { space: SpaceId },
-    /// A read, check or watch below the oldest generation of a space.
+    /// A read, check or watch at a generation that the space no longer keeps.
     #[error("generation {asked} of space {space} is no longer kept; the oldest left is {oldest}")]
     HistoryDropped { space: SpaceId, asked: Generation, oldest: Generation },
-    /// A view at a time before anything that is kept.
+    /// A view at a time that is older than everything that is kept.
     #[error("what was committed up to {asked} is no longer kept; the oldest generation left is {oldest}")]
     TimeDropped { asked: Timestamp, oldest: Generation },
     /// A generation that no commit has taken.
@@ -62,19 +62,19 @@ pub enum StoreError {
     /// Two different commits under one id.
     #[error("commit id {id} was used before for a commit with other contents")]
     CommitIdReused { id: crate::CommitId },
-    /// An option or limit that cannot be.
+    /// An option or limit with an impossible value.
     #[error("an option is out of bounds: {what}")]
     Option { what: String },
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
-    /// A commit to a store that was opened to be read.
+    /// A commit to a store that was opened read-only.
     #[error("the store was opened to be read, and takes no commits")]
     ReadOnly,
-    /// A write or sync failed, and the store ended its service.
+    /// A write or sync failed, and the store stopped.
     #[error("the store has stopped: {cause}; open it again to go on from what was acknowledged")]
     Stopped { cause: Arc<str> },
-    /// The answer to a commit was lost. The commit has landed, or it never will: reading again tells which.
+    /// The answer to a commit was lost. The commit was applied, or it never will be: a read shows which.
     #[error("whether the commit landed is not known: {cause}")]
     Uncertain { cause: Arc<str> },
     /// Another process, or this one, has the directory open.
@@ -83,10 +83,10 @@ pub enum StoreError {
     /// A directory written by a later version.
     #[error("{} has format {found}; this version reads up to {supported}: use a newer version", path.display())]
     NewerFormat { path: PathBuf, found: u32, supported: u32 },
-    /// A directory that is something else.
+    /// A directory that is not a store.
     #[error("{} is not a Latchwork data directory: {reason}", path.display())]
     NotAStore { path: PathBuf, reason: &'static str },
-    /// A snapshot asked for where something is.
+    /// A snapshot into a directory that is not empty.
     #[error("{} is not empty; a snapshot is written to an empty or missing directory", path.display())]
     NotEmpty { path: PathBuf },
     /// Stored bytes are not what was written.
@@ -98,33 +98,33 @@ pub enum StoreError {
     /// A restore while views are open.
     #[error("a restore replaces everything; drop all views first (open views: {views})")]
     ViewsOpen { views: usize },
-    /// The operating system refused something.
+    /// The operating system returned an error.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io { action: &'static str, path: PathBuf, cause: Arc<std::io::Error> },
 }
 
-/// What a failure means to a caller. This alone decides status codes, exit codes and retries in the layers above.
+/// What a failure means to a caller. The layers above derive status codes, exit codes and retries from this alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The caller asked for something that cannot be: asking again changes nothing.
+    /// The request is not valid. The same request always fails.
     Invalid,
-    /// What was asked for is not there.
+    /// The requested thing does not exist, or is no longer kept.
     NotFound,
-    /// Somebody else stands in the way.
+    /// Another user of the store prevents the operation.
     Conflict,
-    /// The store cannot serve at the moment.
+    /// The store cannot answer at the moment.
     Unavailable,
     /// Stored bytes are not what was written.
     Corrupt,
 }
 
 impl StoreError {
-    /// Whether the same call may succeed later: the store does not serve at the moment.
+    /// True if the same call may succeed later: the store cannot answer at the moment.
     pub fn is_passing(&self) -> bool {
         self.kind() == ErrorKind::Unavailable && !self.is_final()
     }
 
-    /// Whether no call through this handle will ever succeed again: the store was closed, or has stopped.
+    /// True if no call through this handle can succeed any more, because the store was closed or has stopped.
     pub fn is_final(&self) -> bool {
         matches!(self, StoreError::Closed | StoreError::Stopped { .. })
     }

@@ -1,5 +1,5 @@
-//! The rules of the conditional commit, as one pure function over the newest state. Every backend decides with it;
-//! none has rules of its own.
+//! The rules of the conditional commit, as one pure function over the newest state. Every backend decides with it and
+//! has no rules of its own.
 
 use bytes::Bytes;
 
@@ -12,31 +12,32 @@ use crate::{
     Rev, StoreError, Timestamp, Version, Write,
 };
 
-/// The newest state, commits that are decided but not yet durable included. It answers at once: a backend whose state
-/// is elsewhere asks for what [`crate::backend::Needs`] lists, and answers from [`crate::backend::Facts`].
+/// The newest state. It includes commits that are decided but not durable yet. Its methods answer without waiting: a
+/// backend whose state is elsewhere first reads what [`crate::backend::Needs`] lists and then answers from
+/// [`crate::backend::Facts`].
 pub trait Present {
     /// The generation of the last decided commit.
     fn generation(&self) -> Generation;
-    /// The last write of a key, deletes included.
+    /// The head of a key, tombstones included.
     fn head(&self, key: &Key) -> Result<Option<Head>>;
-    /// The last write of a key with its value.
+    /// The last version of a key, with its value.
     fn version(&self, key: &Key) -> Result<Option<Version>>;
-    /// Some key of the range that was written after `since`. Fails where retention no longer lets it tell.
+    /// Some key of the range that was written after `since`. Fails if the history that it needs is no longer kept.
     fn changed_since(&self, range: &Range, since: Generation) -> Result<Option<(Key, Generation)>>;
 }
 
-/// What is to become of a commit.
+/// The decision about a commit.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decision {
     /// A check failed.
     Refuse(Refusal),
-    /// Nothing is to be written; this is the answer once the state it was decided on is durable.
+    /// Nothing is written. The receipt is the answer once the state that it was decided on is durable.
     Answer(Receipt),
-    /// To be made durable, then answered.
+    /// The commit is made durable and then answered with the receipt.
     Apply(Committed, Receipt),
 }
 
-/// Decides a commit. `now` is the time it gets if it is applied.
+/// Decides a commit. `now` is its time if it is applied.
 pub fn evaluate(commit: Commit, present: &impl Present, now: Timestamp) -> Result<Decision> {
     let latest = present.generation();
     let fingerprint = commit.id.map(|_| fingerprint(&commit));
@@ -67,8 +68,8 @@ pub fn evaluate(commit: Commit, present: &impl Present, now: Timestamp) -> Resul
         revs.push(Some(rev));
         changes.push(Change { key, rev, value });
     }
-    // A commit with an id leaves its receipt, and so takes a generation, also if it changes nothing else: sent again,
-    // it must not find something to change.
+    // A commit with an id always stores its receipt, and so gets a generation, even if it changes nothing else. If the
+    // same commit is sent again later, it must not change anything then.
     if changes.is_empty() && commit.id.is_none() {
         return Ok(Decision::Answer(Receipt { generation: latest, time: now, revs, repeated: false }));
     }
@@ -108,8 +109,9 @@ fn failed_checks(commit: &Commit, present: &impl Present, latest: Generation) ->
     Ok(failed)
 }
 
-/// What a key holds after a restore as `generation` at `time`: `current` is what the store held, `wanted` what the
-/// snapshot holds. Revs go on above every one the store ever gave out; a key that is as it was keeps its version.
+/// Returns the version of a key after a restore, which is the commit `generation` at `time`. `current` is the version
+/// in the store, `wanted` the one in the snapshot. Every new rev is higher than all revs that the key ever had. A key
+/// that does not change keeps its version.
 pub(crate) fn restored(
     key: &Key,
     current: Option<&Version>,
@@ -118,9 +120,9 @@ pub(crate) fn restored(
     rules: Rules,
 ) -> Option<Version> {
     match (key.space(), current, wanted) {
-        // A space that was declared since stays declared.
+        // A space that was declared after the snapshot stays declared.
         (SPACES, Some(current), None) => return Some(current.clone()),
-        // A commit that is undone may be sent again; one that is kept answers as it did before.
+        // A commit that the restore undoes may be sent again. A commit that the snapshot contains keeps its receipt.
         (RECEIPTS, _, wanted) => return wanted.cloned(),
         _ => {}
     }
@@ -131,18 +133,18 @@ pub(crate) fn restored(
             let rev = wanted.map_or(current.rev, |wanted| wanted.rev.max(current.rev)).next();
             Some(Version { rev, generation, time, value: wanted.and_then(|wanted| wanted.value.clone()) })
         }
-        // A key that is used once may have been here and left no trace. No key was written more often than there were
-        // generations, so this rev is above any it ever had.
+        // A key that is used once may have existed and left no tombstone. No key was written more often than there are
+        // generations, so this rev is higher than any that the key ever had.
         (None, Some(wanted)) if rules.used_once => {
             Some(Version { rev: Rev(generation.0), generation, time, value: wanted.value.clone() })
         }
         (None, wanted) => wanted.map(|wanted| Version { generation, time, ..wanted.clone() }),
     };
-    // No view sees before the restore, so a key that is used once need not leave a trace.
+    // No view can read before the restore, so a key that is used once needs no tombstone.
     version.filter(|version| version.value.is_some() || !rules.used_once)
 }
 
-/// A restored receipt as the commit that wrote it left it, so that it leaves when its time has come.
+/// Rebuilds the commit that wrote a restored receipt, so that the receipt is removed when it expires.
 pub(crate) fn restored_receipt(key: &Key, version: &Version) -> Option<Committed> {
     let value = version.value.as_ref().filter(|_| key.space() == RECEIPTS)?;
     let changes = vec![Change { key: key.clone(), rev: version.rev, value: Some(value.clone()) }];
@@ -174,7 +176,7 @@ fn decode_receipt(value: &Bytes, generation: Generation, fingerprint: u64, id: C
     }
 }
 
-/// The fingerprint of the commit, and what was answered.
+/// Returns the fingerprint of the commit and its receipt.
 fn read_receipt(value: &Bytes, generation: Generation) -> Option<(u64, Receipt)> {
     let mut reader = Reader(value.clone());
     if reader.byte()? != RECEIPT_VERSION {
@@ -188,7 +190,7 @@ fn read_receipt(value: &Bytes, generation: Generation) -> Option<(u64, Receipt)>
     Some((fingerprint, Receipt { generation, time, revs, repeated: true }))
 }
 
-/// Tells whether two commits under one id are the same commit.
+/// A hash of the commit's contents. It shows whether two commits under one id are the same commit.
 fn fingerprint(commit: &Commit) -> u64 {
     let mut out = Vec::new();
     put_string(&mut out, &commit.meta);
@@ -238,14 +240,14 @@ mod tests {
     use super::*;
     use crate::SpaceId;
 
-    /// A version of a commit that was made ten seconds after the one before.
+    /// A version at a generation. Each generation is ten seconds after the one before.
     fn version(rev: u64, generation: u64, value: Option<&'static str>) -> Version {
         let (generation, time) = (Generation(generation), Timestamp(10_000_000 * generation));
         Version { rev: Rev(rev), generation, time, value: value.map(Bytes::from) }
     }
 
     #[test]
-    fn a_restore_never_gives_out_a_rev_again() {
+    fn a_restore_never_reuses_a_rev() {
         let (key, new) = (Key::new(SpaceId(16), b"k"), (Generation(90), Timestamp(900_000_000)));
         let check = |current: Option<Version>, wanted: Option<Version>, expected: Option<Version>| {
             assert_eq!(
@@ -261,14 +263,14 @@ mod tests {
         check(Some(version(7, 50, Some("new"))), None, Some(version(8, 90, None)));
         check(Some(version(7, 50, None)), None, Some(version(7, 50, None)));
         check(None, Some(old.clone()), Some(version(3, 90, Some("old"))));
-        // A copy of the store that went its own way may have made the same write, but at another time.
+        // A copy of the store that was written independently may contain the same write with another time.
         let other = Version { time: Timestamp(7), ..old.clone() };
         check(Some(old), Some(other), Some(version(4, 90, Some("old"))));
         check(None, None, None);
     }
 
     #[test]
-    fn a_receipt_comes_back_and_other_contents_under_its_id_do_not() {
+    fn a_receipt_is_read_back_and_other_contents_under_its_id_are_refused() {
         let id = CommitId([7; 16]);
         let key = Key::new(SpaceId(16), b"k");
         let one = fingerprint(&Commit::new().put(&key, "a"));

@@ -1,5 +1,5 @@
-//! What a commit is decided on, as data. A backend that has to ask for its state asks for what all commits of a group
-//! need, in a few round trips, and then decides them one after the other without asking again.
+//! The state that a commit is decided on, as data. A backend with remote state reads what all commits of a group need
+//! in a few round trips. Then it decides them one after the other without reading again.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::evaluate::{Present, receipt_key};
 use crate::space::RECEIPTS;
 use crate::{Check, Commit, Committed, Generation, Key, Range, Result, StoreError, Version, Write};
 
-/// What must be known of the newest state to decide a commit.
+/// The parts of the newest state that are needed to decide a commit.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs<'a>(&'a Commit);
 
@@ -18,7 +18,7 @@ impl<'a> Needs<'a> {
         Needs(commit)
     }
 
-    /// The keys whose heads are needed. One may come twice.
+    /// The keys whose heads are needed. A key may appear twice.
     pub fn heads(&self) -> impl Iterator<Item = &'a Key> + use<'a> {
         let checked = self.0.checks.iter().filter_map(|check| match check {
             Check::AtRev(key, _) | Check::Absent(key) | Check::Present(key) => Some(key),
@@ -32,7 +32,7 @@ impl<'a> Needs<'a> {
         self.0.id.map(receipt_key)
     }
 
-    /// The ranges of which must be known whether something in them was written after a generation.
+    /// The checked ranges, each with the generation after which nothing in it may have been written.
     pub fn ranges(&self) -> impl Iterator<Item = (&'a Range, Generation)> + use<'a> {
         self.0.checks.iter().filter_map(|check| match check {
             Check::Unchanged(range, since) => Some((range, *since)),
@@ -41,7 +41,7 @@ impl<'a> Needs<'a> {
     }
 }
 
-/// The facts that a group of commits is decided on, and what its earlier commits have made of them.
+/// The state that a group of commits is decided on. It includes the effects of the group's earlier commits.
 #[derive(Debug, Default)]
 pub struct Facts {
     generation: Generation,
@@ -59,28 +59,28 @@ struct Checked {
 }
 
 impl Facts {
-    /// Facts as of the store's newest generation, which no other writer can move while this is used.
+    /// Creates facts at the store's newest generation. No other writer may commit while they are in use.
     pub fn new(generation: Generation) -> Facts {
         Facts { generation, ..Facts::default() }
     }
 
-    /// A key's last write, deletes included, or that there is none.
+    /// Adds the head of a key, tombstones included; `None` if the key was never written.
     pub fn add_head(&mut self, key: Key, head: Option<Head>) {
         self.heads.insert(key, head);
     }
 
-    /// What is stored under the key of a receipt.
+    /// Adds the stored version of a receipt's key.
     pub fn add_receipt(&mut self, key: Key, version: Option<Version>) {
         self.receipts.insert(key, version);
     }
 
-    /// Some key of the range that was written after `since`, with its last generation; or the error that says that this
-    /// is no longer kept.
+    /// Adds some key of the range that was written after `since`, with its last generation; or the error that this
+    /// history is no longer kept.
     pub fn add_range(&mut self, range: Range, since: Generation, changed: Result<Option<(Key, Generation)>>) {
         self.ranges.push(Checked { range, since, changed });
     }
 
-    /// Takes in a commit that was decided to be applied: the next one of the group is decided on it.
+    /// Adds the effects of a commit that will be applied. The next commit of the group is decided on them.
     pub fn apply(&mut self, commit: &Committed) {
         let Committed { generation, time, ref changes, .. } = *commit;
         self.generation = generation;
@@ -101,7 +101,7 @@ impl Facts {
 }
 
 fn unknown(what: impl std::fmt::Display) -> StoreError {
-    StoreError::corrupt("the backend", format!("{what} is needed to decide a commit, and was not asked for"))
+    StoreError::corrupt("the backend", format!("{what} is needed to decide a commit but was not read"))
 }
 
 impl Present for Facts {

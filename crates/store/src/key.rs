@@ -1,20 +1,20 @@
-//! Keys, ranges and the counters that everything is addressed by. A key carries its space in front, so that one
-//! ordered map holds every space and a key needs no second lookup.
+//! Keys, ranges, and the counters [`Rev`], [`Generation`] and [`SpaceId`]. An encoded key starts with its space, so
+//! that one ordered map holds every space.
 
 use std::fmt;
 use std::ops::Bound;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// How often a key was written; starts at 1, also counts deletes, and is never reused.
+/// How often a key was written, deletes included. It starts at 1 and is never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Rev(pub u64);
 
-/// The position of a commit in the store's order; 0 is the empty store.
+/// The number of a commit in the store's order. 0 is the empty store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Generation(pub u64);
 
-/// The number a space's name stands for in keys.
+/// The number of a space, which stands for its name in keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(pub u32);
 
@@ -52,7 +52,7 @@ impl fmt::Display for SpaceId {
 
 pub(crate) const SPACE_BYTES: usize = 4;
 
-/// The name of one value: a space and a string of bytes in it. Made by [`crate::Space::key`].
+/// The name of one value: a space and a string of bytes. [`crate::Space::key`] creates it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Bytes);
 
@@ -64,12 +64,12 @@ impl Key {
         Key(encoded.freeze())
     }
 
-    /// Takes a key back from its stored form; `None` if it is too short to be one.
+    /// Decodes a key from its stored form; `None` if it is too short.
     pub(crate) fn from_encoded(encoded: Bytes) -> Option<Key> {
         (encoded.len() >= SPACE_BYTES).then_some(Key(encoded))
     }
 
-    /// The stored form: four bytes of space, then the key's own.
+    /// The stored form: four bytes of space, then the key's own bytes.
     pub(crate) fn encoded(&self) -> &[u8] {
         &self.0
     }
@@ -106,7 +106,7 @@ impl std::borrow::Borrow<[u8]> for Key {
     }
 }
 
-/// A run of neighbouring keys of one space, from `start` on and before `end`.
+/// The keys of one space from `start` (included) to `end` (excluded).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Range {
     start: Bytes,
@@ -149,7 +149,7 @@ impl Range {
         SpaceId(u32::from_be_bytes([self.start[0], self.start[1], self.start[2], self.start[3]]))
     }
 
-    /// The spaces whose keys may lie in the range: one, unless the range is all there is.
+    /// The spaces whose keys may lie in the range: one space, unless the range covers everything.
     pub(crate) fn spaces(&self) -> std::ops::RangeInclusive<SpaceId> {
         let mut last = [0; SPACE_BYTES];
         let known = self.end.len().min(SPACE_BYTES);
@@ -157,32 +157,32 @@ impl Range {
         self.space()..=SpaceId(u32::from_be_bytes(last)).max(self.space())
     }
 
-    /// The part of the range behind `key`: how a forward scan goes on.
+    /// The part of the range behind `key`. A forward scan continues with it.
     pub fn after(&self, key: &Key) -> Range {
         Range { start: self.start.clone().max(just_after(key.encoded())), end: self.end.clone() }
     }
 
-    /// The part of the range in front of `key`: how a backward scan goes on.
+    /// The part of the range before `key`. A backward scan continues with it.
     pub fn before(&self, key: &Key) -> Range {
         Range { start: self.start.clone(), end: self.end.clone().min(key.0.clone()) }
     }
 
-    /// The part of the range up to `key`, which belongs to it: what a forward scan that ended there went through.
+    /// The part of the range up to and including `key`: what a forward scan that ended at `key` has read.
     pub fn through(&self, key: &Key) -> Range {
         Range { start: self.start.clone(), end: self.end.clone().min(just_after(key.encoded())) }
     }
 
-    /// The part of the range from `key` on: what a backward scan that ended there went through.
+    /// The part of the range from `key` on, `key` included: what a backward scan that ended at `key` has read.
     pub fn from(&self, key: &Key) -> Range {
         Range { start: self.start.clone().max(key.0.clone()), end: self.end.clone() }
     }
 
-    /// Whether `key` lies in the range.
+    /// True if `key` lies in the range.
     pub fn contains(&self, key: &Key) -> bool {
         self.start <= key.0 && key.0 < self.end
     }
 
-    /// Whether no key can lie in the range.
+    /// True if no key can lie in the range.
     pub fn is_empty(&self) -> bool {
         self.start >= self.end
     }
@@ -195,7 +195,7 @@ impl Range {
         &self.end
     }
 
-    /// The longest key that bounds the range, for the limit on keys.
+    /// The length of the longer bound of the range, to compare with the limit of keys.
     pub(crate) fn bound_length(&self) -> usize {
         self.start.len().max(self.end.len()).saturating_sub(SPACE_BYTES)
     }
@@ -221,8 +221,8 @@ fn just_after(encoded: &[u8]) -> Bytes {
     next.freeze()
 }
 
-/// The first string that no string with this prefix reaches. A prefix of only 0xff cannot occur: it starts with a
-/// space's number, and numbers that large are never given out.
+/// Returns the smallest string that is greater than every string with this prefix. A prefix of only 0xff cannot occur:
+/// it starts with the number of a space, and no space has a number that large.
 fn successor_of_prefix(prefix: &[u8]) -> Bytes {
     let kept = prefix.iter().rposition(|byte| *byte != 0xff).expect("a space's number is below u32::MAX");
     let mut end = BytesMut::from(&prefix[..=kept]);

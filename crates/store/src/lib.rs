@@ -13,7 +13,7 @@
 //! let rev = first.revs[0].unwrap();
 //! store.commit(Commit::new().at_rev(&alice, rev).put(&alice, "70")).await?.applied()?;
 //!
-//! // The same check again: somebody was faster. The refusal says what was found.
+//! // The same check again. The key has changed since, so the commit is refused and the refusal says what it found.
 //! let refusal = store.commit(Commit::new().at_rev(&alice, rev).put(&alice, "0")).await?.applied().unwrap_err();
 //! assert!(refusal.to_string().ends_with("alice expected at rev 1, is at rev 2"));
 //!
@@ -22,8 +22,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A commit's checks and writes land together or not at all; an answer rests on durable state only; every commit that
-//! changes something takes the next [`Generation`]. Everything else in Latchwork is records over this.
+//! A commit writes everything if all its checks hold, and nothing otherwise. Every answer is based on durable state
+//! only. Every commit that changes something gets the next [`Generation`]. All other parts of Latchwork are records in
+//! this store.
 
 pub mod backend;
 mod codec;

@@ -1,4 +1,4 @@
-//! How large things may be. A commit is held against these before it goes anywhere.
+//! The size limits of a store. Every commit is checked against them before it reaches the backend.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use crate::commit::STAMP_BYTES;
 use crate::key::SPACE_BYTES;
 use crate::{Check, Commit, Key, Result, StoreError, Write};
 
-/// The largest sizes a store takes.
+/// The largest sizes that a store accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -14,9 +14,9 @@ pub struct Limits {
     pub key_bytes: usize,
     /// Bytes of a value, and of a commit's meta.
     pub value_bytes: usize,
-    /// Checks and writes of a commit, taken together.
+    /// Checks and writes of a commit, in total.
     pub operations: usize,
-    /// Bytes of all written keys and values, and of the meta, of a commit.
+    /// Bytes of a commit: all written keys and values, and the meta.
     pub commit_bytes: usize,
 }
 

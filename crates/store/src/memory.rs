@@ -1,5 +1,5 @@
-//! The store in memory: one ordered map of versions behind one lock. It has no threads, so it runs the same on
-//! virtual time; old versions are dropped in small slices as commits go by.
+//! The store in memory: one ordered map of versions behind one lock. It has no threads, so it is deterministic on
+//! virtual time. Every few commits drop a small slice of old versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
@@ -17,17 +17,18 @@ use crate::evaluate::{Decision, Present, evaluate, restored, restored_receipt};
 use crate::space::SPACES;
 use crate::{Commit, Committed, Env, Generation, Key, Outcome, Range, Result, SpaceId, StoreError, Timestamp, Version};
 
-/// A slice of clean-up happens after so many commits, and looks at so many changes.
+/// After this many commits a slice of old history is dropped.
 const COMMITS_PER_SLICE: u64 = 64;
+/// How many changes one slice reads.
 const CHANGES_PER_SLICE: usize = 256;
 
-/// Keeps a store in memory.
+/// The backend of a store in memory.
 pub struct MemoryBackend {
     env: Env,
     identity: u128,
     retention: Arc<Retention>,
     state: Mutex<State>,
-    /// The latest generation, for those who wait for a newer one. Closing the store closes it.
+    /// The latest generation, for callers that wait for a newer one. `None` once the store is closed.
     latest: Mutex<Option<watch::Sender<Generation>>>,
 }
 
@@ -38,7 +39,7 @@ struct State {
     time: Timestamp,
     /// The versions of each key, oldest first.
     keys: BTreeMap<Key, Vec<Version>>,
-    /// What each generation above a space's floor did in that space.
+    /// The commits above each space's floor that changed the space.
     touched: BTreeMap<(SpaceId, Generation), Arc<Committed>>,
     stats: Stats,
 }
@@ -164,7 +165,7 @@ impl State {
         Before::Touched(spaces.iter().filter_map(last_in).max())
     }
 
-    /// Drops a slice of what lies below the floors; tells whether more is left.
+    /// Drops a slice of what lies below the floors. Returns whether more is left.
     fn drop_below(&mut self, retention: &Retention) -> bool {
         let mut budget = CHANGES_PER_SLICE;
         for (space, floor) in retention.floors() {

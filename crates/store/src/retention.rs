@@ -1,8 +1,8 @@
-//! What may be forgotten. Each space has a floor: the oldest generation at which it can be read. Floors follow the
-//! spaces' rules, never pass a pinned view, and never go back. Backends store them and drop what lies below.
+//! Decides which history may be dropped. Each space has a floor: the oldest generation at which it can be read. Floors
+//! follow the spaces' rules, never pass a pinned view, and never fall. Backends store them and drop what lies below.
 //!
-//! The rules are functions here: which generation a time stands for, which version can still be read, which key leaves
-//! no trace. [`Retention`] keeps pins, rules and floors for a backend that has its storage to itself.
+//! The rules are functions here: which generation a time means, which version can still be read, which key leaves no
+//! tombstone. [`Retention`] keeps pins, rules and floors for a backend that is the only user of its storage.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -16,25 +16,26 @@ use crate::backend::{Answer, Rules};
 use crate::space::{RECEIPTS, SPACES};
 use crate::{Generation, History, Result, SpaceId, StoreError, Timestamp};
 
-/// How long the answer to a commit id is remembered.
+/// How long the receipt of a commit with an id is kept.
 pub(crate) const RECEIPTS_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a backend knows of the commits up to a time.
+/// The newest commit that is not later than a time, as a backend found it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Before {
-    /// Nothing was committed later; this is the newest generation.
+    /// Nothing was committed after the time; this is the newest generation.
     Latest(Generation),
-    /// The newest generation not later that touched one of the spaces asked for, above that space's floor.
+    /// The newest generation up to the time that touched one of the requested spaces above its floor.
     Touched(Option<Generation>),
 }
 
-/// The generation that a time stands for: the newest if nothing was committed later, otherwise the newest one not later
-/// that a space with history remembers. `spaces` are those, with their floors, as the backend was asked.
+/// Returns the generation at a time: the newest generation if nothing was committed later, otherwise the newest one up
+/// to the time that a space with history remembers. `spaces` are the spaces and floors that the backend was asked for.
 pub fn generation_at(time: Timestamp, spaces: &[(SpaceId, Generation)], before: Before) -> Result<Generation> {
     match before {
         Before::Latest(found) | Before::Touched(Some(found)) => Ok(found),
         Before::Touched(None) => {
-            // The store's own spaces tell times, but their past is not read.
+            // The commits of the store's own spaces also show which generation a time means, but their past is not
+            // read.
             let floors =
                 spaces.iter().filter(|(space, _)| ![SPACES, RECEIPTS].contains(space)).map(|(_, floor)| *floor);
             match floors.min() {
@@ -45,13 +46,14 @@ pub fn generation_at(time: Timestamp, spaces: &[(SpaceId, Generation)], before: 
     }
 }
 
-/// Whether a version that was overwritten or deleted at `until` can still be read in a space with this floor.
+/// True if a version that was overwritten or deleted at `until` can still be read in a space with this floor.
 pub fn is_readable(until: Generation, floor: Generation) -> bool {
     until > floor
 }
 
 impl Rules {
-    /// Whether a key leaves no trace once its last version lies at or below the floor. `live`: that version is a value.
+    /// True if nothing of a key is kept once its last version lies at or below the floor. `live` says whether that
+    /// version is a value.
     pub fn forgets(&self, live: bool) -> bool {
         self.expires || (self.used_once && !live)
     }
@@ -64,11 +66,11 @@ impl Rules {
     }
 }
 
-/// Pins, rules and floors of one store, for a backend that has its storage to itself.
+/// Pins, rules and floors of one store, for a backend that is the only user of its storage.
 #[derive(Debug)]
 pub struct Retention {
     state: Mutex<State>,
-    /// The highest floor, so that a view of the present needs no lock to know that all is there.
+    /// The highest floor. A view of the newest generation compares with it and needs no lock.
     highest: AtomicU64,
     /// The generation of the newest declaration of a space.
     declared: AtomicU64,
@@ -77,12 +79,12 @@ pub struct Retention {
 #[derive(Debug, Default)]
 struct State {
     pins: BTreeMap<Generation, usize>,
-    /// With the generation of the declaration that they are from.
+    /// The rules, with the generation of the declaration that they come from.
     rules: BTreeMap<SpaceId, (Rules, Generation)>,
     floors: BTreeMap<SpaceId, Generation>,
 }
 
-/// Holds a generation: what can be read at it now stays readable until this is dropped.
+/// Holds a generation: what is readable at it stays readable until the pin is dropped.
 #[derive(Debug)]
 pub struct Pin {
     generation: Generation,
@@ -90,7 +92,7 @@ pub struct Pin {
     _hold: Hold,
 }
 
-/// What ends the pin when it is dropped.
+/// Ends the pin when it is dropped.
 #[derive(Debug)]
 enum Hold {
     Here { _pin: LocalPin },
@@ -101,7 +103,7 @@ enum Hold {
 struct LocalPin(Generation, Arc<Retention>);
 
 impl Retention {
-    /// Retention with the floors found in storage.
+    /// Creates the retention of a store with the floors that were found in its storage.
     pub fn new(floors: BTreeMap<SpaceId, Generation>) -> Arc<Retention> {
         let highest = AtomicU64::new(floors.values().max().map_or(0, |floor| floor.0));
         let rules = Rules::own().into_iter().map(|(space, rules)| (space, (rules, Generation(0)))).collect();
@@ -109,8 +111,8 @@ impl Retention {
         Arc::new(Retention { state, highest, declared: AtomicU64::new(0) })
     }
 
-    /// Makes a space's rules known, unless those of a newer declaration are. A space that was never declared here keeps
-    /// everything.
+    /// Sets a space's rules, unless the rules of a newer declaration are known. A space that was never declared here
+    /// keeps everything.
     pub fn declare(&self, space: SpaceId, rules: Rules, at: Generation) {
         let mut state = self.state.lock();
         if state.rules.get(&space).is_none_or(|(_, known)| *known <= at) {
@@ -118,8 +120,8 @@ impl Retention {
         }
     }
 
-    /// Notes that a commit has declared a space, or a restore all of them: a handle that has read declarations before
-    /// reads them again.
+    /// Notes that a commit has declared a space, or that a restore has declared all of them. Handles that have read the
+    /// declarations earlier read them again.
     pub fn declared(&self, at: Generation) {
         self.declared.fetch_max(at.0, Ordering::SeqCst);
     }
@@ -136,7 +138,7 @@ impl Retention {
         spaces.map(|(space, _)| (*space, state.floors.get(space).copied().unwrap_or_default())).collect()
     }
 
-    /// Pins a generation. What lay below a floor before stays unreadable.
+    /// Pins a generation. What is already below a floor stays unreadable.
     pub fn pin(self: &Arc<Self>, generation: Generation) -> Pin {
         *self.state.lock().pins.entry(generation).or_default() += 1;
         let declared = Generation(self.declared.load(Ordering::SeqCst));
@@ -156,8 +158,8 @@ impl Retention {
         loop {
             let latest = latest()?;
             let pin = self.pin(latest);
-            // A floor may have passed between the two lines above; then there is a newer present, or a restore is about
-            // to make it.
+            // A floor may have passed `latest` between the two lines above. Then a newer generation exists, or a
+            // restore is about to create one.
             if self.is_whole(latest) {
                 return Ok(pin);
             }
@@ -166,7 +168,7 @@ impl Retention {
         }
     }
 
-    /// Whether every space can be read at `generation`.
+    /// True if every space can be read at `generation`.
     pub fn is_whole(&self, generation: Generation) -> bool {
         generation.0 >= self.highest.load(Ordering::SeqCst)
     }
@@ -190,12 +192,13 @@ impl Retention {
         if asked >= oldest { Ok(()) } else { Err(StoreError::HistoryDropped { space, asked, oldest }) }
     }
 
-    /// How many pins there are.
+    /// The number of pins.
     pub fn pins(&self) -> usize {
         self.state.lock().pinned()
     }
 
-    /// Raises the floors to what the rules allow at `latest`. `before` is what [`crate::backend::Backend::before`] is.
+    /// Raises the floors as far as the rules and pins allow at `latest`. `before` answers like
+    /// [`crate::backend::Backend::before`].
     pub fn advance(
         &self,
         latest: Generation,
@@ -229,14 +232,14 @@ impl Retention {
         Ok(())
     }
 
-    /// Refuses while views are open: what a restore must know before it begins.
+    /// Fails while views are open. A restore calls it before it begins.
     pub(crate) fn check_unpinned(&self) -> Result<()> {
         self.state.lock().check_unpinned()
     }
 
-    /// Raises the floors for a restore as `generation`, which starts history anew in every space, and gives them. Only
-    /// receipts go on: they keep the generations of their commits. Fails if a view was opened meanwhile; who opens one
-    /// from now on sees nothing from before the restore.
+    /// Raises the floors for a restore, which is the commit `generation`, and returns them. History starts again in
+    /// every space, except that receipts keep the generations of their commits. Fails if a view was opened meanwhile. A
+    /// view that is opened from now on sees nothing from before the restore.
     pub(crate) fn begin_anew(
         &self,
         generation: Generation,
@@ -271,8 +274,8 @@ impl State {
 }
 
 impl Pin {
-    /// A pin that is kept elsewhere, as a row with a lease is. Dropping `lease` gives it back; until then the backend
-    /// renews it. `declared` is the generation of the newest declaration of a space, as of now.
+    /// A pin that is stored elsewhere, for example as a row with a lease. The backend renews it until `lease` is
+    /// dropped. `declared` is the current generation of the newest declaration of a space.
     pub fn leased(generation: Generation, declared: Generation, lease: impl Any + Send + Sync) -> Pin {
         Pin { generation, declared, _hold: Hold::Elsewhere { _lease: Box::new(lease) } }
     }
@@ -282,8 +285,8 @@ impl Pin {
         self.generation
     }
 
-    /// The generation of the newest declaration of a space when this was pinned: rules that were read at an older one
-    /// may have changed, by another process.
+    /// The generation of the newest declaration of a space at the time of pinning. Rules that were read at an older
+    /// generation may be out of date, because another process has changed them.
     pub fn declared(&self) -> Generation {
         self.declared
     }
@@ -332,12 +335,12 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_never_goes_back_and_a_read_below_it_names_it() {
+    fn a_floor_never_falls_and_the_error_of_a_read_below_names_it() {
         let retention = Retention::new(BTreeMap::from([(SPACE, Generation(9))]));
         let rules = Rules { history: History::Generations(100), ..Rules::default() };
         retention.declare(SPACE, rules, Generation(2));
         retention.declare(SPACE, Rules::default(), Generation(1));
-        assert_eq!(retention.rules(SPACE), Some(rules), "an older declaration comes too late");
+        assert_eq!(retention.rules(SPACE), Some(rules), "an older declaration is ignored");
         retention.advance(Generation(10), Timestamp(0), |_, _| Ok(Before::Touched(None))).unwrap();
         assert!(retention.check(SPACE, Generation(9)).is_ok());
         let error = retention.check(SPACE, Generation(8)).unwrap_err();
@@ -346,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_stands_for_what_a_space_with_history_remembers() {
+    fn a_time_means_the_newest_generation_that_a_space_with_history_remembers() {
         let check = |spaces: &[(SpaceId, u64)], before, expected: Option<u64>| {
             let spaces: Vec<_> = spaces.iter().map(|(space, floor)| (*space, Generation(*floor))).collect();
             let found = generation_at(Timestamp(5), &spaces, before);
@@ -360,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn history_begins_anew_only_where_nobody_looks() {
+    fn history_starts_again_only_while_no_view_is_open() {
         let retention = Retention::new(BTreeMap::new());
         let pin = retention.pin(Generation(5));
         let refused = retention.begin_anew(Generation(9), [SPACE]);

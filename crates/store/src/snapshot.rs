@@ -1,4 +1,4 @@
-//! Snapshots: one view, written as a data directory of its own, and read back to replace a store.
+//! Snapshots: writes one view as a data directory, and reads it back to replace the contents of a store.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use crate::file::{FileBackend, write_snapshot};
 use crate::space::RECEIPTS;
 use crate::{FileOptions, Generation, Key, Range, Result, SpaceId, Store, StoreError, Version};
 
-/// How many bytes of records travel together, about: a record is a few bytes, or megabytes.
+/// The approximate size of a batch of records. It is in bytes because a record has a few bytes or several megabytes.
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
 
 type Batch = Vec<(Key, Version)>;
 
-/// Writes what `store` holds at `generation`, which the caller has pinned. Files are written by a thread of its own,
-/// so that the caller's goes on with other work.
+/// Writes the contents of `store` at `generation`, which the caller has pinned. A separate thread writes the files, so
+/// that the caller's thread can do other work.
 pub(crate) async fn write(store: &Store, generation: Generation, directory: &Path) -> Result<()> {
     let (batches, mut incoming) = mpsc::channel::<Batch>(4);
     let (done, written) = oneshot::channel();
     let (disk, env, identity) = (store.disk().clone(), store.env().clone(), store.backend().identity());
     let path = directory.to_path_buf();
     let spawned = std::thread::Builder::new().name("latchwork-persist".into()).spawn(move || {
-        // The sender ends the stream with an empty batch; a closed channel means that it gave up.
+        // The sender ends the stream with an empty batch. A channel that closes without one means that it failed.
         let next = || incoming.blocking_recv().ok_or(StoreError::Closed);
         let _ = done.send(write_snapshot(disk, env, &path, identity, generation, next));
     });
     spawned.map_err(|cause| StoreError::io("start a thread for", directory, cause))?;
     let sent = send_all(store, generation, &batches).await;
     drop(batches);
-    // What went wrong while writing explains why sending stopped, not the other way round.
+    // If both sides failed, the writer's error is the cause: its failure also ends the sending.
     match written.await {
         Ok(Err(error)) if !matches!(error, StoreError::Closed) => Err(error),
         Ok(Ok(())) => sent,
@@ -44,7 +44,7 @@ async fn send_all(store: &Store, generation: Generation, batches: &mpsc::Sender<
         let mut range = Range::of_space(space);
         loop {
             let batch = match store.backend().scan(batch_of(range.clone()), generation).await {
-                // Answers to commit ids leave with time, also from a view of the past.
+                // Receipts expire, also in a view of the past.
                 Err(StoreError::HistoryDropped { .. }) if space == RECEIPTS => Vec::new(),
                 batch => batch?,
             };
@@ -59,12 +59,12 @@ async fn send_all(store: &Store, generation: Generation, batches: &mpsc::Sender<
     Ok(())
 }
 
-/// Everything in a range, traces of deletes included, as much as travels together.
+/// A scan for one batch of a range, tombstones included.
 fn batch_of(range: Range) -> Scan {
     Scan { range, order: Order::Ascending, limit: usize::MAX, bytes: BATCH_BYTES, with_deleted: true }
 }
 
-/// Opens a snapshot, or any data directory that nobody uses, for reading all of it.
+/// Opens a snapshot, or any data directory that no process has open, to read all of it.
 pub(crate) fn read(disk: &Arc<dyn Disk>, directory: &Path) -> Result<Contents> {
     let backend = FileOptions::new().shared_disk(disk.clone()).open_snapshot(directory)?;
     let (generation, time) = (backend.visible(), backend.time());
@@ -72,7 +72,7 @@ pub(crate) fn read(disk: &Arc<dyn Disk>, directory: &Path) -> Result<Contents> {
     Ok(Contents { generation, time, identity, records: Box::new(Records::new(backend, generation)) })
 }
 
-/// The records of a store that does not change, in order.
+/// Iterates over the records of a store that does not change, in key order.
 struct Records {
     backend: FileBackend,
     generation: Generation,
@@ -103,7 +103,7 @@ impl Iterator for Records {
     }
 }
 
-/// The store's own spaces come with every snapshot.
+/// The store's own spaces, which are part of every snapshot.
 pub(crate) const OWN_SPACES: [SpaceId; 2] = [crate::space::SPACES, RECEIPTS];
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
     use crate::{Commit, SpaceSpec};
 
     #[tokio::test]
-    async fn records_travel_by_bytes_and_a_large_one_alone() {
+    async fn batches_are_cut_by_bytes_and_a_large_record_is_alone() {
         let files = FileOptions::new().disk(SimDisk::new()).without_threads().open("/d").await.unwrap();
         for store in [Store::memory().await.unwrap(), files] {
             let space = store.space(SpaceSpec::new("a")).await.unwrap();

@@ -1,5 +1,5 @@
-//! Spaces: separate runs of keys, each with its own rules for history. Their declarations are records of the store
-//! itself, in a space of its own.
+//! Spaces: separate sets of keys, each with its own rules for history. Their declarations are records in one of the
+//! store's own spaces.
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -13,26 +13,26 @@ use crate::{Key, Range, Result, SpaceId, StoreError};
 
 /// Declarations of spaces: name → [`SpaceRecord`].
 pub(crate) const SPACES: SpaceId = SpaceId(0);
-/// Receipts of commits with an id: id → what was answered.
+/// Receipts of commits with an id: id → receipt.
 pub(crate) const RECEIPTS: SpaceId = SpaceId(1);
-/// The first number given to a declared space; those below are the store's own.
+/// The number of the first declared space. Numbers below belong to the store's own spaces.
 pub(crate) const FIRST_DECLARED: SpaceId = SpaceId(16);
 
-/// How long a space remembers what was overwritten or deleted.
+/// How long a space keeps overwritten and deleted versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum History {
-    /// Only what open views hold on to.
+    /// Only as long as an open view can read them.
     #[default]
     None,
-    /// The last so many generations of the store.
+    /// For this number of the store's newest generations.
     Generations(u64),
-    /// This long, by commit time.
+    /// For this time, by the time of commits.
     For(Duration),
-    /// Always.
+    /// Forever.
     Forever,
 }
 
-/// What a space is to be.
+/// The name and the rules with which a space is declared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpaceSpec {
     pub(crate) name: String,
@@ -41,25 +41,25 @@ pub struct SpaceSpec {
 }
 
 impl SpaceSpec {
-    /// The space of this name. A new one keeps no history, one that exists keeps the history it has.
+    /// Names a space. A new space keeps no history; an existing one keeps the history that it has.
     pub fn new(name: impl Into<String>) -> SpaceSpec {
         SpaceSpec { name: name.into(), history: None, used_once: false }
     }
 
-    /// Sets how long history is kept, also of a space that exists: what a shorter history does not cover is dropped.
+    /// Sets how long history is kept, also for an existing space. A shorter history drops what it does not cover.
     pub fn history(mut self, history: History) -> SpaceSpec {
         self.history = Some(history);
         self
     }
 
-    /// Promises that nobody goes by the rev of a key any more once it is deleted, as when it is never created again: so
-    /// a delete need not leave its rev behind, and a key that is created again may start anew.
+    /// Promises that no code relies on the rev of a key after the key is deleted, for example because the key is never
+    /// created again. So a delete leaves no tombstone, and the revs of a key that is created again may start at 1.
     pub fn keys_used_once(mut self) -> SpaceSpec {
         self.used_once = true;
         self
     }
 
-    /// The rules that this asks for, of a space that has some already or has none yet.
+    /// The rules of the space after this declaration. `stored` are the rules that it has, if it exists.
     pub(crate) fn rules(&self, stored: Option<Rules>) -> Rules {
         let history = self.history.or(stored.map(|rules| rules.history)).unwrap_or_default();
         Rules { history, used_once: self.used_once, expires: false }
@@ -80,13 +80,13 @@ impl SpaceSpec {
 pub struct Rules {
     /// How long history is kept.
     pub history: History,
-    /// Whether a delete may leave nothing behind.
+    /// True if a delete leaves no tombstone.
     pub used_once: bool,
-    /// Whether records leave with their history: only of the store's own receipts.
+    /// True if records are removed together with their history. Only the store's receipts have this.
     pub expires: bool,
 }
 
-/// A declared space: makes keys and ranges.
+/// A declared space. It creates keys and ranges.
 #[derive(Clone)]
 pub struct Space {
     pub(crate) id: SpaceId,
@@ -94,17 +94,17 @@ pub struct Space {
 }
 
 impl Space {
-    /// The number that stands for the space in keys.
+    /// The number of the space in its keys.
     pub fn id(&self) -> SpaceId {
         self.id
     }
 
-    /// The name it was declared by.
+    /// The name under which it was declared.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The key of this space with these bytes. Whether they are allowed is checked where the key is used.
+    /// Returns the key with these bytes. The key's length is checked when the key is used.
     pub fn key(&self, bytes: impl AsRef<[u8]>) -> Key {
         Key::new(self.id, bytes.as_ref())
     }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_declaration_comes_back_as_it_was_stored() {
+    fn a_declaration_is_read_back_as_it_was_stored() {
         let histories =
             [History::None, History::Generations(7), History::For(Duration::from_secs(9)), History::Forever];
         for (id, history) in (16..).zip(histories) {

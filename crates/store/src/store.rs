@@ -1,8 +1,8 @@
-//! The store: what callers hold. It checks input, declares spaces and hands out views and watches; all storage is
-//! the backend's.
+//! The store handle that callers use. It checks input, declares spaces and creates views and watches. The backend does
+//! all storage.
 //!
-//! Most operations are ready at once. So each uses up some of its task's budget (of tokio's; elsewhere nothing
-//! happens): a loop of them lets other tasks run in between.
+//! Most operations complete without waiting. So each operation uses some of its task's tokio budget, and a loop of
+//! operations lets other tasks run in between. On other runtimes this has no effect.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn, ready};
@@ -22,7 +22,7 @@ use crate::{
     SpaceId, SpaceSpec, Stats, StoreError, Timestamp, Uuid, View, Watch, snapshot,
 };
 
-/// A handle to a store. Clones share it; the last one to go closes it.
+/// A handle to a store. Clones share the store; dropping the last handle closes it.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -33,9 +33,9 @@ struct Inner {
     disk: Arc<dyn Disk>,
     env: Env,
     limits: Limits,
-    /// The spaces this handle has met, by number.
+    /// The spaces that this handle knows, by number.
     spaces: RwLock<BTreeMap<SpaceId, Met>>,
-    /// Every declaration up to this generation is among them.
+    /// `spaces` contains every declaration up to this generation.
     declared: AtomicU64,
 }
 
@@ -43,14 +43,14 @@ struct Inner {
 struct Met {
     name: Arc<str>,
     rules: Rules,
-    /// The generation of the declaration its rules are from.
+    /// The generation of the declaration that its rules come from.
     declared: Generation,
 }
 
-/// What is declared, by name, each with the generation of its declaration.
+/// The declared spaces by name, each with the generation of its declaration.
 type Declarations = BTreeMap<String, (SpaceRecord, Generation)>;
 
-/// Said by a caller who knows that a restore replaces everything there is.
+/// The caller's confirmation that a restore replaces everything in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Confirm {
     /// Yes: replace everything.
@@ -63,24 +63,23 @@ impl Store {
         FileOptions::default().open(directory).await
     }
 
-    /// Opens a data directory to look at what it holds, and changes nothing there; see
-    /// [`FileOptions::open_read_only`].
+    /// Opens a data directory for reading and changes nothing there; see [`FileOptions::open_read_only`].
     pub async fn open_read_only(directory: impl AsRef<Path>) -> Result<Store> {
         FileOptions::default().open_read_only(directory).await
     }
 
-    /// A store in memory, gone with its last handle.
+    /// Creates a store in memory. It is gone when its last handle is dropped.
     pub async fn memory() -> Result<Store> {
         Store::memory_with(Env::system(), Limits::default()).await
     }
 
-    /// A store in memory with its own time and limits.
+    /// Creates a store in memory with the given environment and limits.
     pub async fn memory_with(env: Env, limits: Limits) -> Result<Store> {
         let backend = Arc::new(MemoryBackend::new(env.clone()));
         Store::with_backend(backend, env, limits, Arc::new(RealDisk)).await
     }
 
-    /// A store on a backend of one's own. `disk` is where snapshots are written to.
+    /// Creates a store on a given backend. Snapshots are written to `disk`.
     pub async fn with_backend(
         backend: Arc<dyn Backend>,
         env: Env,
@@ -93,8 +92,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Declares a space, or opens the one of that name. Asking for another history than it has changes it; asking for
-    /// none leaves it.
+    /// Declares a space, or opens the existing space of that name. If the spec sets a history that differs from the
+    /// existing one, the history changes. If the spec sets no history, it stays.
     pub async fn space(&self, spec: SpaceSpec) -> Result<Space> {
         spec.validate()?;
         loop {
@@ -106,7 +105,7 @@ impl Store {
                 None => declared.values().map(|(record, _)| record.id).max().map_or(FIRST_DECLARED, next_id),
             };
             let record = SpaceRecord { id, rules: spec.rules(stored.map(|(stored, _)| stored.rules)) };
-            // As they are stored: a history in time is rounded there.
+            // Compares the stored form, because storing rounds a history that is a time.
             if let Some((stored, declared)) = stored
                 && stored.encode() == record.encode()
             {
@@ -119,8 +118,8 @@ impl Store {
                 let (stored, asked) = (said(stored.rules.used_once), said(spec.used_once));
                 return Err(StoreError::SpaceMismatch { name: spec.name, stored, asked });
             }
-            // The numbers in use are a read set: whoever declares another space at this moment makes us look again.
-            // Each time somebody has got theirs, so this comes to an end.
+            // The numbers in use are a read set: if another space is declared concurrently, this commit is refused and
+            // the loop tries again. Each refusal means that another declaration was applied, so the loop ends.
             let commit = Commit::new()
                 .unchanged(&Range::of_space(SPACES), view.generation())
                 .put(&Key::new(SPACES, spec.name.as_bytes()), record.encode());
@@ -130,7 +129,7 @@ impl Store {
         }
     }
 
-    /// The declared spaces, by name.
+    /// Returns the declared spaces in the order of their names.
     pub async fn spaces(&self) -> Result<Vec<Space>> {
         self.learn_spaces().await?;
         let spaces = self.inner.spaces.read();
@@ -139,15 +138,15 @@ impl Store {
         Ok(spaces)
     }
 
-    /// Applies a commit if all its checks hold. An answer, refusals included, rests on durable state only.
+    /// Applies a commit if all its checks hold. Every answer, also a refusal, is based on durable state only.
     ///
-    /// Dropping the future gives up waiting, not the commit: it may still be applied. Give the commit an id to be
-    /// able to ask again.
-    // Not an `async fn`: its future would hold the commit once more, and those of its callers again.
+    /// Dropping the future does not cancel the commit: it may still be applied. Set an id on the commit to be able to
+    /// send it again.
+    // Not an `async fn`: its future, and the futures of its callers, would each contain another copy of the commit.
     pub fn commit(&self, commit: Commit) -> impl Future<Output = Result<Outcome>> + Send + use<'_> {
         let answer: Answer<'_, Outcome> = match self.check_commit(&commit) {
             Ok(()) => self.inner.backend.commit(commit),
-            // Another process may have declared it.
+            // Another process may have declared the space.
             Err(StoreError::UnknownSpace { .. }) => Box::pin(async move {
                 self.learn_spaces().await?;
                 self.check_commit(&commit)?;
@@ -183,12 +182,12 @@ impl Store {
         Ok(())
     }
 
-    /// A new commit id from the store's environment.
+    /// Returns a new commit id from the store's environment.
     pub fn commit_id(&self) -> CommitId {
         self.inner.env.commit_id()
     }
 
-    /// Pins the present.
+    /// Pins the newest generation.
     pub async fn view(&self) -> Result<View> {
         let_others_run().await;
         let pin = self.inner.backend.pin(None).await?;
@@ -200,7 +199,7 @@ impl Store {
         Ok(view)
     }
 
-    /// Pins a generation of the past. Spaces that no longer remember it fail when they are read.
+    /// Pins a past generation. Reading a space that no longer keeps it fails.
     pub async fn view_at(&self, generation: Generation) -> Result<View> {
         let_others_run().await;
         let pin = self.inner.backend.pin(Some(generation)).await?;
@@ -211,7 +210,7 @@ impl Store {
         Ok(View::new(self.clone(), pin))
     }
 
-    /// Pins the newest generation that was not committed later than `time`, as far as spaces with history remember.
+    /// Pins the newest generation that was committed at or before `time`, as far as spaces with history remember it.
     pub async fn view_at_time(&self, time: Timestamp) -> Result<View> {
         self.view().await?.release();
         let spaces = self.with_history();
@@ -222,7 +221,7 @@ impl Store {
     /// Follows every commit after `after` that touches `range`.
     pub async fn watch(&self, range: Range, after: Generation) -> Result<Watch> {
         let space = range.space();
-        // Whether it keeps history may have been changed by another process: a view knows.
+        // Another process may have changed the history of the space. Opening a view reads the current declarations.
         let latest = self.view().await?.generation();
         let rules = self.inner.spaces.read().get(&space).map(|met| met.rules);
         if rules.ok_or(StoreError::UnknownSpace { space })?.history == History::None {
@@ -245,18 +244,19 @@ impl Store {
         self.inner.backend.floor(space.id)
     }
 
-    /// Does a bounded piece of the work that otherwise happens in the background: moves floors to where the spaces'
-    /// rules put them and drops what lies below. Tells whether more is left to do.
+    /// Does a bounded part of the work that otherwise happens in the background: raises the floors as the spaces' rules
+    /// allow and drops what lies below. Returns whether more is left to do.
     pub async fn maintain(&self) -> Result<bool> {
         self.inner.backend.maintain().await
     }
 
-    /// Replaces everything in the store by a snapshot that [`View::persist`] wrote. Generations and revs go on above
-    /// every one ever issued; history starts anew; spaces declared since the snapshot stay declared and are empty.
+    /// Replaces everything in the store with a snapshot that [`View::persist`] wrote. New generations and revs are
+    /// higher than all earlier ones. History starts again. Spaces that were declared after the snapshot stay declared
+    /// and are empty.
     pub async fn restore(&self, snapshot: impl AsRef<Path>, confirm: Confirm) -> Result<Generation> {
         let Confirm::ReplaceEverything = confirm;
         let mut contents = snapshot::read(&self.inner.disk, snapshot.as_ref())?;
-        // Spaces that only the snapshot has are made known first: their history begins with the restore as well.
+        // The spaces of the snapshot are declared to the backend first, so that their history starts with the restore.
         for record in self.snapshot_spaces(&mut contents).await? {
             if !self.inner.spaces.read().contains_key(&record.id) {
                 self.inner.backend.declare(record.id, record.rules, Generation(0));
@@ -267,7 +267,7 @@ impl Store {
         Ok(generation)
     }
 
-    /// Reads everything, from the medium where there is one, and names what is damaged.
+    /// Reads everything from the medium, if there is one, and returns all damage.
     pub async fn verify(&self) -> Result<Vec<Damage>> {
         self.inner.backend.verify().await
     }
@@ -277,23 +277,23 @@ impl Store {
         self.inner.backend.stats().await
     }
 
-    /// Makes everything safe and lets go of the storage; every later call on any handle fails.
+    /// Makes everything durable and releases the storage. Every later call on any handle fails.
     pub async fn close(&self) -> Result<()> {
         self.inner.backend.close().await
     }
 
-    /// Names this opening of a store that only one process can have open at a time: what another opening has begun is
-    /// over. None of a store that processes share, and of one in memory.
+    /// The id of this opening, if only one process can have the store open at a time. Work that an earlier opening
+    /// started is over. `None` for a store that processes share and for a store in memory.
     pub fn opening(&self) -> Option<Uuid> {
         self.inner.backend.opening()
     }
 
-    /// Returns when the store was closed or has stopped, if it has an [opening](Store::opening); never otherwise.
+    /// Returns when the store was closed or has stopped. Never returns if the store has no [opening](Store::opening).
     pub async fn ended(&self) {
         let _ = self.inner.backend.ended().await;
     }
 
-    /// Whether both are handles of one open store.
+    /// True if both handles belong to the same open store.
     pub fn is_same(&self, other: &Store) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -303,7 +303,7 @@ impl Store {
         &self.inner.env
     }
 
-    /// The largest sizes the store takes.
+    /// The largest sizes that the store accepts.
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
     }
@@ -326,7 +326,7 @@ impl Store {
         if is_known() {
             return Ok(());
         }
-        // Another process may have declared it.
+        // Another process may have declared the space.
         self.learn_spaces().await?;
         if is_known() { Ok(()) } else { Err(StoreError::UnknownSpace { space }) }
     }
@@ -347,7 +347,8 @@ impl Store {
         Ok(snapshot::OWN_SPACES.into_iter().chain(declared).collect())
     }
 
-    /// The spaces that a snapshot declares. Refuses one that has a number or a name in another sense than this store.
+    /// Returns the spaces that a snapshot declares. Fails if a space has the same name or the same number as a
+    /// different space of this store.
     async fn snapshot_spaces(&self, contents: &mut Contents) -> Result<Vec<SpaceRecord>> {
         let declared = self.declarations(&self.view().await?).await?;
         let nothing = Box::new(std::iter::empty());
@@ -375,7 +376,7 @@ impl Store {
         self.learn_from(&view).await
     }
 
-    /// Takes over everything that is declared at a view of the present.
+    /// Learns all declarations at a view of the newest generation.
     async fn learn_from(&self, view: &View) -> Result<()> {
         for (name, (record, declared)) in self.declarations(view).await? {
             self.learn(name.into(), record, declared);
@@ -384,7 +385,7 @@ impl Store {
         Ok(())
     }
 
-    /// Takes over a declaration, unless a newer one of the same space is known: it may have been read a while ago.
+    /// Learns a declaration, unless a newer one of the same space is already known.
     fn learn(&self, name: Arc<str>, record: SpaceRecord, declared: Generation) -> Space {
         let mut spaces = self.inner.spaces.write();
         if spaces.get(&record.id).is_none_or(|met| met.declared <= declared) {
@@ -420,8 +421,8 @@ fn next_id(id: SpaceId) -> SpaceId {
     SpaceId(id.0 + 1)
 }
 
-/// Uses up some of the task's budget, and yields once if there is none. Only once: code that polls by hand in a loop
-/// gives the runtime no chance to renew the budget, and goes on all the same.
+/// Uses some of the task's budget, and yields once if none is left. It yields only once: code that polls in a loop by
+/// hand never lets the runtime renew the budget, and must make progress all the same.
 pub(crate) async fn let_others_run() {
     let mut yielded = false;
     poll_fn(|context| {

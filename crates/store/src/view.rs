@@ -1,4 +1,4 @@
-//! A pinned, consistent picture of the store at one generation.
+//! A pinned, consistent view of the store at one generation.
 
 use std::path::Path;
 
@@ -8,21 +8,22 @@ use crate::backend::{Order, Pin, Scan};
 use crate::store::let_others_run;
 use crate::{Changes, Generation, Key, Range, Result, Rev, Store, Timestamp, Version, snapshot};
 
-/// The store at one generation, for as long as this is held. Writers go on; nothing seen through a view changes.
+/// The store at one generation. What is read through a view never changes, while writers continue. Drop a view that is
+/// not needed: the store keeps everything that it can read.
 #[derive(Debug)]
 pub struct View {
     store: Store,
     pin: Pin,
 }
 
-/// A value with its place in the store's order.
+/// A value with its rev, generation and time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     /// How often the key has been written.
     pub rev: Rev,
     /// The generation of the last write.
     pub generation: Generation,
-    /// When it was committed, by the store's clock.
+    /// The time of that write, by the store's clock.
     pub time: Timestamp,
     /// The value.
     pub value: Bytes,
@@ -45,7 +46,7 @@ impl View {
         self.pin.generation()
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub async fn get(&self, key: &Key) -> Result<Option<Item>> {
         let_others_run().await;
         self.store.check_key(key).await?;
@@ -53,8 +54,8 @@ impl View {
         Ok(version.and_then(Item::of))
     }
 
-    /// Up to `limit` keys of a range with their values. To go on, scan [`Range::after`] (or [`Range::before`]) the
-    /// last key.
+    /// Returns up to `limit` keys of a range with their values. To continue, scan [`Range::after`] (or
+    /// [`Range::before`]) the last key.
     pub async fn scan(&self, range: &Range, order: Order, limit: usize) -> Result<Vec<(Key, Item)>> {
         let_others_run().await;
         self.store.check_space(range.space()).await?;
@@ -63,15 +64,15 @@ impl View {
         Ok(found.into_iter().filter_map(|(key, version)| Item::of(version).map(|item| (key, item))).collect())
     }
 
-    /// The versions of a key that are still kept, newest first, deletes included, as far as this view sees.
+    /// Returns the versions of a key up to this view that are still kept, newest first, tombstones included.
     pub async fn history(&self, key: &Key, limit: usize) -> Result<Vec<Version>> {
         let_others_run().await;
         self.store.check_key(key).await?;
         self.store.backend().versions(key, self.generation(), limit).await
     }
 
-    /// Commits after `older` and up to this view that touched `range`, at most about `limit` of them. Complete up to
-    /// the generation `through`, from which the next call goes on.
+    /// Returns the commits after `older` and up to this view that touched `range`, at most about `limit` of them. They
+    /// are complete up to the generation `through`; the next call continues from there.
     pub async fn changes_since(&self, range: &Range, older: Generation, limit: usize) -> Result<Changes> {
         let_others_run().await;
         self.store.check_space(range.space()).await?;
@@ -81,11 +82,11 @@ impl View {
         Ok(changes)
     }
 
-    /// Writes this view as a data directory of its own, into an empty or missing directory, while the store goes on.
+    /// Writes this view as a snapshot into an empty or missing directory. The store continues to work meanwhile.
     pub async fn persist(&self, directory: impl AsRef<Path>) -> Result<()> {
         snapshot::write(&self.store, self.generation(), directory.as_ref()).await
     }
 
-    /// Lets go of the view. Dropping it does the same.
+    /// Ends the view. Dropping it does the same.
     pub fn release(self) {}
 }

@@ -1,12 +1,12 @@
-//! Following a range, commit by commit. A watch pulls: it reads history until it has caught up and then waits, so a
-//! slow one costs writers nothing.
+//! Follows a range, commit by commit. A watch reads history until it has caught up and then waits. Writers never wait
+//! for a watch, so a slow one costs them nothing.
 
 use std::collections::VecDeque;
 
 use crate::store::let_others_run;
 use crate::{Committed, Generation, Range, Result, Store};
 
-/// How many commits are read ahead.
+/// How many commits a watch reads ahead.
 const READ_AHEAD: usize = 256;
 
 /// The commits that touch a range, each once, in order.
@@ -15,7 +15,7 @@ pub struct Watch {
     store: Store,
     range: Range,
     read: VecDeque<Committed>,
-    /// Up to where history was read.
+    /// History was read up to this generation.
     through: Generation,
     position: Generation,
 }
@@ -25,9 +25,9 @@ impl Watch {
         Watch { store, range, read: VecDeque::new(), through: after, position: after }
     }
 
-    /// The next commit, with those of its changes that lie in the range. Fails with
-    /// [`crate::StoreError::HistoryDropped`] if it fell behind what is kept. May be dropped and called again without
-    /// losing a commit.
+    /// Returns the next commit with its changes in the range. Fails with [`crate::StoreError::HistoryDropped`] if the
+    /// watch is so far behind that the history is no longer kept. The future may be dropped and the call repeated
+    /// without losing a commit.
     pub async fn next(&mut self) -> Result<Committed> {
         let_others_run().await;
         loop {
@@ -47,7 +47,7 @@ impl Watch {
         }
     }
 
-    /// Everything up to here was delivered: where another watch can go on.
+    /// The generation up to which every commit was returned. Another watch can continue after it.
     pub fn position(&self) -> Generation {
         self.position
     }

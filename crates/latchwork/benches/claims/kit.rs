@@ -1,4 +1,4 @@
-//! The claim workflows that the suite fires steps of, and what their actions and after-effects have done.
+//! The claim workflows of the suite, and counts of their actions and after-effects.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use tokio::sync::Semaphore;
 pub(crate) const TURN: &str = "turn";
 /// The same with an after-effect for each transition.
 pub(crate) const TELL: &str = "tell";
-/// A workflow whose action waits until it is let go.
+/// A workflow whose action waits until the suite releases it.
 pub(crate) const HOLD: &str = "hold";
 
-/// The lease that steps have unless they say otherwise.
+/// The default lease of steps.
 pub(crate) const DEFAULT_LEASE: &str = "30s";
 
 fn configuration(hold_lease: &str) -> String {
@@ -47,13 +47,13 @@ fn configuration(hold_lease: &str) -> String {
     json!([cycle(TURN, &[]), cycle(TELL, &["Tell"]), hold]).to_string()
 }
 
-/// What was done.
+/// Counts what was done.
 pub(crate) struct Seen {
-    /// Actions that were begun.
+    /// Actions that have begun.
     pub(crate) bodies: AtomicUsize,
     /// After-effects that were delivered.
     pub(crate) told: AtomicUsize,
-    /// Lets one waiting action go for each permit.
+    /// Each permit releases one waiting action.
     pub(crate) gate: Semaphore,
 }
 
@@ -76,7 +76,7 @@ impl Kit {
         Kit::with(directory, DEFAULT_LEASE, |builder| builder).await
     }
 
-    /// With another lease for actions that wait, and other settings.
+    /// Opens an engine with another lease for actions that wait, and other settings.
     pub(crate) async fn with(
         directory: &Path,
         hold_lease: &str,
@@ -117,7 +117,7 @@ impl Kit {
         }
     }
 
-    /// Lets the index take everything, so that neither side works while the other is measured.
+    /// Folds everything into the index, so that neither side works while the other is measured.
     pub(crate) async fn settle(&self) {
         while self.engine.store().maintain().await.expect("maintenance") {}
     }
@@ -126,14 +126,14 @@ impl Kit {
         self.claims.fire(workflow, step, id(workflow, number)).await.expect("an answer")
     }
 
-    /// Fires a step that has to be made, on an entity that was there so often before.
+    /// Fires a step that must succeed, on an entity that has made `times` transitions before.
     pub(crate) async fn turn(&self, workflow: &str, number: usize, times: u64) {
         let (step, to) = if times.is_multiple_of(2) { ("go", "b") } else { ("back", "a") };
         let done = self.fire(workflow, step, number).await.done().expect("no other caller wants this entity");
         assert!(done.to == to && done.rev.0 == 1 + 2 * (times + 1), "{done:?}");
     }
 
-    /// Has actions wait on entities, each for a caller of its own. Gives the answers that are due.
+    /// Starts actions that wait, one per entity, each for its own caller. Returns the tasks of the callers.
     pub(crate) async fn hold(&self, numbers: impl Iterator<Item = usize>) -> Vec<tokio::task::JoinHandle<Fired>> {
         let before = self.seen.bodies();
         let fire = |number| {
@@ -147,13 +147,13 @@ impl Kit {
         held
     }
 
-    /// The status and the rev that an entity is at.
+    /// The status and the rev of an entity.
     pub(crate) async fn at(&self, workflow: &str, number: usize) -> (String, u64) {
         let entity = self.engine.entities().get(id(workflow, number)).await.expect("a read").expect("the entity");
         (entity.data["status"].as_str().expect("a status").into(), entity.rev.0)
     }
 
-    /// The keys of a space of the library's.
+    /// The keys of one of the library's spaces.
     pub(crate) async fn keys(&self, space: &str) -> Vec<Key> {
         let store = self.engine.store();
         let spaces = store.spaces().await.expect("spaces");

@@ -1,4 +1,4 @@
-//! Claims whose owners are gone: a sweep over them, and recovery after SIGKILL.
+//! Claims whose holders are gone: a sweep over them, and recovery after SIGKILL.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::kit::{DEFAULT_LEASE, HOLD, Kit};
 use crate::report::{Figure, Report, median};
 use crate::{as_task, child, given, kill_when_ready, ready};
 
-/// A sweep that reverts some claims among many entities, and among few, in turn.
+/// Measures a sweep that reverts some claims among many entities, in turn with one among few.
 pub(crate) fn sweep(runtime: &Runtime, report: &Report) {
     if !report.wants("claims.sweep") {
         return;
@@ -44,7 +44,7 @@ impl Sweeping {
     const STUCK: usize = 100;
 
     async fn new(directory: &Path, entities: usize) -> Sweeping {
-        // The sweep that is measured is the only one.
+        // No other sweep runs than the measured one.
         let seldom = Duration::from_secs(24 * 3600);
         let kit = Kit::with(directory, DEFAULT_LEASE, |builder| builder.sweep_every(seldom)).await;
         kit.fill(HOLD, entities).await;
@@ -52,7 +52,7 @@ impl Sweeping {
         Sweeping { kit, entities, random: fastrand::Rng::with_seed(1) }
     }
 
-    /// How long it takes to revert claims whose session is gone, in milliseconds.
+    /// The time to revert claims whose session is gone, in milliseconds.
     async fn round(&mut self) -> f64 {
         let (kit, mut stuck) = (&self.kit, BTreeSet::new());
         while stuck.len() < Self::STUCK {
@@ -63,7 +63,7 @@ impl Sweeping {
             revs.push(kit.at(HOLD, *number).await.1);
         }
         let held = kit.hold(stuck.iter().copied()).await;
-        // This is what is left when another process has ended the session; this one learns of it by its next renewal.
+        // Deletes the session, as another process does when it expires. This process notices it at its next renewal.
         let sessions = kit.keys("lock.sessions").await;
         let gone = sessions.iter().fold(Commit::new(), |commit, session| commit.delete(session));
         kit.engine.store().commit(gone).await.expect("a commit").applied().expect("it has no checks");
@@ -83,7 +83,8 @@ impl Sweeping {
     }
 }
 
-/// From the start of the engine, store and all, until the claims of a killed process are reverted; in leases.
+/// Measures from the opening of the store and the start of the engine until the claims of a killed process are
+/// reverted, in leases.
 pub(crate) fn recovery(runtime: &Runtime, report: &Report) {
     if !report.wants("claims.recovery") {
         return;
@@ -115,7 +116,7 @@ pub(crate) fn recovery(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "claims.recovery", value: took, unit: "s", floor, target: "≤ 1.2" });
 }
 
-/// Claims entities, says so when all actions wait, and waits to be killed.
+/// Claims entities, prints a line when all actions wait, and waits to be killed.
 pub(crate) fn child_claims<'a>(mut words: impl Iterator<Item = &'a str>) {
     let (directory, count) = given(&mut words);
     let lease = words.next().expect("a lease");

@@ -1,4 +1,4 @@
-//! Claims whose actions wait: what it costs to keep them.
+//! The cost of keeping claims whose actions wait.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::report::{Figure, Report};
 
 const LEASE: Duration = Duration::from_secs(1);
 
-/// Commits in a lease with many live claims, and with one.
+/// Counts the commits during a lease with many live claims, and with one.
 pub(crate) fn heartbeat(runtime: &Runtime, report: &Report) {
     if !report.wants("claims.heartbeat") {
         return;

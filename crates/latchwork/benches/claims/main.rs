@@ -1,5 +1,5 @@
-//! The suite `claims`: what it costs that an action runs once, as ratios to the store's figures in the same run. Run it
-//! by `cargo xtask bench claims`; docs/BENCHMARKS.md holds the figures and says what each of them means.
+//! The suite `claims`: the cost of running an action once, as ratios to the store's figures in the same run. Run it
+//! with `cargo xtask bench claims`. docs/BENCHMARKS.md contains the figures and explains each of them.
 
 // Benchmarks measure the machine's own time.
 #![allow(clippy::disallowed_methods)]

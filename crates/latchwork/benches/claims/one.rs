@@ -1,4 +1,4 @@
-//! One entity: a transition, many requests at once, and a request that is refused.
+//! One entity: a transition, many concurrent requests, and a refused request.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::kit::{HOLD, Kit, TURN, id};
 use crate::report::{Figure, Report, median};
 use crate::{as_task, in_turns};
 
-/// How many entities one caller has.
+/// The number of entities of one caller.
 const ENTITIES: usize = 100;
 
 /// A claimed transition whose action does nothing: two commits.
@@ -36,7 +36,8 @@ pub(crate) fn transition(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "claims.transition", value, unit: "µs", floor, target: "≤ 2.5" });
 }
 
-/// From the first of many requests for one entity until all of them are answered, and a single transition, in turn.
+/// Measures from the first of many requests for one entity until all of them are answered, in turn with a single
+/// transition.
 pub(crate) fn race(runtime: &Runtime, report: &Report) {
     const REQUESTS: usize = 50;
     if !report.wants("claims.race.50") {
@@ -75,7 +76,7 @@ pub(crate) fn race(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "claims.race.50", value, unit: "µs", floor, target: "≤ 3; 1 body" });
 }
 
-/// A request for an entity that is claimed, against reading the entity.
+/// A request for a claimed entity, against a read of the entity.
 pub(crate) fn refused(runtime: &Runtime, report: &Report) {
     if !report.wants("claims.refused") {
         return;

@@ -1,5 +1,5 @@
 //! Many entities at once: transitions per second against the store's rate, and after-effects per second against
-//! transitions.
+//! transitions per second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::{processor_seconds, store};
 
 const CALLERS: usize = 256;
 
-/// One caller's entities, with how often it has moved each of them.
+/// One caller's entities, and the number of transitions that it has made with each.
 struct Caller {
     entities: Vec<(usize, u64)>,
     random: fastrand::Rng,
@@ -29,8 +29,8 @@ fn all_callers() -> Vec<Caller> {
     (0..CALLERS).map(caller).collect()
 }
 
-/// Has callers make transitions for a while. Gives how many they made a second; with after-effects, until the last of
-/// those is delivered and removed.
+/// Makes callers run transitions for `duration`. Returns transitions per second; with after-effects, until the last of
+/// them is delivered and removed.
 fn run(runtime: &Runtime, kit: &Kit, workflow: &'static str, callers: &mut Vec<Caller>, duration: Duration) -> f64 {
     let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let begin = Instant::now();
@@ -60,12 +60,12 @@ fn run(runtime: &Runtime, kit: &Kit, workflow: &'static str, callers: &mut Vec<C
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
     });
-    // All that were begun have ended, and count with the time it took.
+    // All transitions that began have ended. They count, and so does their time.
     seen.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64()
 }
 
-/// Runs something that gives a rate. Tells how much of the processor it took, if `LATCHWORK_STATS` is set: beside other
-/// work, this says more than the rate.
+/// Runs a measurement that returns a rate. If `LATCHWORK_STATS` is set, prints its processor time, which is more
+/// reliable than the rate while other work runs.
 fn told(what: &str, run: impl FnOnce() -> f64) -> f64 {
     let (begin, before) = (Instant::now(), processor_seconds());
     let rate = run();
@@ -76,7 +76,7 @@ fn told(what: &str, run: impl FnOnce() -> f64) -> f64 {
     rate
 }
 
-/// Every entity is where its caller has left it. Gives how many transitions there were.
+/// Asserts that every entity has the status that its caller left. Returns the number of transitions.
 async fn verify(kit: &Kit, workflow: &str, callers: &[Caller]) -> usize {
     for (entity, times) in callers.iter().flat_map(|caller| &caller.entities) {
         let status = if times.is_multiple_of(2) { "a" } else { "b" };
@@ -85,8 +85,8 @@ async fn verify(kit: &Kit, workflow: &str, callers: &[Caller]) -> usize {
     callers.iter().flat_map(|caller| &caller.entities).map(|(_, times)| *times as usize).sum()
 }
 
-/// Transitions by 256 callers on entities of their own; the same with an after-effect each; and the store's callers, in
-/// turn.
+/// Measures in turn: transitions by 256 callers on their own entities; the same with one after-effect each; and the
+/// store's callers.
 pub(crate) fn rates(runtime: &Runtime, report: &Report) {
     let wants_outbox = report.wants("claims.outbox");
     if !report.wants("claims.rate.256") && !wants_outbox {

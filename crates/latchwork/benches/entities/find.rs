@@ -1,4 +1,4 @@
-//! Finding entities by an index, in the present and in the past.
+//! Finding entities by an index, at the newest generation and in the past.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,16 +10,16 @@ use tokio::runtime::Runtime;
 
 use crate::report::{Figure, Report, median};
 
-/// Entities that have the same value.
+/// The number of entities with the same value.
 const GROUP: usize = 10;
-/// How far back the past is.
+/// How many generations ago the past view is.
 const GENERATIONS: usize = 100_000;
 
 fn id(index: usize) -> String {
     format!("entity-{index:0>12}")
 }
 
-/// The members of a group lie scattered over the ids.
+/// The ids of a group's members are scattered.
 fn document(index: usize, groups: usize, round: usize) -> Value {
     json!({"group": index % groups, "round": round, "text": "x".repeat(80)})
 }
@@ -33,7 +33,7 @@ async fn fill(entities: &Entities, count: usize, groups: usize) {
     }
 }
 
-/// A hundred thousand generations of updates of random entities.
+/// Updates random entities, `generations` times.
 async fn age(entities: &Entities, count: usize, groups: usize, generations: usize) {
     let next = Arc::new(AtomicUsize::new(0));
     let tasks: Vec<_> = (0..256u64)
@@ -54,7 +54,7 @@ async fn age(entities: &Entities, count: usize, groups: usize, generations: usiz
     }
 }
 
-/// Microseconds of a find of ten entities by their group.
+/// The time to find ten entities by their group, in microseconds.
 async fn find_cost(view: &EntityView, groups: usize, finds: usize) -> f64 {
     let mut random = fastrand::Rng::with_seed(1);
     let begin = Instant::now();
@@ -66,7 +66,7 @@ async fn find_cost(view: &EntityView, groups: usize, finds: usize) -> f64 {
     begin.elapsed().as_secs_f64() * 1e6 / finds as f64
 }
 
-/// Microseconds of a get.
+/// The time of a get, in microseconds.
 async fn get_cost(view: &EntityView, count: usize, gets: usize) -> f64 {
     let mut random = fastrand::Rng::with_seed(1);
     let begin = Instant::now();
@@ -91,7 +91,7 @@ pub(crate) fn finds(runtime: &Runtime, report: &Report) {
         let (reads, rounds) = if report.quick { (1000, 1) } else { (10_000, 5) };
         let (mut finds, mut gets) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
-            // A fresh view each time, so that what it remembers of its reads does not grow.
+            // A new view each time, so that the reads that it records do not accumulate.
             gets.push(get_cost(&entities.now().await.expect("a view"), count, reads).await);
             finds.push(find_cost(&entities.now().await.expect("a view"), groups, reads).await);
         }
@@ -112,7 +112,7 @@ pub(crate) fn finds(runtime: &Runtime, report: &Report) {
     });
 }
 
-/// Lets the index take everything: the figures are about reads from it.
+/// Folds everything into the index, because the figures are about reads from it.
 async fn settle(entities: &Entities) {
     while entities.store().maintain().await.expect("maintenance") {}
     entities.store().maintain().await.expect("maintenance");

@@ -1,5 +1,5 @@
-//! The suite `entities`: the speed of entities as ratios to what the store below does in the same run. Run it by
-//! `cargo xtask bench entities`; docs/BENCHMARKS.md holds the figures and says what each of them means.
+//! The suite `entities`: the speed of entities as ratios to the store's figures in the same run. Run it with
+//! `cargo xtask bench entities`. docs/BENCHMARKS.md contains the figures and explains each of them.
 
 // Benchmarks measure the machine's own time.
 #![allow(clippy::disallowed_methods)]

@@ -1,4 +1,4 @@
-//! Changing entities: many at once, one by many, and many in one transaction.
+//! Changing entities: many entities concurrently, one entity by many tasks, and many entities in one transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ fn id(index: usize) -> String {
     format!("{index:0>40}")
 }
 
-/// A fresh store with entities.
+/// A new store with entities.
 async fn filled(directory: &std::path::Path, count: usize) -> Entities {
     let entities = Entities::open(directory).await.expect("entities");
     let numbers: Vec<usize> = (0..count).collect();
@@ -32,7 +32,7 @@ async fn filled(directory: &std::path::Path, count: usize) -> Entities {
     entities
 }
 
-/// One task's entities, with the revs it last saw.
+/// One task's entities, with the revs that it last saw.
 struct Updater {
     entities: Vec<(String, Rev)>,
     random: fastrand::Rng,
@@ -69,7 +69,7 @@ fn run_updates(runtime: &Runtime, entities: &Entities, updaters: &mut Vec<Update
     rate
 }
 
-/// Updates with `if_rev` by 256 tasks on entities of their own, against the store's own rate with 256 callers.
+/// Updates with `if_rev` by 256 tasks, each on its own entities, against the store's rate with 256 callers.
 pub(crate) fn updates(runtime: &Runtime, report: &Report) {
     if !report.wants("entities.update.256") {
         return;
@@ -103,7 +103,8 @@ fn bare(runtime: &Runtime, directory: &std::path::Path) -> (Store, latchwork::st
     })
 }
 
-/// 64 tasks count in one entity, against the store's rate with one caller. Every increment must land.
+/// 64 tasks increment a number in one entity, against the store's rate with one caller. Every increment must be
+/// applied.
 pub(crate) fn hot(runtime: &Runtime, report: &Report) {
     const TASKS: usize = 64;
     if !report.wants("entities.hot.64") {
@@ -157,7 +158,7 @@ pub(crate) fn hot(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "entities.hot.64", value, unit: "increments/s", floor, target: "≥ 3" });
 }
 
-/// The time of a transaction of 100 updates, against one of a single update.
+/// The time of a transaction of 100 updates, against a transaction of one update.
 pub(crate) fn transactions(runtime: &Runtime, report: &Report) {
     if !report.wants("entities.transact.100") {
         return;

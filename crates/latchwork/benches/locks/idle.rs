@@ -1,4 +1,4 @@
-//! Locks that were used once and are not any more: what they cost the process that opens them.
+//! The memory of locks that were used once, in a process that opens their store.
 
 use std::process::Command;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use latchwork::workflow::Engine;
 use crate::report::{Figure, Report, resident_mb};
 use crate::{child, given};
 
-/// Bytes of memory for each name, over many of them: the memory of a process with them less that of one with none.
+/// The memory per lock name: the memory of a process with many names, less that of a process without any.
 pub(crate) fn idle(report: &Report) {
     if !report.wants("locks.idle") {
         return;
@@ -27,14 +27,14 @@ pub(crate) fn idle(report: &Report) {
     report.add(Figure { name: "locks.idle", value, unit: "bytes/name", floor: 1.0, target: "≤ 1" });
 }
 
-/// What a child has measured.
+/// Returns what a child has measured.
 fn measured(mut child: Command) -> f64 {
     let output = child.output().expect("a child");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("the memory")
 }
 
-/// Uses names once.
+/// Acquires and releases each lock once.
 pub(crate) fn child_use<'a>(words: impl Iterator<Item = &'a str>) {
     let (directory, count) = given(words);
     crate::runtime().block_on(async {
@@ -60,7 +60,7 @@ pub(crate) fn child_use<'a>(words: impl Iterator<Item = &'a str>) {
     });
 }
 
-/// Opens them, and uses one.
+/// Opens the store and uses one lock.
 pub(crate) fn child_idle<'a>(words: impl Iterator<Item = &'a str>) {
     let (directory, _) = given(words);
     crate::runtime().block_on(async {

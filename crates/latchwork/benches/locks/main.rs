@@ -1,5 +1,5 @@
-//! The suite `locks`: what it costs to take turns, as ratios to the store's figures in the same run. Run it by
-//! `cargo xtask bench locks`; docs/BENCHMARKS.md holds the figures and says what each of them means.
+//! The suite `locks`: the cost of locks as ratios to the store's figures in the same run. Run it with
+//! `cargo xtask bench locks`. docs/BENCHMARKS.md contains the figures and explains each of them.
 
 // Benchmarks measure the machine's own time.
 #![allow(clippy::disallowed_methods)]

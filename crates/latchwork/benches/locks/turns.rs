@@ -1,4 +1,4 @@
-//! Taking a lock and letting go of it: alone, in turn with others, and before a long queue.
+//! Acquiring and releasing a lock: alone, in turn with others, and with a long queue.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::load::callers;
 use crate::report::{Figure, Report, median};
 use crate::{as_task, in_turns, store};
 
-/// Acquiring and releasing a mutex that nobody else wants, by plain code.
+/// Acquires and releases a mutex without waiters, by code outside of a workflow.
 pub(crate) fn uncontended(runtime: &Runtime, report: &Report) {
     if !report.wants("locks.uncontended") {
         return;
@@ -35,10 +35,10 @@ pub(crate) fn uncontended(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "locks.uncontended", value, unit: "µs", floor, target: "≤ 2.5" });
 }
 
-/// How many executions take one mutex in turn.
+/// How many executions acquire one mutex in turn.
 const EXECUTIONS: u64 = 64;
 
-/// A workflow that takes one mutex again and again.
+/// A workflow that acquires one mutex again and again.
 pub(crate) fn takes() -> Workflow<u64, ()> {
     workflow("takes").run(async |ctx: Ctx, sections: u64| {
         for _ in 0..sections {
@@ -49,7 +49,7 @@ pub(crate) fn takes() -> Workflow<u64, ()> {
     })
 }
 
-/// Has executions take it so often each. Gives the critical sections a second.
+/// Starts executions that each acquire the mutex `sections` times. Returns critical sections per second.
 pub(crate) async fn take_turns(engine: &Engine, takes: &Workflow<u64, ()>, sections: u64) -> f64 {
     let begin = Instant::now();
     let mut handles = Vec::new();
@@ -62,7 +62,8 @@ pub(crate) async fn take_turns(engine: &Engine, takes: &Workflow<u64, ()>, secti
     (EXECUTIONS * sections) as f64 / begin.elapsed().as_secs_f64()
 }
 
-/// Executions that take one mutex again and again: critical sections a second, against one caller's commits a second.
+/// Executions that acquire one mutex again and again: critical sections per second, against one caller's commits per
+/// second.
 pub(crate) fn contended(runtime: &Runtime, report: &Report) {
     if !report.wants("locks.contended.64") {
         return;
@@ -95,7 +96,7 @@ pub(crate) fn contended(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "locks.contended.64", value, unit: "sections/s", floor, target: "≥ 0.7" });
 }
 
-/// From the release until the next of those who wait has the lock, with ten thousand of them and with ten, in turn.
+/// Measures from the release until the next waiter has the lock, with ten thousand waiters and with ten, in turn.
 pub(crate) fn waiters(runtime: &Runtime, report: &Report) {
     if !report.wants("locks.waiters") {
         return;
@@ -117,7 +118,7 @@ pub(crate) fn waiters(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "locks.waiters", value, unit: "µs", floor, target: "≤ 1.5" });
 }
 
-/// A mutex with a holder and so many who wait.
+/// A mutex with a holder and a number of waiters.
 struct Queue {
     engine: Engine,
     name: &'static str,
@@ -137,11 +138,11 @@ impl Queue {
         queue
     }
 
-    /// One more who waits.
+    /// Adds a waiter.
     fn join(&self) {
         let (mutex, granted) = (self.engine.mutex(self.name), self.granted.clone());
         tokio::spawn(async move {
-            // Some still wait when it is over.
+            // Some waiters still wait when the measurement ends.
             if let Ok(guard) = mutex.acquire().await {
                 let _ = granted.send(guard);
             }
@@ -159,7 +160,8 @@ impl Queue {
         }
     }
 
-    /// How long it takes, in microseconds. Who has left the queue is replaced.
+    /// Releases the lock and returns the time until the next waiter has it, in microseconds. A new waiter joins the
+    /// queue.
     async fn hand_over(&mut self) -> f64 {
         let held = self.held.take().expect("it is held");
         let begin = Instant::now();

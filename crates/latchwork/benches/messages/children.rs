@@ -1,4 +1,4 @@
-//! Children of one parent, against executions that are started from outside.
+//! Children of one parent, against executions that callers start.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::rates;
 use crate::report::{Figure, Report, median};
 use crate::steps_of;
 
-/// How many children are at it at once.
+/// How many children run at once.
 const AT_ONCE: usize = 1024;
 
 pub(crate) fn children(runtime: &Runtime, report: &Report) {

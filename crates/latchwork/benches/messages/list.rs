@@ -1,4 +1,4 @@
-//! The first page of a list, over many executions against few.
+//! The first page of a list, among many executions against few.
 
 use std::time::Instant;
 
@@ -17,8 +17,8 @@ pub(crate) fn list(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "messages.list", value, unit: "µs", floor, target: "≤ 3" });
 }
 
-/// How long a first page takes over so many executions, of which one in ten has a tag and one in a hundred another
-/// status, by filters on each alone and together.
+/// Returns the time of a first page among `count` executions. One in ten has a tag, and one in a hundred another
+/// status. The filters are used alone and together.
 fn pages(runtime: &Runtime, count: u32) -> f64 {
     let directory = tempfile::tempdir().expect("a directory");
     runtime.block_on(async {
@@ -38,7 +38,7 @@ fn pages(runtime: &Runtime, count: u32) -> f64 {
         while let Some(started) = starts.next().await {
             started.expect("a start");
         }
-        // What waits leaves memory, and the index takes what was written.
+        // Waiting executions leave memory, and commits are folded into the index.
         tokio::time::sleep(std::time::Duration::from_secs(3)).await;
         let filters = || {
             let ends = || Filter::new().workflow("ends");

@@ -1,6 +1,6 @@
-//! The suite `messages`: what it costs to talk to workflows, as ratios to the store's figures and to those of workflows
-//! in the same run. Run it by `cargo xtask bench messages`; docs/BENCHMARKS.md holds the figures and says what each of
-//! them means.
+//! The suite `messages`: the cost of messages to executions, as ratios to the figures of the store and of workflows in
+//! the same run. Run it with `cargo xtask bench messages`. docs/BENCHMARKS.md contains the figures and explains each of
+//! them.
 
 // Benchmarks measure the machine's own time.
 #![allow(clippy::disallowed_methods)]

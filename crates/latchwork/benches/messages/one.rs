@@ -1,4 +1,4 @@
-//! One message at a time, to an execution that waits for it: against the latency of one caller's commits.
+//! One message at a time to an execution that waits for it, against the latency of one caller's commits.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,8 @@ use tokio::sync::mpsc;
 use crate::report::{Figure, Report};
 use crate::{as_task, in_turns};
 
-/// From the call of `signal` until its receipt is recorded: the body of a step that follows runs only then.
+/// Measures from the call of `signal` until the journal records that it was received. The body of the next step runs
+/// only then.
 pub(crate) fn signal(runtime: &Runtime, report: &Report) {
     if !report.wants("messages.signal") {
         return;
@@ -45,7 +46,7 @@ pub(crate) fn signal(runtime: &Runtime, report: &Report) {
         in_turns(&path.join("store"), rounds, 20, |number| {
             let (engine, handle, is_recorded) = (engine.clone(), handle.clone(), is_recorded.clone());
             async move {
-                // It waits again when the delivery, the receipt and the step after it are stored.
+                // The execution waits again when three commits are stored: the delivery, the receive and the step.
                 while engine.store().generation().await.expect("a generation").0 < first + 3 * number as u64 {
                     tokio::task::yield_now().await;
                 }
@@ -61,7 +62,7 @@ pub(crate) fn signal(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "messages.signal", value, unit: "µs", floor, target: "≤ 2.5" });
 }
 
-/// From the call of `update` until the caller has the answer.
+/// Measures from the call of `update` until the caller has the answer.
 pub(crate) fn update(runtime: &Runtime, report: &Report) {
     if !report.wants("messages.update") {
         return;

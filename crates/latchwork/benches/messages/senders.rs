@@ -11,7 +11,7 @@ use crate::load::{self, callers};
 use crate::report::{Figure, Report, median};
 use crate::store;
 
-/// How many senders there are.
+/// The number of senders.
 const SENDERS: usize = 64;
 
 pub(crate) fn hot(runtime: &Runtime, report: &Report) {
@@ -25,7 +25,7 @@ pub(crate) fn hot(runtime: &Runtime, report: &Report) {
         move |ctx: Ctx, until: u64| {
             let received = received.clone();
             async move {
-                // It is run again from its beginning after it was out of memory.
+                // The code starts from the beginning when the execution is loaded again.
                 let mut count = 0;
                 while count < until {
                     ctx.receive::<u64>("number").await?;
@@ -57,7 +57,7 @@ pub(crate) fn hot(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "messages.signals.hot", value, unit: "signals/s", floor, target: "≥ 0.3" });
 }
 
-/// Sends for a while; gives how many signals were received a second, until all were.
+/// Sends for `duration`. Returns the signals received per second, until all are received.
 fn run(runtime: &Runtime, handle: &Handle<u64>, received: &Arc<AtomicU64>, duration: Duration) -> f64 {
     let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let begin = Instant::now();

@@ -1,5 +1,5 @@
-//! The suite `state`: the speed of containers as ratios to what stands below or beside them in the same run. Run it by
-//! `cargo xtask bench state`; docs/BENCHMARKS.md holds the figures and says what each of them means.
+//! The suite `state`: the speed of containers as ratios to the store, a bare mutex or plain values in the same run. Run
+//! it with `cargo xtask bench state`. docs/BENCHMARKS.md contains the figures and explains each of them.
 
 // Benchmarks measure the machine's own time.
 #![allow(clippy::disallowed_methods)]
@@ -30,7 +30,7 @@ fn main() {
     let report = Report::from_arguments();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime can be started");
-    // First, while the process is small.
+    // Measured first, while the process uses little memory.
     idle(&runtime, &report);
     stored(&runtime, &report, "state.hot.256", "≥ 2", |states, _| states.session("hot"));
     stored(&runtime, &report, "state.spread.256", "≥ 0.7", |states, task| states.session(&format!("s-{task}")));
@@ -42,7 +42,7 @@ fn rounds(report: &Report) -> (Duration, usize) {
     if report.quick { (Duration::from_secs(1), 1) } else { (Duration::from_secs(3), 5) }
 }
 
-/// Runs tasks that each do `work` again and again; gives how often a second it was done.
+/// Runs tasks that each do `work` again and again. Returns how often per second and how often in total it was done.
 fn rate<W, F>(runtime: &Runtime, tasks: usize, duration: Duration, work: impl Fn(usize) -> W) -> (f64, u64)
 where
     W: Fn() -> F + Send + 'static,
@@ -125,7 +125,7 @@ fn stored(
     report.add(Figure { name, value, unit: "increments/s", floor, target });
 }
 
-/// Increments in one container in memory by 64 tasks, against a bare mutex around an integer.
+/// Increments of one container in memory by 64 tasks, against a bare mutex around an integer.
 fn memory(runtime: &Runtime, report: &Report) {
     if !report.wants("state.memory.64") {
         return;
@@ -159,7 +159,7 @@ fn memory(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "state.memory.64", value, unit: "increments/s", floor, target: "≥ 0.2" });
 }
 
-/// Memory of 100,000 idle containers beyond their states, each of which was mutated by a mutator once.
+/// The memory of 100,000 idle containers in addition to their states. A mutator has changed each container once.
 fn idle(runtime: &Runtime, report: &Report) {
     const COUNT: usize = 100_000;
     if !report.wants("state.idle") {
@@ -169,7 +169,7 @@ fn idle(runtime: &Runtime, report: &Report) {
     let states = states.expect("states");
     let name: Arc<str> = "bench".into();
     let state = || latchwork::json!({"count": 1});
-    // What the allocator and the runtime keep for themselves is there before either is counted.
+    // Warms up the allocator and the runtime, so that the memory that they keep counts for neither side.
     let (bare, full) = runtime.block_on(async {
         let warm: Vec<_> = (0..1000).map(|_| states.sequencer(name.clone())).collect();
         for container in &warm {

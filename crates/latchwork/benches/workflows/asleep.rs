@@ -1,4 +1,4 @@
-//! Executions that sleep: what they cost the process that put them to sleep, and the one that opens them again.
+//! The cost of sleeping executions: in the process that started them, and in a process that opens their store.
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,8 +17,8 @@ fn sleeper() -> Workflow<u64, u64> {
     })
 }
 
-/// Memory with many executions asleep, of a process that has opened them and of the one that has started them; and the
-/// time of the processor that an idle engine took.
+/// Measures the memory with many sleeping executions, in a process that has opened their store and in the process that
+/// has started them, and the processor time of an idle engine.
 pub(crate) fn asleep(report: &Report) {
     if !report.wants("workflows.asleep") {
         return;
@@ -34,7 +34,7 @@ pub(crate) fn asleep(report: &Report) {
     figure("workflows.asleep.cpu", opened_cpu.max(started_cpu), "s in 5 s", idle, "about 0");
 }
 
-/// What a child has measured.
+/// Returns what a child has measured.
 fn measured(mut child: Command) -> (f64, f64) {
     let output = child.output().expect("a child");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -43,7 +43,7 @@ fn measured(mut child: Command) -> (f64, f64) {
     (numbers.next().expect("the memory"), numbers.next().expect("the time of the processor"))
 }
 
-/// Starts executions that fall asleep.
+/// Starts executions that sleep.
 pub(crate) fn child_fall_asleep<'a>(words: impl Iterator<Item = &'a str>) {
     let (directory, count) = given(words);
     let sleeper = sleeper();
@@ -67,7 +67,7 @@ pub(crate) fn child_fall_asleep<'a>(words: impl Iterator<Item = &'a str>) {
     });
 }
 
-/// Opens what is asleep.
+/// Opens a store with sleeping executions.
 pub(crate) fn child_asleep<'a>(words: impl Iterator<Item = &'a str>) {
     let (directory, _) = given(words);
     let sleeper = sleeper();
@@ -77,9 +77,9 @@ pub(crate) fn child_asleep<'a>(words: impl Iterator<Item = &'a str>) {
     });
 }
 
-/// Prints the memory of this process at rest, and the time of the processor it takes by being there.
+/// Prints the memory and the processor time of this process while it is idle.
 async fn idle(engine: &Engine) {
-    // The index is still to take the last commits.
+    // The last commits are not folded into the index yet.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(engine.residents(), 0, "what sleeps is not in memory");
     let before = processor_seconds();

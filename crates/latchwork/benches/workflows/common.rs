@@ -1,4 +1,4 @@
-//! What the suites on workflows share.
+//! Code that the suites share: runtimes, stores, workflows, child processes and measurements in turn.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -24,7 +24,7 @@ pub(crate) async fn store(directory: &Path) -> (Store, Space) {
     (store, space)
 }
 
-/// A workflow of so many steps that do nothing but add up.
+/// A workflow of `count` steps that only add numbers.
 pub(crate) fn steps_of(name: &str, count: u64) -> Workflow<u64, u64> {
     steps_in(workflow(name), count)
 }
@@ -40,13 +40,13 @@ pub(crate) fn steps_in(builder: WorkflowBuilder, count: u64) -> Workflow<u64, u6
     })
 }
 
-/// Runs something as a task of the runtime, as callers in servers are.
+/// Runs a future as a task of the runtime, like a caller in a server.
 pub(crate) fn as_task<T: Send + 'static>(runtime: &Runtime, task: impl Future<Output = T> + Send + 'static) -> T {
     runtime.block_on(async { tokio::spawn(task).await.expect("a task") })
 }
 
-/// Measures something, so many times a round, and one caller's commits in turn with it, so that a slow moment of the
-/// machine hits both. Gives the middle of each, in microseconds.
+/// Measures an operation and one caller's commits in turn, so that a slow moment of the machine affects both. Returns
+/// the median of each, in microseconds.
 pub(crate) async fn in_turns<F: Future<Output = Duration> + Send>(
     directory: &Path,
     rounds: usize,
@@ -69,20 +69,20 @@ pub(crate) async fn in_turns<F: Future<Output = Duration> + Send>(
     (median(taken), median(floors))
 }
 
-/// This program once more, to do one part alone.
+/// Returns the command that runs one part of this program in a child process.
 pub(crate) fn child(part: &str, directory: &Path, count: usize) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.arg(part).arg(directory).arg(count.to_string());
     command
 }
 
-/// The directory and the count that a child was given.
+/// The directory and the count from a child's arguments.
 pub(crate) fn given<'a>(mut words: impl Iterator<Item = &'a str>) -> (&'a Path, usize) {
     let directory = Path::new(words.next().expect("a directory"));
     (directory, words.next().and_then(|count| count.parse().ok()).expect("a count"))
 }
 
-/// Runs a child until it says that it is [`ready`], and kills it.
+/// Runs a child until it is [`ready`], and kills it.
 pub(crate) fn kill_when_ready(mut child: Command) {
     let mut child = child.stdout(Stdio::piped()).spawn().expect("a child");
     let mut line = String::new();
@@ -93,17 +93,17 @@ pub(crate) fn kill_when_ready(mut child: Command) {
     child.wait().expect("its end");
 }
 
-/// Says that everything is in place, and waits to be killed.
+/// Prints a line for the parent, and waits to be killed.
 pub(crate) async fn ready() {
     println!("ready");
     let _ = std::io::stdout().flush();
     std::future::pending::<()>().await;
 }
 
-/// The time of the processor this process has taken, in steps of a hundredth of a second.
+/// The processor time of this process, in steps of 0.01 s.
 pub(crate) fn processor_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name of the program, in parentheses, may hold spaces.
+    // The name of the program is in parentheses and may contain spaces.
     let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
     let ticks: Vec<f64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
     ticks.iter().sum::<f64>() / 100.0

@@ -1,6 +1,6 @@
-//! The suite `workflows`: what durable execution costs beyond the commits below it, as ratios to the store's rates in
-//! the same run. Run it by `cargo xtask bench workflows`; docs/BENCHMARKS.md holds the figures and says what each of
-//! them means.
+//! The suite `workflows`: the cost of durable execution in addition to its commits, as ratios to the store's figures in
+//! the same run. Run it with `cargo xtask bench workflows`. docs/BENCHMARKS.md contains the figures and explains each
+//! of them.
 
 // Benchmarks measure the machine's own time.
 #![allow(clippy::disallowed_methods)]

@@ -1,4 +1,4 @@
-//! One execution at a time: what a step costs whoever waits for it, and whether it costs more in a long one.
+//! One execution at a time: the time of a step, and whether a step takes longer in a long execution.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use crate::report::{Figure, Report, median};
 use crate::{as_task, in_turns, steps_of};
 
-/// Workflows of ten steps one after the other, against the latency of one caller's commits.
+/// Executions of ten steps, one after the other, against the latency of one caller's commits.
 pub(crate) fn sequential(runtime: &Runtime, report: &Report) {
     const STEPS: u64 = 10;
     if !report.wants("workflows.sequential") {

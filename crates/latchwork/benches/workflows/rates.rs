@@ -11,24 +11,24 @@ use crate::load::{self, callers};
 use crate::report::{Figure, Report, median};
 use crate::{steps_of, store};
 
-/// How many executions are in flight: what serves best is found out first.
+/// The numbers of executions in flight that are tried first. The best of them is measured.
 pub(crate) const IN_FLIGHT: [usize; 3] = [256, 1024, 4096];
 
-/// Steps of workflows of ten. Also gives how many there were a second.
+/// Steps per second of executions of ten steps. Returns the rate.
 pub(crate) fn steps(runtime: &Runtime, report: &Report) -> Option<f64> {
-    // Recovery is held against it.
+    // Recovery is compared with this rate.
     let is_wanted = report.wants("workflows.steps") || report.wants("workflows.recovery");
     is_wanted.then(|| rate(runtime, report, 10, "workflows.steps", "steps/s", "≥ 1"))
 }
 
-/// Workflows of one step: two commits each.
+/// Executions of one step: two commits each.
 pub(crate) fn starts(runtime: &Runtime, report: &Report) {
     if report.wants("workflows.starts") {
         rate(runtime, report, 1, "workflows.starts", "executions/s", "≥ 0.4");
     }
 }
 
-/// Workflows of `steps` steps and the store's own callers in turn.
+/// Measures executions of `steps` steps and the store's callers in turn.
 fn rate(runtime: &Runtime, report: &Report, steps: u64, name: &str, unit: &str, target: &str) -> f64 {
     let directory = tempfile::tempdir().expect("a directory");
     let several = steps_of("several", steps);
@@ -52,13 +52,13 @@ fn rate(runtime: &Runtime, report: &Report, steps: u64, name: &str, unit: &str, 
     value
 }
 
-/// Lets the indexes take what was written, so that neither side works while the other is measured.
+/// Folds everything into the index, so that neither side works while the other is measured.
 pub(crate) fn settle(engine: &Engine) {
     assert_eq!(engine.residents(), 0, "what has ended leaves memory");
     std::thread::sleep(Duration::from_millis(1500));
 }
 
-/// Keeps so many executions in flight for a while; gives how many ended a second.
+/// Keeps a number of executions in flight for a while. Returns how many ended per second.
 pub(crate) fn run(
     runtime: &Runtime,
     engine: &Engine,
@@ -75,7 +75,7 @@ pub(crate) fn run(
             let begun = begun.clone();
             runtime.spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    // Limits go by the input: no two executions have the same.
+                    // The limit's key comes from the input, so each execution gets another input.
                     let number = begun.fetch_add(1, Ordering::Relaxed);
                     let handle = engine.start(&several, number).await.expect("a start");
                     handle.result().await.expect("a result");
@@ -91,11 +91,11 @@ pub(crate) fn run(
             task.await.expect("a task");
         }
     });
-    // All that were begun have ended, and count with the time it took.
+    // All executions that began have ended. They count, and so does their time.
     seen.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64()
 }
 
-/// The number in flight that serves best.
+/// Returns the number of executions in flight with the highest rate.
 pub(crate) fn best_in_flight(
     runtime: &Runtime,
     engine: &Engine,

@@ -1,4 +1,4 @@
-//! Recovery after SIGKILL: a child leaves executions in the middle of a step and is killed; this process goes on with
+//! Recovery after SIGKILL: a child is killed while its executions are in the middle of a step. This process recovers
 //! them.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 use crate::report::{Figure, Report};
 use crate::{child, given, kill_when_ready, ready};
 
-/// When the bodies of second steps were run.
+/// When the bodies of the second steps ran.
 #[derive(Default)]
 struct Seen {
     first: Mutex<Option<Instant>>,
@@ -20,7 +20,7 @@ struct Seen {
     count: AtomicUsize,
 }
 
-/// Two steps, of which the second ends only if it is to.
+/// A workflow of two steps. The second one ends only if `ends` is true.
 fn two_steps(seen: Arc<Seen>, ends: bool) -> Workflow<u64, u64> {
     workflow("two-steps").run(move |ctx: Ctx, input: u64| {
         let seen = seen.clone();
@@ -41,7 +41,8 @@ fn two_steps(seen: Arc<Seen>, ends: bool) -> Workflow<u64, u64> {
     })
 }
 
-/// From the start of the engine, store and all, until every body was run again; and until the first one was.
+/// Measures from the opening of the store and the start of the engine until every body has run again, and until the
+/// first one has.
 pub(crate) fn recovery(runtime: &Runtime, report: &Report, steps: Option<f64>) {
     let Some(steps) = steps.filter(|_| report.wants("workflows.recovery")) else { return };
     let count = if report.quick { 2_000 } else { 100_000 };
@@ -68,7 +69,7 @@ pub(crate) fn recovery(runtime: &Runtime, report: &Report, steps: Option<f64>) {
     report.add(Figure { name: "workflows.recovery.first", value, unit: "ms", floor, target: "≤ 1" });
 }
 
-/// Starts executions, says so when all of them are in their second step, and waits to be killed.
+/// Starts executions, prints a line when all of them are in their second step, and waits to be killed.
 pub(crate) fn child_unfinished<'a>(words: impl Iterator<Item = &'a str>) {
     let (directory, count) = given(words);
     let seen = Arc::new(Seen::default());

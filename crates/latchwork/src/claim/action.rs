@@ -1,4 +1,5 @@
-//! What an action is given: its entity, what it was asked for, and writes that land with the final status.
+//! The context of an action: its entity, its input, and the writes that are committed together with the final status.
+//! It commits nothing itself: `finish.rs` commits what an action has staged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::state::{MutationError, Slot, StateError, States, Steward};
 use crate::store::{Check, Key, Rev, Right};
 use crate::workflow::{Boxed, ExecutionId, Workflow};
 
-/// What an action is given. It is cheap to clone.
+/// The context of an action. It is cheap to clone.
 #[derive(Clone)]
 pub struct ActionCtx {
     inner: Arc<Given>,
@@ -34,24 +35,24 @@ struct Given {
     staged: Mutex<Staged>,
 }
 
-/// Writes that land with the final status, or not at all.
+/// Writes that are committed together with the final status, or not at all.
 #[derive(Clone, Default)]
 pub(crate) struct Staged {
-    /// The data of the action's own entity.
+    /// The new data of the action's own entity.
     pub(crate) data: Option<Value>,
     pub(crate) others: Transaction,
     pub(crate) has_others: bool,
     pub(crate) slots: Vec<SlotChange>,
     pub(crate) starts: Vec<Starting>,
-    /// What is wrong with what was staged.
+    /// The first staged value that JSON cannot hold.
     pub(crate) wrong: Option<(&'static str, JsonError)>,
 }
 
-/// A change of a slot, made anew on each try to commit.
+/// A change of a slot. It is computed again for each attempt to commit.
 pub(crate) type SlotChange =
     Arc<dyn Fn(Arc<dyn Steward>) -> Boxed<'static, std::result::Result<(), StateError>> + Send + Sync>;
 
-/// An execution that is started with the final status.
+/// An execution that starts in the commit of the final status.
 #[derive(Clone)]
 pub(crate) struct Starting {
     pub(crate) workflow: String,
@@ -60,8 +61,8 @@ pub(crate) struct Starting {
     pub(crate) id: ExecutionId,
 }
 
-/// The fencing token of a claim: larger than that of every earlier claim on the entity. It holds as long as nobody else
-/// has written the entity, released the claim or taken it over.
+/// The fencing token of a claim. It is larger than the token of every earlier claim on the entity. It is valid until
+/// another caller writes the entity, releases the claim or takes it over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimToken {
     pub(crate) entity: EntityId,
@@ -70,7 +71,7 @@ pub struct ClaimToken {
 }
 
 impl ClaimToken {
-    /// The number, for receivers that remember the largest they have seen.
+    /// The number, for receivers that remember the largest number they have seen.
     pub fn number(&self) -> u64 {
         self.rev.0
     }
@@ -86,10 +87,10 @@ impl Right for ClaimToken {
     }
 }
 
-/// A claim was taken away from its action: its lease was over, or an operator has released the claim or changed the
+/// A claim was taken away from its action: its lease has expired, or an operator has released the claim or changed the
 /// entity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the claim on entity {entity:?} is lost: nothing that the action writes from now on will land")]
+#[error("the claim on entity {entity:?} is lost: no later write of the action will be committed")]
 pub struct ClaimLost {
     /// The entity.
     pub entity: EntityId,
@@ -112,7 +113,7 @@ impl ActionCtx {
         ActionCtx { inner: Arc::new(Given { claims, claim, entity, input, token, session, staged }) }
     }
 
-    /// The entity, as it is while the action runs: of a claimed step, at the claiming status.
+    /// The entity as it is while the action runs. In a claimed step it is at the claiming status.
     pub fn entity(&self) -> &Entity {
         &self.inner.entity
     }
@@ -122,7 +123,7 @@ impl ActionCtx {
         &self.inner.claim.requester
     }
 
-    /// Who has fired the step, if that was said.
+    /// The actor that has fired the step, if one was given.
     pub fn actor(&self) -> Option<&str> {
         self.inner.claim.actor.as_deref()
     }
@@ -137,36 +138,36 @@ impl ActionCtx {
         &self.inner.input
     }
 
-    /// The input as a value of one's own type.
+    /// The input as a value of the caller's own type.
     pub fn parse_input<T: DeserializeOwned>(&self) -> std::result::Result<T, serde_json::Error> {
         T::deserialize(&self.inner.input)
     }
 
-    /// The fencing token. A step that is not claimed has none.
+    /// The fencing token. `None` if the step is not claimed.
     pub fn token(&self) -> Option<&ClaimToken> {
         self.inner.token.as_ref()
     }
 
-    /// How often the action was begun under this claim, from 1 on: more than once only by the recovery `retry`, or for
-    /// an operator.
+    /// The number of this attempt under the claim, counted from 1. It is more than 1 only after the recovery `retry`,
+    /// or if an operator has started the action again.
     pub fn attempt(&self) -> u32 {
         self.inner.claim.attempts
     }
 
-    /// The same for every attempt of this firing, and unlike that of any other: for receivers that can use an
-    /// idempotency key.
+    /// An idempotency key for receivers that accept one. All attempts of this firing have the same key, and no other
+    /// firing has it.
     pub fn key(&self) -> String {
         self.inner.claim.id.to_string()
     }
 
-    /// Looks whether the claim still holds. Its lease is renewed without this, as long as the process lives.
+    /// Checks whether the claim still holds. The lease is renewed without this call, for as long as the process lives.
     pub async fn heartbeat(&self) -> Result<(), ClaimLost> {
         let lost = ClaimLost { entity: self.inner.entity.id.clone() };
         if self.is_lost() {
             return Err(lost);
         }
         let ledger = &self.inner.claims.ledger;
-        // While the store does not serve, nobody can take the claim away either.
+        // While the store is unavailable, no other caller can take the claim away either.
         let Ok(view) = ledger.store.view().await else { return Ok(()) };
         match ledger.entities.standing(&view, &self.inner.entity.id).await {
             Ok(None) => Err(lost),
@@ -175,12 +176,12 @@ impl ActionCtx {
         }
     }
 
-    /// Whether the claim is known to be lost, because its lease could not be renewed.
+    /// True if the claim is known to be lost because its lease could not be renewed.
     pub fn is_lost(&self) -> bool {
         self.inner.session.as_ref().is_some_and(Session::is_lost)
     }
 
-    /// What is left of the lease if it is not renewed: it is, three times in each lease.
+    /// The length of the lease. The engine renews it three times per lease.
     pub fn lease(&self) -> Duration {
         self.inner.claim.terms.lease()
     }
@@ -203,12 +204,12 @@ impl ActionCtx {
         }
     }
 
-    /// Replaces the data of the entity. The status is the engine's: it is set afterwards.
+    /// Replaces the data of the entity. The engine sets the status in it afterwards.
     pub fn set_data(&self, data: impl Serialize) {
         self.stage(|staged| staged.data = Self::json(staged, "the entity's data", &data));
     }
 
-    /// Merges this into the data of the entity, as a JSON merge patch does (RFC 7396).
+    /// Merges this patch into the data of the entity, as a JSON merge patch (RFC 7396).
     pub fn merge_data(&self, patch: impl Serialize) {
         self.stage(|staged| {
             let Some(patch) = Self::json(staged, "the entity's data", &patch) else { return };
@@ -239,13 +240,13 @@ impl ActionCtx {
         self.other(|others| others.remove(remove));
     }
 
-    /// Has the transition land only while this right holds, such as that of a lock's token.
+    /// Commits the transition only if this right still holds, for example the token of a lock.
     pub fn guard(&self, right: &impl Right) {
         self.other(|others| others.guard(right));
     }
 
-    /// Changes a slot. The change is made when the transition is committed, and again if others were faster: it must do
-    /// nothing else.
+    /// Changes a slot. `change` is called when the transition is committed, and again if another commit was faster. It
+    /// must have no side effects.
     pub fn update_slot<T, F>(&self, slot: &Slot<T>, change: F)
     where
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -265,7 +266,7 @@ impl ActionCtx {
         self.stage(|staged| staged.slots.push(change));
     }
 
-    /// Starts an execution with the final status, and gives its id.
+    /// Starts an execution in the commit of the final status. Returns its id.
     pub fn start<I: Serialize, O>(&self, workflow: &Workflow<I, O>, input: &I) -> ExecutionId {
         let number = self.stage(|staged| staged.starts.len());
         let id = ExecutionId::from(format!("{}:{}:{number}", workflow.name(), self.inner.claim.id));
@@ -273,7 +274,7 @@ impl ActionCtx {
         id
     }
 
-    /// Starts an execution of this id with the final status. If the id is taken, the transition fails.
+    /// Starts an execution with this id in the commit of the final status. If the id is taken, the transition fails.
     pub fn start_as<I: Serialize, O>(&self, workflow: &Workflow<I, O>, input: &I, id: impl Into<ExecutionId>) {
         let (workflow, id) = (workflow.name().to_string(), id.into());
         self.stage(|staged| {
@@ -282,12 +283,12 @@ impl ActionCtx {
         });
     }
 
-    /// The entities of the store, to read from.
+    /// The entities of the store, for reading.
     pub fn entities(&self) -> &Entities {
         &self.inner.claims.ledger.entities
     }
 
-    /// The state of the store: to read from, and for [`ActionCtx::update_slot`].
+    /// The state of the store, for reading and for [`ActionCtx::update_slot`].
     pub fn states(&self) -> &States {
         &self.inner.claims.ledger.states
     }
@@ -301,7 +302,7 @@ impl std::fmt::Debug for ActionCtx {
 }
 
 impl Staged {
-    /// Whether nothing but the entity itself is written.
+    /// True if only the entity itself is written.
     pub(crate) fn is_alone(&self) -> bool {
         !self.has_others && self.slots.is_empty()
     }

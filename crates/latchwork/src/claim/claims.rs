@@ -1,4 +1,5 @@
-//! Claim workflows at work on an engine: what is registered for them, and the checks before they start.
+//! Claim workflows on an engine: what is registered for them, and the checks before they start. It runs no action:
+//! `fire.rs` does.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -31,10 +32,10 @@ use crate::node::alarm::{self, Alarms};
 use crate::store::Timestamp;
 use crate::workflow::{Boxed, Engine, Workflow, engine};
 
-/// How many steps timers fire at once.
+/// The maximum number of steps that timers fire at the same time.
 const RINGING: usize = 256;
 
-/// Claim workflows at work on an engine. Handles are cheap to clone.
+/// Claim workflows on an engine. Handles are cheap to clone.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -68,7 +69,7 @@ const RINGING: usize = 256;
 /// claims.add("invoice", Add::new("invoice").id("i-1").data(json!({"status": "sent"}))).await?;
 /// let fired = claims.fire("invoice", "apply_payment", "i-1").by("admin").input(json!({"amount": 7})).await?;
 /// assert_eq!(fired.done().unwrap().to, "paid");
-/// // Once is enough: it is not at `sent` any more.
+/// // The second call is refused: the invoice is not at `sent` any more.
 /// assert!(claims.fire("invoice", "apply_payment", "i-1").by("admin").await?.is_refused());
 /// # Ok(()) }
 /// ```
@@ -85,25 +86,25 @@ pub(crate) struct Inner {
     pub(crate) covers: BTreeMap<String, Cover>,
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) alarms: Arc<Alarms>,
-    /// Held by each step that a timer fires.
+    /// Each step that a timer fires holds one permit.
     pub(crate) ringing: Arc<Semaphore>,
-    /// The entities that callers of this process are about to claim.
+    /// The entities that callers in this process are about to claim.
     pub(crate) claiming: Mutex<HashMap<EntityId, Arc<Semaphore>>>,
-    /// Has the janitor look at once.
+    /// Makes the janitor sweep at once.
     pub(crate) nudge: Arc<Notify>,
     pub(crate) sweep_every: Duration,
 }
 
-/// An action that was registered.
+/// A registered action.
 #[derive(Clone)]
 pub(crate) enum Action {
     Plain(PlainAction),
-    /// A workflow of the engine's.
+    /// The name of a workflow of the engine.
     Durable(String),
 }
 
 impl Action {
-    /// The function of an action that is no workflow.
+    /// The function of an action that is not a workflow.
     pub(crate) fn plain(self) -> Option<PlainAction> {
         match self {
             Action::Plain(action) => Some(action),
@@ -117,7 +118,7 @@ pub(crate) type PlainAction =
 pub(crate) type GuardFn = Arc<dyn Fn(&Entity, &Value) -> std::result::Result<(), String> + Send + Sync>;
 pub(crate) type Cover = Arc<dyn Fn(Abandoned) -> Boxed<'static, Recovery> + Send + Sync>;
 
-/// A claiming status that a module's janitor has to cover.
+/// A claiming status that the janitor of a module must cover.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeclaredClaim {
@@ -125,11 +126,11 @@ pub struct DeclaredClaim {
     pub workflow: String,
     /// The module that owns the workflow.
     pub module: String,
-    /// The type of its entities.
+    /// The type of the workflow's entities.
     pub entity_type: String,
     /// The claiming status.
     pub claim_into: String,
-    /// The statuses that it reverts to: several only if the workflow shares claiming statuses.
+    /// The statuses that its claims revert to. There are several only if the workflow sets `shared_claiming`.
     pub revert_to: Vec<String>,
 }
 
@@ -137,14 +138,14 @@ pub struct DeclaredClaim {
 #[must_use = "nothing is served until this is started"]
 pub struct ClaimsBuilder {
     engine: Engine,
-    /// Configuration files.
+    /// The texts of configuration files.
     texts: Vec<String>,
     workflows: Vec<ClaimWorkflow>,
     actions: BTreeMap<String, Action>,
     facts: BTreeMap<String, ActionFacts>,
     durable: Vec<DurableAction>,
     handlers: BTreeMap<String, Handler>,
-    /// After-effects that are workflows, by their names.
+    /// The workflows that run as after-effects, by the names of the after-effects.
     started: BTreeMap<String, String>,
     guards: BTreeMap<String, GuardFn>,
     covers: BTreeMap<String, Cover>,
@@ -154,7 +155,7 @@ pub struct ClaimsBuilder {
 }
 
 impl Claims {
-    /// Claim workflows on the store of an engine.
+    /// Returns a builder for claim workflows on the store of an engine.
     pub fn on(engine: &Engine) -> ClaimsBuilder {
         ClaimsBuilder {
             engine: engine.clone(),
@@ -173,8 +174,8 @@ impl Claims {
         }
     }
 
-    /// Adds an entity at a status that entities of the workflow start at. Timers of that status begin to run; those of
-    /// an entity that is added in another way do so when the next process starts.
+    /// Adds an entity at a status that entities of the workflow start at, and sets the timers of that status. If an
+    /// entity is added in another way, the next process sets its timers when it starts.
     pub async fn add(&self, workflow: &str, add: Add) -> Result<OpReceipt> {
         let (inner, machine) = (&self.inner, self.inner.machine(workflow)?);
         let ledger = &inner.ledger;
@@ -194,19 +195,21 @@ impl Claims {
         let now = ledger.store.env().now();
         let set = timers::set(Part::default(), ledger, workflow, &machine.timers(&status), (&id, 0), now);
         let (ledger, add) = (ledger.clone(), add.id(id.clone()));
-        // To its end, though the caller may give up: timers are set by the answer.
+        // In a task that also finishes if the caller drops this future: the answer of the commit sets the timers in
+        // memory.
         let added = inner.ledger.engine.node.runtime.run(async move { ledger.add(add, set).await });
         added.await.unwrap_or(Err(ClaimError::Stopped))
     }
 
-    /// How many after-effects are known to this process and not delivered yet.
+    /// The number of after-effects that this process knows and has not delivered yet.
     pub fn undelivered(&self) -> usize {
         self.inner.outbox.known()
     }
 }
 
 impl ClaimsBuilder {
-    /// Adds the claim workflows of a configuration file, given as its text. What is wrong with it is told at the start.
+    /// Adds the claim workflows of a configuration file, given as text. [`ClaimsBuilder::start`] reports what is wrong
+    /// with it.
     pub fn configure(mut self, json: impl Into<String>) -> ClaimsBuilder {
         self.texts.push(json.into());
         self
@@ -218,7 +221,7 @@ impl ClaimsBuilder {
         self
     }
 
-    /// Registers an action under the name that the configuration has for it.
+    /// Registers an action under the name that the configuration uses for it.
     pub fn action<F, Fut, E>(mut self, name: impl Into<String>, action: F) -> ClaimsBuilder
     where
         F: Fn(ActionCtx) -> Fut + Send + Sync + 'static,
@@ -233,10 +236,10 @@ impl ClaimsBuilder {
         self
     }
 
-    /// Registers an action that is a durable workflow: the execution owns the claim, and goes on after a restart.
+    /// Registers an action that is a durable workflow. The execution owns the claim, and continues after a restart.
     pub fn durable_action(mut self, action: &DurableAction) -> ClaimsBuilder {
         self.register(action.name().into(), Action::Durable(action.name().into()));
-        // Who starts an execution cannot tell whether its answer was lost.
+        // A caller that gets no answer cannot know whether the execution was started.
         self.facts.entry(action.name().into()).or_default().non_idempotent = true;
         self.durable.push(action.clone());
         self
@@ -249,13 +252,13 @@ impl ClaimsBuilder {
         }
     }
 
-    /// Says that an action does harm if it runs twice: every step with it has to be claimed.
+    /// Declares that an action does harm if it runs twice. Every step with this action must then be claimed.
     pub fn non_idempotent(mut self, action: impl Into<String>) -> ClaimsBuilder {
         self.facts.entry(action.into()).or_default().non_idempotent = true;
         self
     }
 
-    /// Registers the handler of an after-effect. It is called at least once for each transition, after that is durable.
+    /// Registers the handler of an after-effect. It is called at least once for each transition, after the commit.
     pub fn after_effect<F, Fut, E>(mut self, name: impl Into<String>, handler: F) -> ClaimsBuilder
     where
         F: Fn(AfterEffect) -> Fut + Send + Sync + 'static,
@@ -273,8 +276,8 @@ impl ClaimsBuilder {
         self
     }
 
-    /// Has a workflow started as an after-effect, in the commit of the transition: so exactly once. The engine has to
-    /// know the workflow.
+    /// Registers a workflow as an after-effect. It is started in the commit of the transition, so exactly once. It must
+    /// also be registered with the engine.
     pub fn after_effect_workflow<O>(
         mut self,
         name: impl Into<String>,
@@ -287,7 +290,8 @@ impl ClaimsBuilder {
         self
     }
 
-    /// Registers a guard: given the entity and the input, it says why a step cannot be fired. It must do nothing else.
+    /// Registers a guard. It gets the entity and the input, and returns an error with the reason if the step must not
+    /// be fired. It must have no side effects.
     pub fn guard(
         mut self,
         name: impl Into<String>,
@@ -297,15 +301,15 @@ impl ClaimsBuilder {
         self
     }
 
-    /// The claiming statuses that a module has to cover, because its workflows say that it frees claims itself.
+    /// The claiming statuses that a module must cover because its workflows declare `"janitor": "module"`.
     pub fn declared(&self, module: &str) -> Vec<DeclaredClaim> {
         let (workflows, _) = self.read();
         let of_module = |workflow: &&ClaimWorkflow| workflow.meta.owning_module == module;
         workflows.iter().filter(of_module).flat_map(declared).collect()
     }
 
-    /// Registers the janitor of a module for all claiming statuses that [`ClaimsBuilder::declared`] gives for it. It is
-    /// asked about every claim whose owner is gone, and says what becomes of it.
+    /// Registers the janitor of a module for all claiming statuses that [`ClaimsBuilder::declared`] returns for it. It
+    /// is called for every claim whose owner is gone, and decides what happens to the claim.
     pub fn cover<F, Fut>(mut self, module: impl Into<String>, janitor: F) -> ClaimsBuilder
     where
         F: Fn(Abandoned) -> Fut + Send + Sync + 'static,
@@ -315,19 +319,19 @@ impl ClaimsBuilder {
         self
     }
 
-    /// How often the janitor looks for claims whose owners are gone: every second, unless this is said.
+    /// Sets how often the janitor looks for claims whose owners are gone. The default is every second.
     pub fn sweep_every(mut self, every: Duration) -> ClaimsBuilder {
         self.sweep_every = every.max(Duration::from_millis(1));
         self
     }
 
-    /// How often an after-effect is tried before it becomes a dead letter: ten times, unless this is said.
+    /// Sets how many times an after-effect is tried before it becomes a dead letter. The default is ten.
     pub fn after_effect_attempts(mut self, attempts: u32) -> ClaimsBuilder {
         self.effect_attempts = attempts.max(1);
         self
     }
 
-    /// All workflows, and everything that is wrong with them.
+    /// Returns all workflows, and everything that is wrong with them.
     fn read(&self) -> (Vec<ClaimWorkflow>, Vec<Finding>) {
         let effects = self.handlers.keys().chain(self.started.keys()).cloned().collect();
         let known = Known {
@@ -349,14 +353,14 @@ impl ClaimsBuilder {
         let mut names = BTreeSet::new();
         for workflow in workflows.iter().filter(|workflow| !names.insert(&workflow.name)) {
             found.in_workflow(&workflow.name);
-            let message = "another configuration has a workflow of the same name: give each its own";
+            let message = "another configuration has a workflow of the same name: give each workflow its own name";
             found.add(Rule::DuplicateId, Default::default(), None, message);
         }
         for message in &self.twice {
             found.add(Rule::DuplicateId, Default::default(), None, message);
         }
         for name in self.started.values().filter(|name| self.engine.inner.definition(name).is_none()) {
-            let message = format!("the engine does not know the workflow {name:?}: register it there, too");
+            let message = format!("the engine does not know the workflow {name:?}: register it with the engine, too");
             found.add(Rule::UnknownAfterEffect, Default::default(), None, message);
         }
         for action in self.durable.iter().filter(|it| self.engine.inner.definition(it.name()).is_none()) {
@@ -367,8 +371,8 @@ impl ClaimsBuilder {
         (workflows, findings)
     }
 
-    /// Starts: checks the configuration, and that every claiming status has a janitor; then claims of processes that
-    /// are gone are recovered, and after-effects are delivered.
+    /// Checks the configuration, and that every claiming status has a janitor. Then starts to recover the claims of
+    /// processes that are gone, and to deliver after-effects.
     pub async fn start(self) -> Result<Claims> {
         let (workflows, findings) = self.read();
         for warning in findings.iter().filter(|finding| finding.rule.is_warning()) {
@@ -426,7 +430,7 @@ impl ClaimsBuilder {
             nudge: Arc::default(),
             sweep_every: self.sweep_every,
         });
-        // What an execution has put into the outbox before it knows of this is read from there.
+        // Before this point, executions write to the stored outbox only. `serve` reads their after-effects from there.
         let above: Arc<dyn Any + Send + Sync> = inner.clone();
         *inner.ledger.engine.above.lock() = Some(Arc::downgrade(&above));
         inner.outbox.serve(acked);
@@ -436,14 +440,14 @@ impl ClaimsBuilder {
         node.chore(async move {
             let Some(inner) = adopting.upgrade() else { return };
             if let Err(error) = inner.adopt().await {
-                tracing::error!(%error, "timers of entities that were added without a step are not all set");
+                tracing::error!(%error, "could not set all timers of entities that were added without a step");
             }
         });
         Ok(Claims { inner })
     }
 }
 
-/// The claiming statuses of a workflow that its module has to cover.
+/// The claiming statuses of a workflow that its module must cover.
 fn declared(workflow: &ClaimWorkflow) -> Vec<DeclaredClaim> {
     if workflow.meta.janitor == Janitor::Engine {
         return Vec::new();
@@ -464,7 +468,7 @@ fn declared(workflow: &ClaimWorkflow) -> Vec<DeclaredClaim> {
 }
 
 impl Inner {
-    /// The claims that are served on an engine.
+    /// The claims of an engine, if they were started.
     pub(crate) fn on(engine: &engine::Inner) -> Option<Arc<Inner>> {
         let above = engine.above.lock().as_ref()?.upgrade()?;
         above.downcast().ok()

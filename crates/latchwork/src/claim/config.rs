@@ -1,5 +1,5 @@
-//! What a claim workflow is configured by: statuses, and the steps between them. Plain values; `read.rs` reads them
-//! from files, `validate.rs` says what is wrong with them.
+//! The configuration of a claim workflow: its statuses, and the steps between them. These are plain values: `read.rs`
+//! reads them from files, `validate.rs` checks them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,24 +14,24 @@ pub struct ClaimWorkflow {
     /// Its name.
     #[serde(rename = "workflow")]
     pub name: String,
-    /// What it is about.
+    /// Its owner, its entities and its janitor.
     pub meta: Meta,
-    /// All statuses, claiming statuses among them. An entity starts at the first, unless `initial` says otherwise.
+    /// All statuses, including the claiming statuses. An entity starts at the first, unless `initial` is given.
     pub status_types: Vec<String>,
     /// The statuses that entities start at.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub initial: Vec<String>,
-    /// All requesters. Without any, every requester that a step names is known.
+    /// All requesters. If empty, every requester that a step names is known.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub requesters: BTreeSet<String>,
-    /// What is known of actions. Without any, the program that runs the workflow knows them.
+    /// Facts about actions. If empty, the program that runs the workflow knows them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub actions: BTreeMap<String, ActionFacts>,
-    /// Whether one claiming status may serve steps of several statuses. A claim then reverts to the status that it came
-    /// from. Otherwise all steps with the same claiming status revert to the same status.
+    /// Allows steps from several statuses to share one claiming status. A claim then reverts to the status that it came
+    /// from. If false, all steps with the same claiming status must revert to the same status.
     #[serde(skip_serializing_if = "is_false")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub shared_claiming: bool,
@@ -39,24 +39,24 @@ pub struct ClaimWorkflow {
     pub steps: Vec<Step>,
 }
 
-/// What a claim workflow is about.
+/// The owner, the entities and the janitor of a claim workflow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(deny_unknown_fields))]
 pub struct Meta {
-    /// The module that owns it, and frees claims whose process is gone if `janitor` says so.
+    /// The module that owns the workflow. If `janitor` is `module`, it decides about claims whose process is gone.
     pub owning_module: String,
     /// The type of its entities.
     pub entity_type: String,
-    /// Where an entity's status is in its data: a path such as `status` or `billing.status`.
+    /// The path of the status in an entity's data, such as `status` or `billing.status`.
     pub status_field: String,
-    /// What frees the claims of processes that are gone.
+    /// What recovers the claims of processes that are gone.
     #[serde(skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub janitor: Janitor,
 }
 
-/// What frees the claims of processes that are gone.
+/// What recovers the claims of processes that are gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -64,69 +64,69 @@ pub enum Janitor {
     /// The engine.
     #[default]
     Engine,
-    /// The owning module, which has to register for it.
+    /// The owning module. It must register a janitor.
     Module,
 }
 
-/// What is known of an action without its code.
+/// Facts about an action that the configuration can state without its code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(deny_unknown_fields))]
 pub struct ActionFacts {
-    /// Whether it does harm if it runs twice: then every step with it has to be claimed.
+    /// The action does harm if it runs twice. Every step with it must be claimed.
     #[serde(skip_serializing_if = "is_false")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub non_idempotent: bool,
-    /// Whether it writes nothing: then an after-effect would do.
+    /// The action writes nothing. An after-effect would be enough.
     #[serde(skip_serializing_if = "is_false")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub writes_nothing: bool,
 }
 
-/// A step from one status to another. A field holds one value for all requesters, or one for each.
+/// A step from one status to another. A field has one value for all requesters, or one for each.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(deny_unknown_fields))]
 pub struct Step {
-    /// Its number, unlike that of any other step of the workflow.
+    /// Its number, unique in the workflow.
     pub step_id: u64,
-    /// Its name. Steps at different statuses may share it.
+    /// Its name. Steps at different statuses may have the same name.
     pub step_key: String,
-    /// The status that it leads from.
+    /// The status that the step starts at.
     pub status: String,
-    /// The action that is run.
+    /// The action that the step runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action: Option<Each<String>>,
-    /// The status that it leads to.
+    /// The status that the step leads to.
     pub successful_state: Each<String>,
-    /// The status that the entity has while the action runs, and the status it goes back to if the action does not
+    /// The status of the entity while the action runs, and the status that it returns to if the action does not
     /// succeed.
     #[serde(rename = "successful_claim_state", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<Each<(String, String)>>"))]
     pub claim_state: Option<Each<ClaimState>>,
-    /// What is done after the transition is durable.
+    /// After-effects: they run after the transition is durable.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<Each<OneOrMore>>"))]
     pub success_after_effect: Option<Each<Vec<String>>>,
-    /// What must hold before it can be fired.
+    /// Conditions that must hold before the step can be fired.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<Each<Vec<GuardOrName>>>"))]
     pub guards: Option<Each<Vec<Guard>>>,
-    /// How long a claim outlives its process: a number and `ms`, `s`, `m`, `h` or `d`. 30 s unless this is said.
+    /// How long a claim outlives its process: a number and `ms`, `s`, `m`, `h` or `d`. The default is `30s`.
     #[serde(skip_serializing_if = "Option::is_none", with = "duration")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub lease: Option<Duration>,
-    /// What becomes of a claim whose process is gone.
+    /// What happens to a claim whose process is gone.
     #[serde(skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub recovery: Recovery,
-    /// How often the action is run at the most by the recovery `retry`. After that a person has to look.
+    /// The maximum number of attempts under the recovery `retry`. After that the claim waits for an operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u32>,
-    /// Fires the step by itself, if the entity stays at its status for so long.
+    /// Fires the step when the entity has stayed at the step's status for this long.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timer: Option<Timer>,
-    /// Whether the action does harm if it runs twice: then the step has to be claimed.
+    /// The action does harm if it runs twice. The step must be claimed.
     #[serde(skip_serializing_if = "is_false")]
     #[cfg_attr(feature = "schema", schemars(default))]
     pub non_idempotent: bool,
@@ -137,7 +137,7 @@ pub struct Step {
 pub struct ClaimState {
     /// The claiming status.
     pub claim_into: String,
-    /// The status that it goes back to.
+    /// The status that the entity returns to if the action does not succeed.
     pub revert_to: String,
 }
 
@@ -152,19 +152,19 @@ impl Serialize for ClaimState {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Each<T> {
-    /// For all.
+    /// One value for all requesters.
     All(T),
-    /// By requester.
+    /// One value for each requester.
     By(BTreeMap<String, T>),
 }
 
 impl<T> Each<T> {
-    /// One value for each of these requesters.
+    /// Returns one value for each of these requesters.
     pub fn by<R: Into<String>>(values: impl IntoIterator<Item = (R, T)>) -> Each<T> {
         Each::By(values.into_iter().map(|(requester, value)| (requester.into(), value)).collect())
     }
 
-    /// The value for a requester.
+    /// Returns the value for a requester.
     pub fn of(&self, requester: &str) -> Option<&T> {
         match self {
             Each::All(value) => Some(value),
@@ -172,7 +172,7 @@ impl<T> Each<T> {
         }
     }
 
-    /// The requesters that it names; none if it is for all.
+    /// Returns the requesters that it names. There are none if the value is for all.
     pub(crate) fn named(&self) -> impl Iterator<Item = &str> {
         let values = match self {
             Each::All(_) => None,
@@ -196,42 +196,43 @@ impl From<&str> for Each<String> {
     }
 }
 
-/// Something that must hold before a step can be fired: a function of the program's, and what is told if it does not.
+/// A condition that must hold before a step can be fired: a function of the program, and the reason that a refused
+/// caller gets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(deny_unknown_fields))]
 pub struct Guard {
     /// The function's name.
     pub guard: String,
-    /// What is told; without it, what the function says.
+    /// The reason that a refused caller gets. By default it is the error of the function.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// What becomes of a claim whose process is gone.
+/// What happens to a claim whose process is gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Recovery {
-    /// The entity goes back to the status it came from.
+    /// The entity returns to the status that it came from.
     #[default]
     Revert,
-    /// The action is run again under the same claim.
+    /// The action runs again under the same claim.
     Retry,
-    /// Whether the action has taken effect is not known: the entity stays claimed until an operator has looked.
+    /// It is not known whether the action took effect. The entity stays claimed until an operator decides.
     NeedsReview,
 }
 
-/// Fires a step by itself.
+/// Fires a step after a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(deny_unknown_fields))]
 pub struct Timer {
-    /// How long the entity is at the step's status before: a number and `ms`, `s`, `m`, `h` or `d`.
+    /// How long the entity must have been at the step's status: a number and `ms`, `s`, `m`, `h` or `d`.
     #[serde(with = "duration::whole")]
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub after: Duration,
-    /// The requester it is fired for.
+    /// The requester that the step is fired for.
     pub requester: String,
 }
 
@@ -245,7 +246,7 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
-/// A guard, or its name alone, in a file.
+/// A guard or only its name, in a file.
 #[cfg(feature = "schema")]
 #[derive(schemars::JsonSchema)]
 #[serde(untagged)]
@@ -264,7 +265,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 impl ClaimWorkflow {
-    /// A workflow of a module, for entities of a type whose status is at `status` in their data.
+    /// A workflow of a module, for entities of a type. The status is the field `status` of their data.
     pub fn new(name: impl Into<String>, owning_module: impl Into<String>, entity_type: impl Into<String>) -> Self {
         let meta = Meta {
             owning_module: owning_module.into(),
@@ -284,13 +285,13 @@ impl ClaimWorkflow {
         }
     }
 
-    /// Its statuses. Entities start at the first of them.
+    /// Sets the statuses. Entities start at the first of them.
     pub fn statuses<S: Into<String>>(mut self, statuses: impl IntoIterator<Item = S>) -> Self {
         self.status_types = statuses.into_iter().map(Into::into).collect();
         self
     }
 
-    /// One more step.
+    /// Adds a step.
     pub fn step(mut self, step: Step) -> Self {
         self.steps.push(step);
         self
@@ -340,20 +341,20 @@ impl Step {
         }
     }
 
-    /// With an action.
+    /// Sets the action.
     pub fn action(mut self, action: impl Into<Each<String>>) -> Step {
         self.action = Some(action.into());
         self
     }
 
-    /// Claimed: the entity has this status while the action runs, for all requesters.
+    /// Makes the step claimed for all requesters. The entity has this status while the action runs.
     pub fn claimed(mut self, claim_into: impl Into<String>) -> Step {
         let claim = ClaimState { claim_into: claim_into.into(), revert_to: self.status.clone() };
         self.claim_state = Some(Each::All(claim));
         self
     }
 
-    /// Claimed for this requester.
+    /// Makes the step claimed for this requester.
     pub fn claimed_for(mut self, requester: impl Into<String>, claim_into: impl Into<String>) -> Step {
         let claim = ClaimState { claim_into: claim_into.into(), revert_to: self.status.clone() };
         let mut claims = match self.claim_state {
@@ -365,7 +366,7 @@ impl Step {
         self
     }
 
-    /// With something that is done after the transition is durable.
+    /// Adds an after-effect: it runs after the transition is durable.
     pub fn after(mut self, effect: impl Into<String>) -> Step {
         match &mut self.success_after_effect {
             Some(Each::All(effects)) => effects.push(effect.into()),
@@ -374,7 +375,7 @@ impl Step {
         self
     }
 
-    /// With a guard, whose function says why it refuses.
+    /// Adds a guard. A refused caller gets the error of the guard's function as the reason.
     pub fn guard(mut self, guard: impl Into<String>) -> Step {
         let guard = Guard { guard: guard.into(), reason: None };
         match &mut self.guards {
@@ -384,7 +385,7 @@ impl Step {
         self
     }
 
-    /// The requesters that a field of the step names.
+    /// The requesters that any field of the step names.
     pub(crate) fn named(&self) -> impl Iterator<Item = &str> {
         let actions = self.action.iter().flat_map(Each::named);
         let claims = self.claim_state.iter().flat_map(Each::named);
@@ -394,7 +395,7 @@ impl Step {
         self.successful_state.named().chain(actions).chain(claims).chain(effects).chain(guards).chain(timer)
     }
 
-    /// Whether a requester can fire it at all.
+    /// True if the requester can fire this step.
     pub(crate) fn is_for(&self, requester: &str) -> bool {
         self.successful_state.of(requester).is_some()
     }
@@ -404,7 +405,7 @@ impl Step {
     }
 }
 
-/// Durations as a file has them: `250ms`, `30s`, `5m`, `2h`, `1d`.
+/// Durations as they are written in files: `250ms`, `30s`, `5m`, `2h`, `1d`.
 pub(crate) mod duration {
     use std::time::Duration;
 
@@ -426,7 +427,7 @@ pub(crate) mod duration {
         format!("{}{name}", millis / unit)
     }
 
-    #[expect(clippy::ref_option, reason = "serde calls it so")]
+    #[expect(clippy::ref_option, reason = "serde calls it with this type")]
     pub(crate) fn serialize<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
         value.map(write).serialize(serializer)
     }

@@ -1,4 +1,4 @@
-//! A claim workflow as a Mermaid diagram.
+//! A claim workflow as a Mermaid diagram. It reads only the configuration, and knows no store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -42,7 +42,7 @@ impl ClaimWorkflow {
     }
 }
 
-/// The ways that a step goes: to its claiming status, on from there, and back.
+/// The edges of a step: to its claiming status, from there to the next status, and back.
 fn step_edges(step: &Step) -> Vec<(String, String, String)> {
     let mut edges = Vec::new();
     let claims = step.claim_state.as_ref();
@@ -67,12 +67,12 @@ fn step_edges(step: &Step) -> Vec<(String, String, String)> {
     edges
 }
 
-/// A text between quotation marks. Mermaid knows no escapes.
+/// A text in quotation marks. Mermaid has no escapes, so characters with a meaning are replaced.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", plain(text))
 }
 
-/// A text without what Mermaid would read as its own.
+/// Replaces the characters that have a meaning in Mermaid.
 fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() || "\"#;:".contains(letter) { ' ' } else { letter }).collect()
 }

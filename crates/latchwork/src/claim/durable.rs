@@ -1,4 +1,5 @@
-//! Actions that are durable workflows: the execution owns the claim. A restart goes on with it instead of reverting.
+//! Actions that are durable workflows: the execution owns the claim. After a restart it continues, and the claim does
+//! not revert.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -29,7 +30,7 @@ pub struct DurableAction {
     workflow: Workflow<DurableCall, DurableFired>,
 }
 
-/// What a durable action is given.
+/// The input of a durable action.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DurableCall {
@@ -37,18 +38,18 @@ pub struct DurableCall {
     pub entity: Entity,
     /// The requester that the step was fired for.
     pub requester: String,
-    /// Who has fired the step, if that was said.
+    /// The actor that has fired the step, if one was given.
     pub actor: Option<String>,
-    /// What the step was fired with.
+    /// The input that the step was fired with.
     pub input: Value,
     /// The number of the claim's fencing token.
     pub token: u64,
-    /// How often the action was begun, from 1 on.
+    /// The number of this attempt, counted from 1.
     pub attempt: u32,
     claim: uuid::Uuid,
 }
 
-/// What a durable action came to, as its execution tells it.
+/// The result of a durable action, as its execution returns it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[doc(hidden)]
@@ -59,8 +60,8 @@ pub enum DurableFired {
     Lost(String),
 }
 
-/// A durable action: an `async fn(ctx, call) -> Result<Outcome, Failure>`, run as a workflow of this name. A failure
-/// releases the claim, as the error of any action does.
+/// Returns a durable action: an `async fn(ctx, call) -> Result<Outcome, Failure>` that runs as a workflow with this
+/// name. A failure releases the claim, like the error of any other action.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -102,7 +103,7 @@ where
 }
 
 impl DurableAction {
-    /// The workflow, for the engine.
+    /// The workflow, to be registered with the engine.
     pub fn workflow(&self) -> &Workflow<DurableCall, DurableFired> {
         &self.workflow
     }
@@ -124,11 +125,11 @@ struct Ended {
     from: String,
     to: String,
     rev: u64,
-    /// How many after-effects it has.
+    /// The number of its after-effects.
     effects: u16,
 }
 
-/// Ends the claim of an execution with what its action came to, in a transaction of the execution's.
+/// Ends the claim of an execution with the result of its action, in a transaction of the execution.
 async fn conclude(
     ctx: &Ctx,
     call: &DurableCall,
@@ -138,7 +139,7 @@ async fn conclude(
     let inner = Inner::on(engine);
     let own = match &inner {
         Some(_) => None,
-        // The engine is faster than the claims: their records can be written all the same.
+        // The engine has started before the claims. Their records can be written all the same.
         None => {
             let spaces = match Spaces::declare(&engine.store).await {
                 Ok(spaces) => spaces,
@@ -148,7 +149,7 @@ async fn conclude(
         }
     };
     let ledger = inner.as_ref().map(|inner| &*inner.ledger).or(own.as_ref());
-    let ledger = ledger.ok_or_else(|| Failure::new("there are no claims"))?;
+    let ledger = ledger.ok_or_else(|| Failure::new("claims were not started on this engine"))?;
     let output = match &acted {
         Ok(Outcome::Success { output }) => Some(output.clone()),
         _ => None,
@@ -160,13 +161,13 @@ async fn conclude(
         Err(failure) => format!("the action ended with an error: {}", failure.message()),
     };
     let expected = Mutex::new(None);
-    // Also if the execution is cancelled: otherwise nothing would end the claim.
+    // The transaction also runs if the execution is cancelled: otherwise nothing would end the claim.
     let shielded = ctx.shielded();
     let ended = shielded.transaction("claim", |tx: Tx| {
         let (output, why, expected) = (output.clone(), why.clone(), &expected);
         async move {
             match ledger.conclude(&tx, call, output, &why, expected).await {
-                // Nothing is recorded of a store that does not serve.
+                // If the store is unavailable, the execution stops and its journal records nothing.
                 Err(ClaimError::Store(error)) => ctx.stop_for_store(error).await,
                 concluded => concluded.map_err(|error| Failure::new(error.to_string())),
             }
@@ -177,7 +178,8 @@ async fn conclude(
     if let Some(ended) = &ended {
         match (expected, Inner::on(engine)) {
             (Some(expected), _) => expected.landed(),
-            // It was done in an earlier run. If there are no claims yet, they read the outbox when they start.
+            // The transaction landed before this replay. If the claims have not started yet, they read the outbox at
+            // their start.
             (None, claims) => {
                 let key = |number| EffectKey { entity: call.entity.id.clone(), rev: Rev(ended.rev), number };
                 let keys = (0..ended.effects).map(key);
@@ -197,7 +199,7 @@ async fn conclude(
 }
 
 impl Ledger {
-    /// Writes of claims without anything of theirs in memory.
+    /// Returns a ledger that writes records of claims, but has no outbox and no timers in memory.
     pub(crate) fn alone(engine: &Arc<crate::workflow::engine::Inner>, spaces: Spaces) -> Ledger {
         Ledger {
             store: engine.store.clone(),
@@ -210,8 +212,8 @@ impl Ledger {
         }
     }
 
-    /// Adds the end of a claim to a transaction: the transition if there is an output, otherwise the release. Gives the
-    /// statuses and the rev of the transition; none if the claim was taken away, or released.
+    /// Adds the end of a claim to a transaction: the transition if there is an output, otherwise the release. Returns
+    /// the statuses and the rev of the transition. Returns `None` if the claim is released, or was taken away before.
     async fn conclude(
         &self,
         tx: &Tx,
@@ -226,7 +228,8 @@ impl Ledger {
         if (claim.id, claim.token) != (call.claim, call.token) {
             return Ok(None);
         }
-        // This remembers that the entity was read: if it is changed meanwhile, all of this is done again.
+        // This read makes the transaction check the entity's rev. If the entity changes meanwhile, the transaction runs
+        // again.
         tx.get(id.clone()).await?;
         let standing = self.entities.standing(&view, id).await?;
         let terms = claim.terms.clone();
@@ -269,7 +272,7 @@ impl Inner {
         }
     }
 
-    /// The claim of an execution that is started with it: its id, and the part of the commit that starts it.
+    /// Returns the part that starts the execution of a claim.
     async fn execution_of(&self, standing: &Standing, claim: &Claim, workflow: &str) -> Result<Part> {
         let Owner::Execution(id) = &claim.owner else { return Err(ClaimError::Stopped) };
         let terms = &claim.terms;
@@ -282,8 +285,8 @@ impl Inner {
         Ok(self.ledger.engine.starting(&[(workflow, input, id.clone())]).await?)
     }
 
-    /// Claims an entity for an execution, which is started by the same commit, and waits for its end. None if others
-    /// were faster.
+    /// Claims an entity for an execution that starts in the same commit, and waits for its end. Returns `None` if
+    /// another caller was faster.
     pub(crate) async fn claim_for_execution(
         self: &Arc<Inner>,
         standing: &Standing,
@@ -294,16 +297,16 @@ impl Inner {
         let owner = |id: &uuid::Uuid| Owner::Execution(ExecutionId::from(format!("{workflow}:{id}")));
         let claim = self.new_claim(standing, terms, call, Owner::Session(uuid::Uuid::nil()));
         let claim = Claim { owner: owner(&claim.id), ..claim };
-        // Somebody may have changed the entity by hand while it was claimed: that claim has no hold on it any more.
+        // A caller may have changed the entity while it was claimed. That claim does not hold the entity any more.
         let other = self.ledger.claim_on(&self.ledger.view().await?, &standing.id).await?;
         let replaces = other.map(|(_, rev)| rev);
         let starts = self.execution_of(standing, &claim, workflow).await?;
-        // To its end, though the caller may give up: the execution is loaded by the answer.
+        // In a task that also finishes if the caller drops this future: the answer of the commit loads the execution.
         let (claims, before, claimed) = (self.clone(), standing.clone(), claim.clone());
         let sending = async move { claims.ledger.claim(&before, &claimed, replaces, starts).await };
         let sent = self.ledger.engine.node.runtime.run(sending).await.unwrap_or(Err(ClaimError::Stopped));
         match sent {
-            // The janitor looks from now on whether the execution has ended without ending the claim.
+            // From now on the janitor looks whether the execution has ended without ending the claim.
             Ok(Sent::Landed(_)) => self.nudge.notify_one(),
             Ok(_) => return Ok(None),
             Err(error) => {
@@ -317,7 +320,7 @@ impl Inner {
         self.result_of(&claim, &standing.id).await.map(Some)
     }
 
-    /// Waits for what a durable action comes to.
+    /// Waits for the result of a durable action.
     async fn result_of(&self, claim: &Claim, entity: &EntityId) -> Result<Fired> {
         let Owner::Execution(id) = &claim.owner else { return Err(ClaimError::Stopped) };
         let action = claim.terms.action.clone().unwrap_or_default();
@@ -337,7 +340,7 @@ impl Inner {
         }
     }
 
-    /// Starts the action of a claim again, as another execution.
+    /// Starts the action of a claim again, as a new execution.
     pub(crate) async fn retry_as_execution(
         self: &Arc<Inner>,
         standing: &Standing,

@@ -1,4 +1,5 @@
-//! What can go wrong with claims, and what each failure means to a caller.
+//! The errors of claims, and what each of them means to a caller. Losing a race is not an error: it is a value of
+//! `outcome.rs`.
 
 use std::any::Any;
 use std::fmt;
@@ -18,67 +19,67 @@ use crate::workflow::WorkflowError;
 /// The result of an operation on claims.
 pub type Result<T, E = ClaimError> = std::result::Result<T, E>;
 
-/// Why something about claims could not be done. What a caller has to expect, such as a lost race or a failure that an
-/// action returns, is no error but a [`Fired`](crate::claim::Fired).
+/// Why an operation on claims failed. A result that a caller must expect, such as a lost race or a failure that an
+/// action returns, is not an error but a [`Fired`](crate::claim::Fired).
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // The fields are what the messages say.
+#[allow(missing_docs)] // The messages name the fields.
 pub enum ClaimError {
-    /// The configuration breaks rules: all of them.
+    /// The configuration breaks rules. All findings are listed.
     #[error("the configuration of claim workflows is wrong:\n{}", lines(findings))]
     Config { findings: Vec<Finding> },
-    /// Claiming statuses that nothing frees after a crash.
+    /// Claiming statuses that no janitor covers.
     #[error("claiming statuses without a janitor: {}", lines(missing))]
     Uncovered { missing: Vec<Uncovered> },
-    /// A workflow that was not configured.
+    /// No such workflow is configured.
     #[error("there is no claim workflow {name:?}; configured are {known:?}")]
     UnknownWorkflow { name: String, known: Vec<String> },
-    /// A step that the workflow does not have.
+    /// The workflow has no such step.
     #[error("claim workflow {workflow:?} has no step {step:?}; its steps are {known:?}")]
     UnknownStep { workflow: String, step: String, known: Vec<String> },
-    /// There is no such entity.
+    /// The entity does not exist.
     #[error("there is no entity {id:?}")]
     NotFound { id: EntityId },
-    /// An entity of another type than the workflow's.
+    /// The entity has another type than the workflow's entities.
     #[error("entity {id:?} is a {found:?}; claim workflow {workflow:?} is for entities of type {expected:?}")]
     WrongType { id: EntityId, workflow: String, expected: String, found: String },
-    /// An entity whose data have no status where the workflow looks for it.
+    /// The entity's data have no status at the workflow's status field.
     #[error("entity {id:?} has no status: its data have no text at {field:?}")]
     NoStatus { id: EntityId, field: String },
-    /// An entity that is to be added at a status it cannot start at.
-    #[error("entities of claim workflow {workflow:?} start at {allowed:?}, and this one is at {found:?}")]
+    /// An entity was to be added at a status that is not initial.
+    #[error("entities of claim workflow {workflow:?} start at {allowed:?}, but this entity is at {found:?}")]
     NotInitial { workflow: String, found: String, allowed: Vec<String> },
-    /// The action has failed with an error, or has panicked. The claim was released.
+    /// The action returned an error or panicked. The claim was released.
     #[error("action {action:?} has failed: {error}")]
     Action { action: String, error: ActionError },
-    /// The execution that runs the action has not come to its end.
-    #[error("execution {id:?} of action {action:?} has ended without a result: {error}")]
+    /// The execution that runs the action ended without a result.
+    #[error("execution {id:?} of action {action:?} ended without a result: {error}")]
     Execution { action: String, id: String, error: Box<WorkflowError> },
-    /// An entity that no claim is on.
-    #[error("no claim is on entity {id:?}")]
+    /// The entity is not claimed.
+    #[error("entity {id:?} is not claimed")]
     NotClaimed { id: EntityId },
-    /// A claim that cannot be treated so as it is.
+    /// The state of the claim does not allow the operation.
     #[error("the claim on entity {id:?} {reason}")]
     NotInReview { id: EntityId, reason: String },
-    /// An after-effect that is not among the dead letters.
+    /// No dead letter has this key.
     #[error("there is no dead letter {key:?}")]
     NoDeadLetter { key: String },
-    /// An input or an output that JSON cannot hold.
+    /// JSON cannot hold an input or an output.
     #[error("{what} cannot be stored: {cause}")]
     Json { what: &'static str, cause: JsonError },
-    /// Others wrote the same entity each time.
-    #[error("entity {id:?} was changed by somebody else each of the {tries} times this was tried; try again later")]
+    /// Other callers wrote the entity between each read and commit.
+    #[error("entity {id:?} was changed by other callers during each of {tries} attempts; try again later")]
     Contended { id: EntityId, tries: u32 },
-    /// Claims that are to start on an engine on which there are some.
-    #[error("claims are served on this engine already: give all workflows to one `Claims::on`")]
+    /// Claims were already started on this engine.
+    #[error("claims were already started on this engine: pass all workflows to one `Claims::on`")]
     AlreadyStarted,
     /// The engine has stopped.
     #[error("the engine has stopped")]
     Stopped,
-    /// A stored record that cannot be read.
+    /// A stored record cannot be read.
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
-    /// A stored record of a version that this program does not know.
+    /// This program does not know the version of a stored record.
     #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
     UnknownVersion { place: String, found: u8, supported: u8 },
     /// An entity could not be written.
@@ -93,7 +94,7 @@ pub enum ClaimError {
     /// An execution could not be started.
     #[error(transparent)]
     Workflow(WorkflowError),
-    /// The store below.
+    /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -160,13 +161,13 @@ impl ClaimError {
         }
     }
 
-    /// Whether the store does not serve at the moment.
+    /// True if the error is temporary: the store is unavailable at the moment.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self, ClaimError::Store(error) if error.is_passing())
     }
 
-    /// As JSON: the error of an action is the word `error`, beside `failure` and `rejection` of a
-    /// [`Fired`](crate::claim::Fired).
+    /// Returns the error as JSON. `outcome` is the word `error`, where a [`Fired`](crate::claim::Fired) has words such
+    /// as `failure` and `rejection`.
     pub fn to_json(&self) -> Value {
         match self {
             ClaimError::Action { action, error } => {
@@ -178,13 +179,13 @@ impl ClaimError {
     }
 }
 
-/// A claiming status that nothing frees after a crash.
+/// A claiming status that no janitor covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Uncovered {
     /// The workflow that declares it.
     pub workflow: String,
-    /// The module that was to bring a janitor.
+    /// The module that must register a janitor.
     pub module: String,
     /// The claiming status.
     pub status: String,
@@ -200,7 +201,7 @@ impl fmt::Display for Uncovered {
     }
 }
 
-/// The error that an action ended with, unchanged, or its panic.
+/// The error that an action returned, unchanged, or its panic.
 #[derive(Clone)]
 pub struct ActionError(Inner);
 
@@ -219,12 +220,12 @@ impl ActionError {
         ActionError(Inner::Panic(message.into()))
     }
 
-    /// Whether it is a panic.
+    /// True if the action panicked.
     pub fn has_panicked(&self) -> bool {
         matches!(self.0, Inner::Panic(_))
     }
 
-    /// The action's own error, if it is of that type.
+    /// The action's own error, if it has this type.
     pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
         match &self.0 {
             Inner::Error(error) => error.downcast_ref(),
@@ -232,7 +233,7 @@ impl ActionError {
         }
     }
 
-    /// The action's own error; of a panic, none.
+    /// The action's own error. `None` after a panic.
     pub fn inner(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
         match &self.0 {
             Inner::Error(error) => Some(&**error),
@@ -259,7 +260,7 @@ impl fmt::Debug for ActionError {
     }
 }
 
-/// What a panic says.
+/// Returns the message of a panic as an error.
 pub(crate) fn panicked(panic: &(dyn Any + Send)) -> ActionError {
     ActionError::panicked(&crate::panic::message_of(panic))
 }
@@ -269,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_that_is_not_as_it_has_to_be_is_a_conflict() {
+    fn an_operation_that_the_state_of_a_claim_does_not_allow_is_a_conflict() {
         let error = ClaimError::NotInReview { id: "i".into(), reason: "does not wait for an operator".into() };
         assert_eq!(error.kind(), ErrorKind::Conflict, "the same request may be right later");
     }

@@ -1,10 +1,11 @@
-//! What is wrong with a configuration: every finding with its rule and its place.
+//! Findings: what is wrong with a configuration, each with its rule and its position. This file checks nothing:
+//! `read.rs` and `validate.rs` do.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Something that is wrong with a configuration, or looks so.
+/// An error or a warning about a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Finding {
@@ -19,14 +20,14 @@ pub struct Finding {
     /// The requester.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requester: Option<String>,
-    /// Where it is in the file, if it was read from one.
+    /// The position in the file, if the configuration was read from one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<Position>,
     /// What is wrong, and what to do about it.
     pub message: String,
 }
 
-/// A place in a file, both counted from 1.
+/// A position in a file. Line and column count from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Position {
     /// The line.
@@ -40,23 +41,23 @@ pub struct Position {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Rule {
-    /// The file is JSON of the right shape.
+    /// The file is JSON and has the right structure.
     Format,
-    /// A field is there once.
+    /// A field occurs only once.
     DuplicateField,
-    /// A claim is named by `successful_claim_state` or by `claim_state`, not by both.
+    /// A claim is in the field `successful_claim_state` or in `claim_state`, not in both.
     TwoClaimNames,
-    /// A claim is two statuses.
+    /// A claim consists of two statuses.
     ClaimPair,
     /// Both statuses of a claim are declared.
     ClaimStatuses,
     /// A claim does not revert to the status it claims into.
     ClaimNoOp,
-    /// A step does not claim into the status it starts at: a second caller would pass, too.
+    /// A step does not claim into the status it starts at: otherwise a second caller could claim, too.
     ClaimFromItself,
     /// A step does not claim into the status it leads to.
     ClaimIntoFinal,
-    /// All steps that claim into a status revert to the same one.
+    /// All steps that claim into one status revert to the same status.
     ClaimAmbiguous,
     /// A claim reverts to the status of its step.
     RevertElsewhere,
@@ -74,22 +75,22 @@ pub enum Rule {
     UnknownRequester,
     /// A status can be reached.
     UnreachableStatus,
-    /// Names and numbers are used once.
+    /// Names and numbers are unique.
     DuplicateId,
     /// A requester of a step has a status to lead to.
     NoSuccessfulState,
-    /// An action that does harm if it runs twice is claimed.
+    /// A step is claimed if its action does harm when it runs twice.
     Unclaimed,
-    /// A duration or a number can be used.
+    /// A duration or a number is in its range.
     Limits,
-    /// A step is claimed for all of its requesters, or for none.
+    /// A step is claimed for all of its requesters or for none.
     PartlyClaimed,
     /// A claimed action writes something.
     ClaimedForNothing,
 }
 
 impl Rule {
-    /// Whether a configuration that breaks it can be used all the same.
+    /// True if a configuration that breaks the rule can still be used.
     pub fn is_warning(self) -> bool {
         matches!(self, Rule::PartlyClaimed | Rule::ClaimedForNothing)
     }
@@ -117,7 +118,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A place in a configuration: fields and places in lists, from the outside in.
+/// A path in a configuration: names of fields and indexes in lists, from the outside in.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Route(Vec<String>);
 
@@ -128,14 +129,14 @@ impl Route {
         Route(route)
     }
 
-    /// The place around it.
+    /// The path without its last element.
     pub(crate) fn outer(&self) -> Option<Route> {
         let (_, outer) = self.0.split_last()?;
         Some(Route(outer.to_vec()))
     }
 }
 
-/// Collects findings, each for a place.
+/// Collects findings, each with its path.
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) found: Vec<(Route, Finding)>,
@@ -144,12 +145,12 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// What is found from here on is about this workflow, and no step of it.
+    /// The findings from here on are about this workflow, and not about a step.
     pub(crate) fn in_workflow(&mut self, workflow: &str) {
         (self.workflow, self.step) = (Some(workflow.into()), None);
     }
 
-    /// What is found from here on is about this step of the workflow.
+    /// The findings from here on are about this step of the workflow.
     pub(crate) fn in_step(&mut self, key: &str, id: u64) {
         self.step = Some(format!("{key} ({id})"));
     }
@@ -158,7 +159,7 @@ impl Findings {
         self.step = None;
     }
 
-    /// Whether all of a workflow was read. What was not may have led to a status.
+    /// True if the whole workflow could be read. A part that could not be read may contain a step to a status.
     pub(crate) fn is_whole(&self, workflow: &str) -> bool {
         let is_unread = |finding: &Finding| matches!(finding.rule, Rule::Format | Rule::ClaimPair);
         !self.found.iter().any(|(_, finding)| is_unread(finding) && finding.workflow.as_deref() == Some(workflow))

@@ -1,5 +1,5 @@
-//! Transitions: the action's writes, the final status, the log, the after-effects and the end of the claim, in one
-//! commit.
+//! Transitions: one commit holds the action's writes, the final status, the log entry, the after-effects and the end of
+//! the claim.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::store::{Outcome, Rev, Timestamp};
 use crate::workflow::WorkflowError;
 use crate::workflow::run::RECORD;
 
-/// What became of one try to make a transition.
+/// The result of one attempt to commit a transition.
 #[derive(PartialEq, Eq)]
 enum Tried {
     Landed,
@@ -27,24 +27,24 @@ enum Tried {
     StartTaken,
 }
 
-/// What a transition came to.
+/// The result of a transition.
 pub(crate) enum Finished {
     Done(Rev),
-    /// The entity was changed before.
+    /// The entity was changed before the commit.
     Moved,
 }
 
-/// A firing that has got so far that its action runs.
+/// A firing whose action runs, or has run.
 pub(crate) struct Firing {
-    /// Of a step that is not claimed, it is not stored.
+    /// The claim. It is not stored if the step is not claimed.
     pub(crate) claim: Claim,
     pub(crate) standing: Standing,
-    /// What the log says beside, if there is anything to say.
+    /// A reason for the log. Empty if there is none.
     pub(crate) reason: String,
 }
 
 impl Ledger {
-    /// Whether a firing's own transition has landed, though its answer was lost.
+    /// True if the transition of this firing has landed although its answer was lost.
     async fn has_landed(&self, firing: &Firing) -> Result<bool> {
         let key = self.spaces.logged(&firing.standing.id, Rev(firing.claim.token).next());
         let Some(item) = self.view().await?.get(&key).await? else { return Ok(false) };
@@ -52,8 +52,8 @@ impl Ledger {
         Ok(logged.claim == firing.claim.id && logged.kind == LoggedKind::Done)
     }
 
-    /// Makes the transition: the action's writes, the final status, the after-effects and the end of the claim, in one
-    /// commit. It is sent again while the store does not answer, for a lease at the most.
+    /// Commits the transition: the action's writes, the final status, the after-effects and the end of the claim. While
+    /// the store does not answer, the commit is sent again, but not longer than one lease.
     pub(crate) async fn finish(&self, firing: &Firing, staged: &Staged, output: &Value) -> Result<Finished> {
         staged.check()?;
         let env = self.store.env();
@@ -163,7 +163,7 @@ impl Ledger {
                 }
                 match self.entities.outrun(refusal, &understood).await {
                     Ok(()) => Ok(tried),
-                    // If it is the action's own entity that was changed, the claim is lost.
+                    // If another caller has changed the action's own entity, the claim is lost.
                     Err(EntityError::Rejected { failed }) => {
                         let own = &firing.standing.id;
                         let is_own = |error: &EntityError| match error {
@@ -181,7 +181,8 @@ impl Ledger {
         }
     }
 
-    /// What goes with the final status of an entity: the end of the claim, the log, after-effects, timers and starts.
+    /// Returns the part that goes with the final status: the end of the claim, the log entry, after-effects, timers and
+    /// starts.
     pub(crate) async fn finishing(
         &self,
         firing: &Firing,
@@ -234,7 +235,7 @@ impl Ledger {
         }
     }
 
-    /// The after-effects of a transition that are delivered, with their names.
+    /// The after-effects of a transition that the outbox delivers, with their keys.
     fn effects(&self, firing: &Firing, output: &Value, now: Timestamp) -> Vec<(EffectKey, Effect)> {
         let (entity, rev) = (&firing.standing.id, firing.standing.rev.next());
         let numbered = (0..).zip(&firing.claim.terms.effects).filter(|(_, effect)| effect.workflow.is_none());
@@ -245,7 +246,7 @@ impl Ledger {
         numbered.map(named).collect()
     }
 
-    /// Announces after-effects that are about to land: those of one entity are delivered in the order of revs.
+    /// Announces after-effects that are about to land. The outbox delivers those of one entity in the order of revs.
     pub(crate) fn expect_effects(&self, firing: &Firing, output: &Value, now: Timestamp) -> Option<Expected> {
         let effects = self.effects(firing, output, now);
         let outbox = self.outbox.upgrade().filter(|_| !effects.is_empty())?;

@@ -1,4 +1,4 @@
-//! Firing a step: the entity is claimed, the action runs, and its end is committed.
+//! Firing a step: claim the entity, run the action, commit its result. The commits are in `ledger.rs` and `finish.rs`.
 
 use std::future::{Future, IntoFuture};
 use std::panic::AssertUnwindSafe;
@@ -26,7 +26,7 @@ use crate::record::Record;
 use crate::store::{Order, View};
 use crate::workflow::Boxed;
 
-/// How often an entity is tried to be claimed that others write, and do not claim.
+/// The maximum number of attempts to claim an entity while other callers write it without claiming it.
 const TRIES: u32 = 1000;
 
 /// A step that is about to be fired.
@@ -37,7 +37,7 @@ pub struct Fire {
     wrong: Option<JsonError>,
 }
 
-/// What is asked for.
+/// The arguments of a firing.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     pub(crate) workflow: String,
@@ -48,7 +48,7 @@ pub(crate) struct Call {
     pub(crate) input: Value,
 }
 
-/// A step of a workflow.
+/// Names a step of a workflow.
 #[derive(Debug, Clone)]
 pub(crate) enum Which {
     Key(String),
@@ -56,7 +56,7 @@ pub(crate) enum Which {
 }
 
 impl Claims {
-    /// Fires a step of a workflow for an entity. The requester is `system`, unless [`Fire::by`] says otherwise.
+    /// Fires a step of a workflow for an entity. The requester is `system`, unless [`Fire::by`] sets another.
     pub fn fire(&self, workflow: impl Into<String>, step: impl Into<String>, entity: impl Into<EntityId>) -> Fire {
         let call = Call {
             workflow: workflow.into(),
@@ -71,19 +71,19 @@ impl Claims {
 }
 
 impl Fire {
-    /// For this requester.
+    /// Sets the requester.
     pub fn by(mut self, requester: impl Into<String>) -> Fire {
         self.call.requester = requester.into();
         self
     }
 
-    /// Who does this, for the history.
+    /// Sets the actor, for the history.
     pub fn actor(mut self, actor: impl Into<String>) -> Fire {
         self.call.actor = Some(actor.into());
         self
     }
 
-    /// What the action is given.
+    /// Sets the input of the action.
     pub fn input(mut self, input: impl Serialize) -> Fire {
         match json::to_value(&input) {
             Ok(input) => self.call.input = input,
@@ -108,22 +108,22 @@ impl IntoFuture for Fire {
     }
 }
 
-/// A step that can be fired as things are, or why none can.
+/// The step, if it can be fired at the moment, or the reasons why not.
 enum Possible<'a> {
     Step(&'a Arc<Terms>),
     Refused(Vec<Reason>),
 }
 
-/// An entity that is claimed, and the session that holds the claim.
+/// A claimed entity, and the session that holds the claim.
 type Claimed = (Held, Box<Firing>, Session);
 
 impl Inner {
-    /// Fires a step. What is rarely or separately awaited is boxed, here and below: a future has room for all that it
-    /// may await, and one is allocated for every firing.
+    /// Fires a step. Futures that are awaited rarely are boxed, here and below: a future has the size of the largest
+    /// future that it may await, and every firing allocates one.
     pub(crate) async fn fire(self: &Arc<Inner>, call: Call) -> Result<Fired> {
         let machine = self.machine(&call.workflow)?;
         machine.knows(&call.which)?;
-        // Whether a claim was tried and another caller was faster.
+        // True if this caller has tried to claim and another caller was faster.
         let mut is_outrun = false;
         for _ in 0..TRIES {
             if self.ledger.engine.is_stopped() {
@@ -136,7 +136,7 @@ impl Inner {
                 Possible::Step(terms) => terms,
                 Possible::Refused(reasons) => return self.refuse(&view, machine, &standing, is_outrun, reasons).await,
             };
-            // A claim of another workflow may be on it, which has a status of its own in the same entity.
+            // A claim of another workflow may be on the entity: that workflow has its own status in the same entity.
             if let Some(claim) = self.claim_that_holds(&view, &standing).await? {
                 let (status, holder) = (terms.from.clone(), Some(self.holder(&view, &claim).await?));
                 return Ok(Fired::ClaimFailed(ClaimFailed { status, holder }));
@@ -156,13 +156,13 @@ impl Inner {
                         self.to_its_end(async move { claims.fire_claimed(turn, standing, terms, call, action).await })
                             .await?
                     }
-                    // The entity is read again when it is known what became of the other caller's claim.
+                    // The entity is read again when the claim of the other caller has landed or was refused.
                     Err(other) => {
                         let _ = other.acquire().await;
                         None
                     }
                 },
-                // Without an action there is nothing that could run twice. A durable action is always claimed.
+                // A step without an action has nothing that could run twice. A durable action is always claimed.
                 (claim_into, action) => {
                     let action = action.and_then(Action::plain);
                     let (claims, terms, call) = (self.clone(), terms.clone(), call.clone());
@@ -181,18 +181,18 @@ impl Inner {
         Err(ClaimError::Contended { id: call.entity, tries: TRIES })
     }
 
-    /// The claim that holds an entity as it stands, if there is one.
+    /// The claim that holds the entity at its present rev, if there is one.
     async fn claim_that_holds(&self, view: &View, standing: &Standing) -> Result<Option<Claim>> {
         let found = self.ledger.claim_on(view, &standing.id).await?;
         Ok(found.map(|(claim, _)| claim).filter(|claim| claim.token == standing.rev.0))
     }
 
-    /// Does something to its end, though the caller may give up, or not be polled.
+    /// Runs work to its end, also if the caller drops this future or stops polling it.
     async fn to_its_end<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
         self.ledger.engine.node.runtime.run(work).await.unwrap_or(Err(ClaimError::Stopped))
     }
 
-    /// Claims an entity, and runs the action. None if others were faster.
+    /// Claims an entity, and runs the action. Returns `None` if another caller was faster.
     async fn fire_claimed(
         self: Arc<Inner>,
         turn: Turn,
@@ -210,11 +210,11 @@ impl Inner {
     }
 
     fn no_action(&self, name: &str) -> ClaimError {
-        let error = ActionError::new(format!("there is no action {name:?} in this program"));
+        let error = ActionError::new(format!("this program has no action {name:?}"));
         ClaimError::Action { action: name.into(), error }
     }
 
-    /// The step that is asked for, if it can be fired.
+    /// Returns the step, if it can be fired.
     fn possible<'a>(&self, machine: &'a Machine, standing: &Standing, call: &Call) -> Result<Possible<'a>> {
         let status = machine.status(standing)?;
         let steps = machine.config.steps.iter().enumerate().filter(|(_, step)| match &call.which {
@@ -239,7 +239,7 @@ impl Inner {
         })
     }
 
-    /// What the guards of a step have against it.
+    /// Returns the reasons of all guards that refuse the step.
     pub(crate) fn refusals(
         &self,
         machine: &Machine,
@@ -250,7 +250,7 @@ impl Inner {
     ) -> Vec<Reason> {
         let refusal = |guard: &Guard| {
             let check = self.guards.get(&guard.guard)?;
-            // A guard that panics lets nothing pass.
+            // A guard that panics refuses.
             let checked = std::panic::catch_unwind(AssertUnwindSafe(|| check(entity, input)));
             let checked = checked.unwrap_or_else(|panic| Err(panicked(&*panic).to_string()));
             let said = checked.err()?;
@@ -260,7 +260,7 @@ impl Inner {
         machine.guards(step, requester).iter().filter_map(refusal).collect()
     }
 
-    /// A step that cannot be fired: because another caller is at it or was faster, or for reasons of its own.
+    /// Returns why a step cannot be fired: another caller has claimed the entity or was faster, or the reasons apply.
     async fn refuse(
         &self,
         view: &View,
@@ -283,12 +283,12 @@ impl Inner {
         })
     }
 
-    /// Who holds a claim.
+    /// Returns the holder of a claim.
     pub(crate) async fn holder(&self, view: &View, claim: &Claim) -> Result<Holder> {
         self.ledger.holder(view, claim).await
     }
 
-    /// A new claim of a call.
+    /// Returns a new claim for a call.
     pub(crate) fn new_claim(&self, standing: &Standing, terms: &Arc<Terms>, call: &Call, owner: Owner) -> Claim {
         let env = self.ledger.store.env();
         let is_claimed = terms.claim_into.is_some() && terms.action.is_some();
@@ -306,7 +306,7 @@ impl Inner {
         }
     }
 
-    /// Claims an entity. None if others were faster.
+    /// Claims an entity. Returns `None` if another caller was faster.
     async fn try_claim(
         self: &Arc<Inner>,
         standing: &Standing,
@@ -321,7 +321,7 @@ impl Inner {
         for _ in 0..2 {
             match self.ledger.claim(standing, &claim, replaces, Part::default()).await {
                 Ok(Sent::Landed(standing)) => return Ok(Some((held, Box::new(firing(standing)), session))),
-                // Somebody has changed the entity by hand while it was claimed: that claim has no hold on it.
+                // A caller has changed the entity while it was claimed. That claim does not hold the entity any more.
                 Ok(Sent::Claimed) if replaces.is_none() => {
                     let found = self.ledger.claim_on(&self.ledger.view().await?, &standing.id).await?;
                     replaces = found.filter(|(found, _)| found.token != standing.rev.0).map(|(_, rev)| rev);
@@ -336,7 +336,7 @@ impl Inner {
                     break;
                 }
                 Err(error) if error.is_passing() => {
-                    // It may have landed. If that cannot be told either, the janitor finds it.
+                    // The commit may have landed. If the store cannot be read now, the janitor finds the claim later.
                     let view = self.ledger.view().await?;
                     let found = self.ledger.claim_on(&view, &standing.id).await?;
                     let standing = self.ledger.entities.standing(&view, &standing.id).await?;
@@ -353,7 +353,7 @@ impl Inner {
         Ok(None)
     }
 
-    /// Runs the action of a claim, and commits what it comes to.
+    /// Runs the action of a claim, and commits its result.
     pub(crate) async fn run(
         self: Arc<Inner>,
         held: Held,
@@ -394,16 +394,16 @@ impl Inner {
         };
         match Box::pin(self.ledger.give_up(&firing, &why)).await {
             Ok(_) => held.settled(),
-            // What the action came to is told all the same. The claim is the janitor's now.
+            // The caller gets the result of the action all the same. The janitor ends the claim.
             Err(error) => {
                 let entity = &firing.standing.id;
-                tracing::warn!(%entity, %error, "a claim could not be released, and is left to the janitor");
+                tracing::warn!(%entity, %error, "claim could not be released: the janitor will do it");
             }
         }
         fired
     }
 
-    /// Commits a transition. None if the entity was changed before.
+    /// Commits a transition. Returns `None` if the entity was changed before.
     async fn finish(&self, firing: &Firing, staged: &Staged, output: Value) -> Result<Option<Fired>> {
         json::check(&output).map_err(|cause| ClaimError::Json { what: "the output of an action", cause })?;
         let terms = &firing.claim.terms;
@@ -416,7 +416,7 @@ impl Inner {
         })
     }
 
-    /// What has become of a claim that was taken away.
+    /// Returns why a claim was taken away.
     async fn lost_reason(&self, firing: &Firing) -> String {
         let last = async {
             let view = self.ledger.view().await?;
@@ -432,7 +432,7 @@ impl Inner {
         }
     }
 
-    /// Runs the action of a step that is not claimed, and commits what it comes to, if the entity is as it was.
+    /// Runs the action of a step that is not claimed, and commits its result if the entity has not changed meanwhile.
     async fn fire_unclaimed(
         self: &Arc<Inner>,
         standing: Standing,
@@ -441,7 +441,7 @@ impl Inner {
         action: Option<PlainAction>,
     ) -> Result<Fired> {
         let expected = standing.rev;
-        // Nothing is stored of it, and nobody holds it.
+        // This claim is not stored, and no session holds it.
         let claim = self.new_claim(&standing, terms, call, Owner::Session(uuid::Uuid::nil()));
         let terms = Arc::new(Terms { claim_into: None, ..(**terms).clone() });
         let firing = Firing { claim: Claim { terms: terms.clone(), ..claim }, standing, reason: String::new() };
@@ -471,7 +471,7 @@ impl Inner {
     }
 }
 
-/// Runs an action. A panic is an error.
+/// Runs an action. A panic becomes an error.
 async fn act(action: &PlainAction, ctx: &ActionCtx) -> std::result::Result<Outcome, ActionError> {
     let (action, ctx) = (action.clone(), ctx.clone());
     let acted = AssertUnwindSafe(async move { action(ctx).await }).catch_unwind().await;

@@ -1,5 +1,5 @@
-//! What this process knows in memory of claims: which are worked for here, and on which entities one is about to be
-//! made. Neither decides anything; the store does.
+//! What this process knows in memory about claims: for which claims an action runs here, and which entities a caller
+//! here is about to claim. Both only save work; the store decides.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::claim::stored::Claim;
 use crate::entity::EntityId;
 use crate::store::Uuid;
 
-/// A claim that this process works for. Without this, the janitor takes it for abandoned.
+/// A claim whose action runs in this process. Without this value the janitor treats the claim as abandoned.
 pub(crate) struct Held {
     claims: Arc<Inner>,
     claim: (Uuid, u64),
@@ -25,7 +25,7 @@ impl Held {
         Held { claims: claims.clone(), claim, is_settled: false }
     }
 
-    /// Nothing of the claim is left.
+    /// The claim has ended, and the janitor has nothing to do.
     pub(crate) fn settled(mut self) {
         self.is_settled = true;
     }
@@ -40,15 +40,15 @@ impl Drop for Held {
     }
 }
 
-/// The turn of one caller in this process to claim an entity. Without it all callers of a race would send commits of
-/// which one can land. It decides nothing: callers in other processes have no part in it.
+/// The turn of one caller in this process to claim an entity. Without turns, all callers of a race would send commits,
+/// and only one of them could land. A turn decides nothing: callers in other processes do not see it.
 pub(crate) struct Turn {
     claims: Arc<Inner>,
     entity: EntityId,
 }
 
 impl Turn {
-    /// Takes the turn, or gives what is closed when it is given back.
+    /// Takes the turn. If another caller has it, returns the semaphore that is closed at the end of that turn.
     pub(crate) fn take(claims: &Arc<Inner>, entity: &EntityId) -> Result<Turn, Arc<Semaphore>> {
         match claims.claiming.lock().entry(entity.clone()) {
             Entry::Occupied(other) => Err(other.get().clone()),

@@ -1,7 +1,6 @@
-//! The janitor: finds claims whose owners are gone, and does with them what their steps say.
+//! The janitor: finds claims whose owners are gone, and recovers them as their steps configure it.
 //!
-//! It goes through the open claims, of which there are as many as actions under way; entities are only read where a
-//! claim is to be ended.
+//! It sweeps the open claims; there are as many as running actions. It reads an entity only to end a claim on it.
 
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -26,22 +25,22 @@ use crate::record::Record;
 use crate::store::{ErrorKind, Timestamp, View};
 use crate::workflow::WorkflowError;
 
-/// How many claims are read at once.
+/// The number of claims that are read at once.
 const PAGE: usize = 1000;
 
-/// How many claims are ended at once.
+/// The number of claims that are ended at once.
 const AT_ONCE: usize = 64;
 
-/// How often open claims are looked for if there are none, on a store that other processes share.
+/// The pause between sweeps if there are no open claims, on a store that other processes share.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// How long the janitor of a module may take to answer.
+/// The time limit for an answer of a module's janitor.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The part of its time that the janitor works at the most.
+/// A pause is at least this many times as long as the sweep before it.
 const SHARE: u32 = 20;
 
-/// A claim whose owner is gone, as a module's janitor is told of it.
+/// A claim whose owner is gone, as the janitor of a module gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Abandoned {
@@ -61,15 +60,15 @@ pub struct Abandoned {
     pub requester: String,
     /// When the claim was made.
     pub since: Timestamp,
-    /// How often the action was begun.
+    /// The number of attempts of the action.
     pub attempts: u32,
-    /// What the step says is to be done.
+    /// The recovery that the step configures.
     pub recovery: Recovery,
 }
 
 /// Sweeps until the engine ends.
 pub(crate) async fn keep(claims: Weak<Inner>) {
-    // Something may land late that was not there when the janitor was woken for it: it looks once more.
+    // A commit may land after the sweep that it woke the janitor for. So the janitor sweeps once more.
     let mut was_nudged = false;
     loop {
         let Some(inner) = claims.upgrade() else { return };
@@ -84,12 +83,12 @@ pub(crate) async fn keep(claims: Weak<Inner>) {
             Err(_) if inner.ledger.engine.is_stopped() => return,
             Err(ClaimError::Store(error)) if error.is_final() => return,
             Err(error) => {
-                tracing::warn!(%error, "the janitor of claims could not do its work");
+                tracing::warn!(%error, "janitor: the sweep of claims failed");
                 Some(inner.sweep_every)
             }
         };
         if inner.ledger.store.opening().is_none() {
-            // Another process may have put something into the outbox that is to be delivered here.
+            // Another process may have written after-effects that this node must deliver.
             inner.outbox.look_again();
         }
         let took = env.monotonic().saturating_sub(began);
@@ -107,13 +106,13 @@ pub(crate) async fn keep(claims: Weak<Inner>) {
     }
 }
 
-/// What a sweep has found.
+/// The result of a sweep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Swept {
-    /// How many claims there were.
+    /// The number of open claims.
     pub open: usize,
-    /// How many of them were abandoned, and are seen to.
+    /// The number of abandoned claims among them. The sweep has tried to recover each of them.
     pub recovered: usize,
 }
 
@@ -121,12 +120,12 @@ pub struct Swept {
 enum Needs {
     Nothing,
     Recovery(String),
-    /// An operator wants its action run again.
+    /// An operator has asked to run its action again.
     Retry,
 }
 
 impl Inner {
-    /// Looks at all open claims, and sees to those whose owners are gone.
+    /// Looks at all open claims, and recovers those whose owners are gone.
     pub(crate) async fn sweep(self: &Arc<Inner>) -> Result<Swept> {
         let (ledger, mut swept) = (&self.ledger, Swept::default());
         let space = &ledger.spaces.claims;
@@ -134,21 +133,21 @@ impl Inner {
         loop {
             let view = ledger.view().await?;
             let scanned = scan_around(&view, space, &rest, PAGE).await?;
-            scanned.damaged.iter().for_each(|key| tracing::error!(%key, "a claim is damaged: release its entity"));
+            scanned.damaged.iter().for_each(|key| tracing::error!(%key, "claim is damaged: release its entity"));
             swept.open += scanned.found.len();
             let mut needy = Vec::new();
             for (key, item) in &scanned.found {
                 let entity = std::str::from_utf8(key.bytes()).map(EntityId::from);
                 let (Ok(entity), Ok(claim)) = (entity, Claim::decode(&item.value)) else {
-                    tracing::error!(%key, "a claim cannot be read: it is damaged, or of a newer program");
+                    tracing::error!(%key, "claim cannot be read: damaged, or written by a newer program");
                     continue;
                 };
                 match self.needs(&view, &claim).await {
                     Ok(Needs::Nothing) => {}
                     Ok(needs) => needy.push((entity, claim, needs)),
                     Err(ClaimError::Store(error)) if error.kind() != ErrorKind::Corrupt => return Err(error.into()),
-                    // What is wrong with one owner is not to keep the others from their janitor.
-                    Err(error) => tracing::error!(%entity, %error, "the owner of a claim cannot be looked at"),
+                    // A problem with one owner must not stop the recovery of other claims.
+                    Err(error) => tracing::error!(%entity, %error, "the owner of the claim cannot be read"),
                 }
             }
             drop(view);
@@ -162,7 +161,7 @@ impl Inner {
         }
     }
 
-    /// Whether the owner of a claim is gone.
+    /// Returns what a claim needs: nothing if its owner is alive.
     async fn needs(&self, view: &View, claim: &Claim) -> Result<Needs> {
         match claim.phase {
             Phase::Held => {}
@@ -195,7 +194,7 @@ impl Inner {
         }
     }
 
-    /// Sees to one claim. What cannot be done now is done by a later sweep.
+    /// Recovers one claim. A later sweep repeats what fails now.
     async fn recover(self: &Arc<Inner>, entity: EntityId, claim: Claim, needs: Needs) {
         let recovered = match needs {
             Needs::Nothing => Ok(()),
@@ -215,16 +214,16 @@ impl Inner {
             }
         };
         if let Err(error) = recovered {
-            tracing::warn!(%entity, %error, "a claim could not be recovered yet");
+            tracing::warn!(%entity, %error, "claim could not be recovered yet");
         }
     }
 
-    /// What is to be done with a claim. None if another program has to say.
+    /// Returns what to do with a claim. `None` if this program cannot decide now.
     async fn policy(&self, entity: &EntityId, claim: &Claim) -> Option<Recovery> {
         let terms = &claim.terms;
         let meta = self.machines.get(&terms.workflow).map(|machine| &machine.config.meta);
         let Some(meta) = meta.filter(|meta| meta.janitor == Janitor::Module) else { return Some(terms.recovery) };
-        // The workflow may have another owner by now.
+        // The workflow may have another owning module by now.
         let cover = self.covers.get(&terms.module).or_else(|| self.covers.get(&meta.owning_module))?.clone();
         let abandoned = Abandoned {
             workflow: terms.workflow.clone(),
@@ -238,22 +237,22 @@ impl Inner {
             attempts: claim.attempts,
             recovery: terms.recovery,
         };
-        // In a task of its own: one that panics, or never answers, is not to keep the others from their janitor.
+        // In its own task: a module's janitor that panics or never answers must not stop the recovery of other claims.
         let asked = pin!(self.ledger.engine.node.runtime.run(async move { cover(abandoned).await }));
         match select(asked, self.ledger.store.env().sleep(PATIENCE)).await {
             Either::Left((Some(recovery), _)) => Some(recovery),
             Either::Left((None, _)) => {
-                tracing::error!(module = terms.module, %entity, "the janitor of a module has panicked");
+                tracing::error!(module = terms.module, %entity, "the module's janitor panicked");
                 None
             }
             Either::Right(_) => {
-                tracing::error!(module = terms.module, %entity, "the janitor of a module does not answer");
+                tracing::error!(module = terms.module, %entity, "the module's janitor does not answer");
                 None
             }
         }
     }
 
-    /// Leaves a claim to an operator: whether the action has taken effect is not known.
+    /// Makes a claim wait for an operator: it is not known whether the action took effect.
     pub(crate) async fn put_to_review(self: &Arc<Inner>, entity: &EntityId, claim: &Claim, why: &Why) -> Result<()> {
         let Some((rev, standing)) = self.ledger.still(entity, claim).await? else { return Ok(()) };
         let Some(standing) = standing else { return self.ledger.release(entity, claim, why).await.map(drop) };
@@ -282,7 +281,8 @@ impl Inner {
                 let kind = LoggedKind::Retried;
                 let sent = self.ledger.take_over(&standing, (claim, rev), &again, kind, why, Part::default()).await;
                 let Ok(Sent::Landed(standing)) = sent else {
-                    // If it has landed without an answer, the next sweep takes it for abandoned. There is no hurry.
+                    // If the commit has landed without an answer, the next sweep treats the claim as abandoned. That
+                    // is soon enough.
                     held.settled();
                     return sent.map(drop);
                 };
@@ -290,8 +290,8 @@ impl Inner {
                 self.ledger.engine.node.runtime.spawn(async move {
                     let entity = firing.standing.id.clone();
                     match claims.run(held, firing, session, action).await {
-                        Ok(fired) => tracing::info!(%entity, ?fired, "the action of a claim was run again"),
-                        Err(error) => tracing::warn!(%entity, %error, "the action of a claim was run again"),
+                        Ok(fired) => tracing::info!(%entity, ?fired, "the action of a claim ran again"),
+                        Err(error) => tracing::warn!(%entity, %error, "the action of a claim ran again and failed"),
                     }
                 });
                 Ok(())

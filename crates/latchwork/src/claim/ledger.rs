@@ -1,9 +1,9 @@
-//! The commits of claims: claiming an entity, the transition, the release, and what goes with each. Everything here is
-//! decided by the store; nothing is remembered.
+//! The commits of claims: the claim, the transition, the release, and what goes with each. The store decides everything
+//! here; the ledger remembers nothing.
 //!
-//! The fence of a claim is the rev of its entity. The commit that claims moves the rev to the claim's token, and every
-//! end of the claim, and every other write of the entity, moves it on: a commit that checks the token lands only while
-//! the claim holds. So each of these commits can be sent again when its answer was lost; it lands once.
+//! The fence of a claim is the rev of its entity. The commit that claims moves the rev to the claim's token. Every end
+//! of the claim, and every other write of the entity, moves the rev again. So a commit that checks the token lands only
+//! while the claim holds. Each of these commits can be sent again if its answer was lost: it lands once.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -24,15 +24,15 @@ use crate::store::{Check, Commit, Outcome, Rev, Store, Timestamp, View};
 use crate::workflow::engine;
 use crate::workflow::run::RECORD;
 
-/// The session that is to hold the claim is there.
+/// Tag of the check that the session that will hold the claim exists.
 const SESSION: Tag = Tag("session");
-/// There is no other claim.
+/// Tag of the check that there is no other claim, or that the claim's record is still at the known rev.
 const CLAIM: Tag = Tag("claim");
 
-/// How often a commit is tried that others outran.
+/// The maximum number of attempts to commit if other commits are faster.
 pub(crate) const TRIES: u32 = 1000;
 
-/// How long to wait after the store did not serve.
+/// The pause before a retry, if the store was unavailable.
 pub(crate) const AGAIN: Duration = Duration::from_millis(50);
 
 pub(crate) struct Ledger {
@@ -41,27 +41,27 @@ pub(crate) struct Ledger {
     pub(crate) states: States,
     pub(crate) spaces: Spaces,
     pub(crate) engine: Arc<engine::Inner>,
-    /// Told of after-effects that have landed, if they are delivered here.
+    /// Delivers after-effects, if they are delivered in this process. It is notified when they have landed.
     pub(crate) outbox: Weak<Outbox>,
-    /// Told of timers that have landed, if they are rung here.
+    /// Rings timers, if they are rung in this process. It is notified when they have landed.
     pub(crate) timers: Weak<Alarms>,
 }
 
-/// What became of a commit on an entity.
+/// The result of a commit on an entity.
 pub(crate) enum Sent {
     Landed(Standing),
     /// The entity was changed.
     Moved,
-    /// The session is no more.
+    /// The session does not exist any more.
     SessionLost,
-    /// There is a claim.
+    /// The entity has a claim.
     Claimed,
-    /// An execution that is to be started has an id that is taken.
+    /// The id of an execution to start is taken.
     StartTaken,
 }
 
 impl Claim {
-    /// Who changes the entity, and why, for the entity's history.
+    /// The author and the reason of a change, for the entity's history.
     pub(crate) fn meta(&self) -> Meta {
         let Claim { terms, actor, requester, .. } = self;
         let author = Some(actor.clone().unwrap_or_else(|| requester.clone()));
@@ -81,14 +81,15 @@ impl Ledger {
         Ok(Some((claim, item.rev)))
     }
 
-    /// A commit had no answer: the executions and the timers that it has set, if it has landed, are looked for.
+    /// A commit had no answer. If it has landed, the executions and timers that it has set must be looked for in the
+    /// store.
     pub(crate) fn unanswered(&self) {
         self.engine.node.doubt();
         self.timers.upgrade().iter().for_each(|timers| timers.look_again());
     }
 
-    /// A claim that is still the same, with the rev of its record, and its entity, as of one moment. The entity is
-    /// given only if it is at the claiming status.
+    /// If the entity still has this same claim, returns the rev of the claim's record and the entity, both from one
+    /// view. The entity is `None` if it is not at the claiming status.
     pub(crate) async fn still(&self, entity: &EntityId, claim: &Claim) -> Result<Option<(Rev, Option<Standing>)>> {
         let view = self.view().await?;
         let Some((found, rev)) = self.claim_on(&view, entity).await? else { return Ok(None) };
@@ -100,7 +101,7 @@ impl Ledger {
         Ok(Some((rev, standing.filter(|standing| claim.terms.status(standing.data()) == claiming))))
     }
 
-    /// Sends a change of an entity with a part of this layer's.
+    /// Sends a change of an entity together with a part of this layer.
     pub(crate) async fn send(&self, revised: Revised, part: Part) -> Result<Sent> {
         let Revised { commit, understood, after } = revised;
         let (commit, placed, rest) = part.place_whole(commit);
@@ -117,7 +118,7 @@ impl Ledger {
                     () => Sent::Moved,
                 };
                 rest.refuse(&placed, &refusal);
-                // What is known of the entity's type is refreshed by this.
+                // This also refreshes what is known of the entity's type.
                 match Box::pin(self.entities.explain_change(refusal, &understood)).await? {
                     Some(error) => Err(error.into()),
                     None => Ok(sent),
@@ -126,7 +127,7 @@ impl Ledger {
         }
     }
 
-    /// Claims an entity. With `replaces`, the claim takes the place of one whose record is at that rev.
+    /// Claims an entity. With `replaces`, the claim replaces another claim whose record is at that rev.
     pub(crate) async fn claim(
         &self,
         standing: &Standing,
@@ -151,7 +152,7 @@ impl Ledger {
         self.send(revised, part.put(&key, claim.encode())).await
     }
 
-    /// Adds an entity with a part of this layer's.
+    /// Adds an entity together with a part of this layer.
     pub(crate) async fn add(&self, add: Add, part: Part) -> Result<OpReceipt> {
         let checked = self.entities.checked(Transaction::new().add(add))?;
         let mut part = Some(part);
@@ -159,7 +160,7 @@ impl Ledger {
             let prepared = self.entities.prepare(&self.view().await?, &checked).await?;
             let (is_doomed, adds) = (prepared.doomed, prepared.ops.iter().any(|op| op.effect == OpEffect::Added));
             let (commit, understood) = prepared.split();
-            // An entity that is there already, and may be, is left as it is.
+            // If the entity exists already and the call allows that, it stays as it is.
             let (commit, placed) = match part.as_ref().filter(|_| !is_doomed && adds) {
                 Some(part) => {
                     let (commit, placed) = part.place(commit);
@@ -187,7 +188,7 @@ impl Ledger {
         Err(EntityError::Contended { tries: TRIES }.into())
     }
 
-    /// The end of a claim's record, if there is one.
+    /// Returns the part that deletes a claim's record, if the claim is stored.
     pub(crate) fn ends(&self, claim: &Claim, entity: &EntityId) -> Part {
         match claim.terms.claim_into {
             Some(_) => Part::default().delete(&self.spaces.claim(entity)),
@@ -195,8 +196,8 @@ impl Ledger {
         }
     }
 
-    /// Ends a claim and takes its entity back to the status it came from, unless somebody else has moved it from the
-    /// claiming status. Gives whether the claim was still there.
+    /// Ends a claim and returns its entity to the status it came from. If another caller has moved the entity from the
+    /// claiming status, its status stays. Returns false if the claim had already ended.
     pub(crate) async fn release(&self, entity: &EntityId, claim: &Claim, why: &Why) -> Result<bool> {
         for _ in 0..TRIES {
             let view = self.view().await?;
@@ -213,7 +214,7 @@ impl Ledger {
         Err(ClaimError::Contended { id: entity.clone(), tries: TRIES })
     }
 
-    /// One try of [`Ledger::release`].
+    /// One attempt of [`Ledger::release`].
     async fn end(
         &self,
         entity: &EntityId,
@@ -228,7 +229,7 @@ impl Ledger {
         let rev_found = standing.as_ref().map(|standing| standing.rev);
         let claimed = standing.filter(|standing| terms.status(standing.data()) == claiming);
         let Some(standing) = claimed else {
-            // An operator has moved it on, or has removed it: there is nothing left but the record of the claim.
+            // An operator has moved or removed the entity: only the record of the claim is left.
             let part = part.check(CLAIM, self.entities.as_found(entity, rev_found));
             let (commit, ..) = part.place_whole(Commit::new());
             return Ok(self.store.commit(commit).await?.is_applied());
@@ -236,8 +237,8 @@ impl Ledger {
         self.send_revert(claim, &standing, part, why).await
     }
 
-    /// Releases the claim of a firing whose action has ended without success. While the store does not serve, it is
-    /// tried for a lease at the most; what is left then is the janitor's.
+    /// Releases the claim of a firing whose action has ended without success. While the store is unavailable, it
+    /// retries for at most one lease. After that the janitor releases the claim.
     pub(crate) async fn give_up(&self, firing: &Firing, why: &Why) -> Result<bool> {
         let env = self.store.env();
         let until = env.monotonic() + firing.claim.terms.lease();
@@ -255,13 +256,13 @@ impl Ledger {
         }
     }
 
-    /// Reverts an entity that stands as the claim has left it, without reading it.
+    /// Reverts an entity without reading it first. Returns false if it has changed since the claim.
     async fn revert(&self, firing: &Firing, why: &Why) -> Result<bool> {
         let Firing { claim, standing, .. } = firing;
         self.send_revert(claim, standing, self.ends(claim, &standing.id), why).await
     }
 
-    /// Takes an entity back to the status that its claim came from.
+    /// Returns an entity to the status that its claim came from.
     async fn send_revert(&self, claim: &Claim, standing: &Standing, part: Part, why: &Why) -> Result<bool> {
         let terms = &claim.terms;
         let meta = Meta { author: why.actor.clone(), reason: Some(why.reason.clone()) };
@@ -277,19 +278,19 @@ impl Ledger {
         Part::default().put(&self.spaces.logged(&standing.id, standing.rev.next()), logged.encode())
     }
 
-    /// The end of the record of a claim that is at a rev.
+    /// Returns the part that deletes the record of a claim, if it is still at this rev.
     pub(crate) fn dropping(&self, entity: &EntityId, rev: Rev) -> Part {
         let key = self.spaces.claim(entity);
         Part::default().at_rev(CLAIM, &key, rev).delete(&key)
     }
 
-    /// What goes with the release of a claim whose record is at a rev.
+    /// Returns the part that goes with the release of a claim whose record is at this rev.
     pub(crate) fn releasing(&self, claim: &Claim, standing: &Standing, rev: Rev, why: &Why) -> Part {
         self.dropping(&standing.id, rev).and(self.log_release(claim, standing, why))
     }
 
-    /// Puts a claim in the place of one whose record is at a rev, on the same claiming status. The entity gets another
-    /// rev with it, so the owner before is fenced.
+    /// Replaces a claim whose record is at a rev by another claim with the same claiming status. The commit moves the
+    /// rev of the entity, so the previous owner is fenced.
     pub(crate) async fn take_over(
         &self,
         standing: &Standing,
@@ -307,7 +308,7 @@ impl Ledger {
     }
 }
 
-/// Why a claim ends, and who has ended it.
+/// Why a claim ends, and the actor that has ended it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Why {
     pub(crate) reason: String,
@@ -324,7 +325,7 @@ impl Why {
     }
 }
 
-/// An entry of the log about a claim, without the status it leads to.
+/// Returns a log entry about a claim. The caller sets the status that it leads to.
 pub(crate) fn log(claim: &Claim, kind: LoggedKind, now: Timestamp, reason: String) -> Logged {
     let terms = &claim.terms;
     let from = match kind {

@@ -1,4 +1,5 @@
-//! A configured workflow, made ready: which step a requester can fire at which status, and by which terms.
+//! A configured workflow, prepared for firing: which requester can fire which step at which status, and with which
+//! terms.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use crate::claim::stored::{EffectTerms, Terms, TimerTerms};
 use crate::entity::Standing;
 use crate::json::Path;
 
-/// How long a lease is unless the step says so.
+/// The lease of a step that configures none.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// How often an action is begun by the recovery `retry` unless the step says so.
+/// The maximum number of attempts under the recovery `retry`, for a step that configures none.
 const ATTEMPTS: u32 = 3;
 
 pub(crate) struct Machine {
@@ -29,19 +30,20 @@ pub(crate) struct Machine {
 /// The terms of a step.
 struct StepTerms {
     by: BTreeMap<String, Arc<Terms>>,
-    /// For requesters that the workflow does not name, if it declares none and the step is for all.
+    /// For requesters that the workflow does not name. Only if it declares no requesters and the step is for all.
     others: Option<Arc<Terms>>,
 }
 
 impl Machine {
-    /// A workflow that the validator has found to be right. `started` tells which after-effects are workflows.
+    /// Prepares a valid configuration. `started` holds the workflows that run as after-effects, by the after-effect's
+    /// name.
     pub(crate) fn new(config: ClaimWorkflow, started: &BTreeMap<String, String>) -> Result<Machine> {
         let path = Path::parse(&config.meta.status_field).map_err(|_| ClaimError::Config { findings: Vec::new() })?;
         let steps = config.steps.iter().map(|step| {
             let terms = |requester: &str| terms(&config, step, requester, started).map(Arc::new);
             let requesters = config.all_requesters().into_iter();
             let by = requesters.filter_map(|requester| Some((requester.to_string(), terms(requester)?))).collect();
-            // No requester has this name.
+            // No requester has this name, so only values for all requesters apply.
             let others = if config.requesters.is_empty() { terms("\0") } else { None };
             StepTerms { by, others }
         });
@@ -70,23 +72,23 @@ impl Machine {
             .ok_or_else(|| ClaimError::NoStatus { id: id.clone(), field: field.clone() })
     }
 
-    /// The steps of that key, at all statuses, with their places.
+    /// The steps with that key, at all statuses, with their indexes.
     pub(crate) fn steps<'a>(&'a self, key: &'a str) -> impl Iterator<Item = (usize, &'a Step)> + 'a {
         self.config.steps.iter().enumerate().filter(move |(_, step)| step.step_key == key)
     }
 
-    /// The terms of a step for a requester. None if it is not for that one.
+    /// The terms of a step for a requester. `None` if the requester cannot fire it.
     pub(crate) fn terms(&self, step: usize, requester: &str) -> Option<&Arc<Terms>> {
         let terms = &self.steps[step];
         match terms.by.get(requester) {
             Some(terms) => Some(terms),
-            // A requester that the workflow names and the step does not is none of all others.
+            // A requester that the workflow names, but this step does not, is not one of the others.
             None if self.steps.iter().any(|step| step.by.contains_key(requester)) => None,
             None => terms.others.as_ref(),
         }
     }
 
-    /// The requesters that a step is for.
+    /// The requesters that can fire a step.
     pub(crate) fn allowed(&self, step: usize) -> Vec<String> {
         self.steps[step].by.keys().cloned().collect()
     }
@@ -97,7 +99,7 @@ impl Machine {
         guards.and_then(|guards| guards.of(requester)).map_or(&[], Vec::as_slice)
     }
 
-    /// The timers of steps that lead from a status.
+    /// The timers of the steps that start at a status.
     pub(crate) fn timers(&self, status: &str) -> Vec<TimerTerms> {
         timers(&self.config, status)
     }
@@ -140,7 +142,7 @@ impl Terms {
         Duration::from_micros(self.lease_us)
     }
 
-    /// The data of an entity with another status.
+    /// Returns the data of an entity with another status.
     pub(crate) fn with_status(&self, data: &Value, status: &str) -> Value {
         let mut data = data.clone();
         if let Ok(path) = Path::parse(&self.status_field) {
@@ -149,12 +151,12 @@ impl Terms {
         data
     }
 
-    /// The status that data have.
+    /// Returns the status in an entity's data.
     pub(crate) fn status<'a>(&self, data: &'a Value) -> Option<&'a str> {
         status_at(&Path::parse(&self.status_field).ok()?, data)
     }
 
-    /// As messages name the step.
+    /// The step as messages name it.
     pub(crate) fn step(&self) -> String {
         format!("{} ({})", self.step_key, self.step_id)
     }
@@ -164,7 +166,7 @@ pub(crate) fn status_at<'a>(path: &Path, data: &'a Value) -> Option<&'a str> {
     path.find(data)?.as_str()
 }
 
-/// Sets the text at a path. Objects on the way are made where something else is: an action may have replaced the data.
+/// Sets the text at a path. Replaces every other value on the way by an object: an action may have replaced the data.
 pub(crate) fn set_status(path: &Path, data: &mut Value, status: &str) {
     let mut at = data;
     for segment in path.segments() {
@@ -190,7 +192,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_status_is_set_wherever_the_path_leads() {
+    fn a_status_is_set_at_its_path_whatever_the_data_are() {
         for (path, before, after) in [
             ("status", json!({"status": "a", "n": 1}), json!({"status": "b", "n": 1})),
             ("a.b", json!({"a": {"b": "x", "c": 2}}), json!({"a": {"b": "b", "c": 2}})),

@@ -1,4 +1,5 @@
-//! Claims: configured state machines of entities, whose actions run once.
+//! Claims: configured state machines of entities. The action of a claimed step runs for one caller at a time. This file
+//! declares the modules, and checks configurations without an engine.
 
 mod action;
 mod claims;
@@ -38,24 +39,24 @@ pub use outcome::{
 use finding::Findings;
 use validate::Known;
 
-/// Configurations that were read, and what is wrong with them.
+/// The claim workflows of a configuration, and what is wrong with them.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Checked {
     /// The workflows, as far as they could be read.
     pub workflows: Vec<ClaimWorkflow>,
-    /// Everything that is wrong with them, and warnings, by their positions.
+    /// All errors and warnings, in the order of their positions.
     pub findings: Vec<Finding>,
 }
 
 impl Checked {
-    /// Whether there is nothing wrong with them; there may be warnings.
+    /// True if there are no errors. There may be warnings.
     pub fn is_valid(&self) -> bool {
         self.findings.iter().all(|finding| finding.rule.is_warning())
     }
 }
 
-/// Reads a configuration, one claim workflow or a list of them, and looks for everything that is wrong with it.
+/// Reads a configuration, one claim workflow or a list of them, and returns everything that is wrong with it.
 pub fn check_json(text: &str) -> Checked {
     let mut source = read::read(text);
     let workflows = std::mem::take(&mut source.workflows);
@@ -63,7 +64,7 @@ pub fn check_json(text: &str) -> Checked {
     Checked { workflows, findings: source.finish() }
 }
 
-/// Looks for everything that is wrong with claim workflows.
+/// Returns everything that is wrong with these claim workflows.
 pub fn check(workflows: &[ClaimWorkflow]) -> Vec<Finding> {
     let mut findings = Findings::default();
     validate::validate(workflows, &Known::default(), &mut findings);
@@ -81,7 +82,7 @@ pub fn json_schema() -> serde_json::Value {
         List(Vec<ClaimWorkflow>),
     }
     let mut schema = schemars::schema_for!(File).to_value();
-    // The claim has two names in files.
+    // In files, the field of the claim has two names.
     if let Some(fields) = schema.pointer_mut("/$defs/Step/properties").and_then(serde_json::Value::as_object_mut)
         && let Some(claim) = fields.get("successful_claim_state").cloned()
     {

@@ -1,4 +1,4 @@
-//! What operators see of claims, and what they do to them.
+//! What operators can read about claims, and what they can do with them. Nothing here runs an action: the janitor does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::record::Record;
 use crate::store::{Commit, Order, Rev, Store, Timestamp, View};
 use crate::workflow::Engine;
 
-/// A claim, as operators see it.
+/// An open claim, as operators see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct OpenClaim {
@@ -38,19 +38,19 @@ pub struct OpenClaim {
     pub action: Option<String>,
     /// The claiming status.
     pub claim_into: String,
-    /// The status that the entity goes back to if the claim is released.
+    /// The status that the entity returns to if the claim is released.
     pub revert_to: String,
     /// The status that the step leads to.
     pub successful_state: String,
     /// The number of the fencing token.
     pub token: u64,
-    /// How often the action was begun.
+    /// The number of attempts of the action.
     pub attempts: u32,
-    /// Who holds it.
+    /// The holder of the claim.
     pub holder: Holder,
 }
 
-/// What was done to an entity by a claim workflow.
+/// A change of an entity by a claim workflow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Transition {
@@ -58,30 +58,30 @@ pub struct Transition {
     pub workflow: String,
     /// The key of the step.
     pub step: String,
-    /// The status before. Of a claim that was released, the claiming status.
+    /// The status before. For a released claim this is the claiming status.
     pub from: String,
     /// The status after.
     pub to: String,
-    /// What it was.
+    /// The kind of the change.
     pub kind: TransitionKind,
     /// The requester that the step was fired for.
     pub requester: String,
-    /// Who has done it, if that was said.
+    /// The actor that has made the change, if one was given.
     pub actor: Option<String>,
-    /// Why; of a step that was fired and has succeeded, mostly nothing.
+    /// The reason. Usually empty for a step that was fired and has succeeded.
     pub reason: String,
-    /// The entity's rev after it.
+    /// The entity's rev after the change.
     #[serde(with = "crate::json::RevNumber")]
     pub rev: Rev,
     /// When the claim was made.
     #[serde(rename = "since_us", with = "crate::json::Micros")]
     pub since: Timestamp,
-    /// When it was done.
+    /// When the change was made.
     #[serde(rename = "at_us", with = "crate::json::Micros")]
     pub at: Timestamp,
 }
 
-/// What a transition was.
+/// The kind of a change by a claim workflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -90,13 +90,13 @@ pub enum TransitionKind {
     Done,
     /// A claim was released.
     Released,
-    /// A claim was left to an operator.
+    /// A claim began to wait for an operator.
     NeedsReview,
-    /// The action of a claim was begun again.
+    /// The action of a claim was started again.
     Retried,
 }
 
-/// What a store holds of claims, to be looked at. It needs neither an engine nor a configuration.
+/// The claims in a store, for reading. It needs neither an engine nor a configuration.
 #[derive(Clone)]
 pub struct StoredClaims {
     store: Store,
@@ -104,23 +104,23 @@ pub struct StoredClaims {
     sessions: Option<lock::name::Spaces>,
 }
 
-/// Looks at claims and changes them. It needs no configuration: a claim goes by the one it was made with.
+/// Reads and changes claims. It needs no configuration: each claim stores the terms it was made with.
 #[derive(Clone)]
 pub struct ClaimOperator {
     ledger: Arc<Ledger>,
     stored: StoredClaims,
-    /// Has the janitor look.
+    /// Wakes the janitor.
     nudge: Arc<Notify>,
 }
 
 impl StoredClaims {
-    /// The claims of a store, which may be open for reading only.
+    /// The claims of a store. The store may be open for reading only.
     pub async fn on(store: &Store) -> Result<StoredClaims> {
         let (spaces, sessions) = (Spaces::find(store).await?, lock::name::Spaces::find(store).await?);
         Ok(StoredClaims { store: store.clone(), spaces, sessions })
     }
 
-    /// The open claims by their entities, from behind one of them on, so many at the most.
+    /// Returns at most `limit` open claims, ordered by entity, starting behind `after`.
     pub async fn list(&self, after: Option<&EntityId>, limit: usize) -> Result<Vec<OpenClaim>> {
         let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
         let view = self.store.view().await?;
@@ -161,7 +161,7 @@ impl StoredClaims {
         })
     }
 
-    /// What claim workflows have done to an entity, newest first, so much at the most.
+    /// Returns at most `limit` changes of an entity by claim workflows, newest first.
     pub async fn history(&self, entity: impl Into<EntityId>, limit: usize) -> Result<Vec<Transition>> {
         let (entity, Some(spaces)) = (entity.into(), &self.spaces) else { return Ok(Vec::new()) };
         let view = self.store.view().await?;
@@ -175,7 +175,7 @@ impl StoredClaims {
         Ok(history)
     }
 
-    /// After-effects that are to be delivered, so many at the most, in no order that means anything.
+    /// Returns at most `limit` after-effects that are not delivered yet. Their order has no meaning.
     pub async fn undelivered(&self, limit: usize) -> Result<Vec<AfterEffect>> {
         let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
         let view = self.store.view().await?;
@@ -188,7 +188,7 @@ impl StoredClaims {
         Ok(undelivered)
     }
 
-    /// After-effects that could not be delivered, from behind a key on, so many at the most.
+    /// Returns at most `limit` dead letters, starting behind the key `after`.
     pub async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
         let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
         let view = self.store.view().await?;
@@ -226,7 +226,7 @@ fn transition(logged: Logged, rev: Rev) -> Transition {
     }
 }
 
-/// Who holds a claim, and for how long.
+/// Returns the holder of a claim, with the rest of its lease.
 async fn holder(view: &View, sessions: Option<&lock::name::Spaces>, now: Timestamp, claim: &Claim) -> Result<Holder> {
     let (owner, lease_left) = match &claim.owner {
         Owner::Session(id) => {
@@ -260,14 +260,15 @@ async fn holder(view: &View, sessions: Option<&lock::name::Spaces>, now: Timesta
 }
 
 impl Ledger {
-    /// Who holds a claim, and for how long.
+    /// Returns the holder of a claim, with the rest of its lease.
     pub(crate) async fn holder(&self, view: &View, claim: &Claim) -> Result<Holder> {
         holder(view, Some(&self.engine.locks.spaces), self.store.env().now(), claim).await
     }
 }
 
 impl ClaimOperator {
-    /// Operates on the store of an engine. One that is [idle](crate::workflow::EngineBuilder::idle) will do.
+    /// An operator for the claims in the store of an engine. The engine may be
+    /// [idle](crate::workflow::EngineBuilder::idle).
     pub async fn on(engine: &Engine) -> Result<ClaimOperator> {
         let inner = &engine.inner;
         if let Some(claims) = claims::Inner::on(inner) {
@@ -282,7 +283,7 @@ impl ClaimOperator {
         Ok(ClaimOperator { ledger, stored, nudge })
     }
 
-    /// What can be seen.
+    /// The claims, for reading.
     pub fn stored(&self) -> &StoredClaims {
         &self.stored
     }
@@ -292,8 +293,8 @@ impl ClaimOperator {
         found.ok_or_else(|| ClaimError::NotClaimed { id: entity.clone() })
     }
 
-    /// Ends the claim on an entity, which goes back to the status it came from. An action that still runs can change
-    /// nothing any more.
+    /// Ends the claim on an entity. The entity returns to the status it came from. An action that still runs cannot
+    /// change anything any more.
     pub async fn release(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
         let entity = entity.into();
         let (claim, _) = self.claim_on(&entity).await?;
@@ -303,7 +304,7 @@ impl ClaimOperator {
         }
     }
 
-    /// Has the action of a claim that waits for an operator run again, by the program that has the action.
+    /// Makes the program that has the action run it again, for a claim that waits for an operator.
     pub async fn retry(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
         let entity = entity.into();
         let (claim, rev, standing) = self.in_review(&entity).await?;
@@ -318,7 +319,8 @@ impl ClaimOperator {
         }
     }
 
-    /// A claim that waits for an operator, the rev of its record, and its entity, which it has a hold on.
+    /// Returns a claim that waits for an operator, the rev of its record, and its entity. Fails if the claim does not
+    /// hold the entity any more.
     async fn in_review(&self, entity: &EntityId) -> Result<(Claim, Rev, Standing)> {
         let refuse = |reason: &str| Err(ClaimError::NotInReview { id: entity.clone(), reason: reason.into() });
         let (claim, _) = self.claim_on(entity).await?;
@@ -331,14 +333,15 @@ impl ClaimOperator {
         }
     }
 
-    /// Makes the transition of a claim that waits for an operator, who knows that the action has taken effect. The
-    /// action is not run; the after-effects are delivered.
+    /// Makes the transition of a claim that waits for an operator, if the operator knows that the action took effect.
+    /// The action does not run; the after-effects are delivered.
     pub async fn complete(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<Rev> {
         let entity = entity.into();
         let (claim, _, standing) = self.in_review(&entity).await?;
         let claim = Claim { actor: Some(actor.into()), ..claim };
         let firing = Firing { claim, standing, reason: reason.into() };
-        // To its end, though the caller may give up: after-effects are delivered by the answer.
+        // In a task that also finishes if the caller drops this future: the answer of the commit starts the
+        // after-effects.
         let ledger = self.ledger.clone();
         let finishing = async move { ledger.finish(&firing, &Staged::default(), &Value::Null).await };
         let finished = self.ledger.engine.node.runtime.run(finishing).await;
@@ -348,7 +351,7 @@ impl ClaimOperator {
         }
     }
 
-    /// Has a dead letter delivered again, as if it had never been tried.
+    /// Puts a dead letter back into the outbox, with no attempts counted.
     pub async fn redeliver(&self, key: &str) -> Result<()> {
         let missing = || ClaimError::NoDeadLetter { key: key.into() };
         let named = EffectKey::parse(key).ok_or_else(missing)?;
@@ -366,7 +369,7 @@ impl ClaimOperator {
     }
 }
 
-/// What a requester can do with an entity.
+/// The steps that a requester can fire for an entity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Permitted {
@@ -374,23 +377,23 @@ pub struct Permitted {
     pub status: String,
     /// The keys of the steps that can be fired.
     pub steps: Vec<String>,
-    /// The keys of all others, and why they cannot be.
+    /// The keys of all other steps, each with the reasons why it cannot be fired.
     pub others: Vec<(String, Vec<Reason>)>,
 }
 
 impl Claims {
-    /// Looks at claims and changes them, for operators.
+    /// Returns the operator's interface to these claims.
     pub async fn operate(&self) -> Result<ClaimOperator> {
         ClaimOperator::with(self.inner.ledger.clone(), self.inner.nudge.clone()).await
     }
 
-    /// Has the janitor look at all open claims now.
+    /// Makes the janitor look at all open claims now.
     pub async fn sweep(&self) -> Result<crate::claim::Swept> {
         self.inner.sweep().await
     }
 
-    /// The steps of a workflow that a requester can fire for an entity, and every reason against the others. Guards are
-    /// asked without an input.
+    /// Returns the steps of a workflow that a requester can fire for an entity, and every reason against the others.
+    /// Guards are called without an input.
     pub async fn permitted(&self, workflow: &str, entity: impl Into<EntityId>, requester: &str) -> Result<Permitted> {
         let (inner, entity) = (&self.inner, entity.into());
         let machine = inner.machine(workflow)?;
@@ -425,8 +428,7 @@ impl Claims {
         Ok(Permitted { status, steps, others })
     }
 
-    /// Entities of a workflow whose status the configuration does not have (any more), with that status, so many at the
-    /// most.
+    /// Returns at most `limit` entities of a workflow whose status is not in the configuration, with that status.
     pub async fn strays(&self, workflow: &str, limit: usize) -> Result<Vec<(EntityId, Option<String>)>> {
         let machine = self.inner.machine(workflow)?;
         let meta = &machine.config.meta;

@@ -1,8 +1,8 @@
-//! After-effects: what a transition has written into the outbox is delivered, at least once, in the order of each
-//! entity's transitions, under a name that stays the same.
+//! After-effects: the outbox delivers what transitions have written into it, at least once, under a key that stays the
+//! same. The after-effects of one entity are delivered in the order of its transitions.
 //!
-//! A line holds the after-effects of one entity that are known in memory. A transition announces its after-effects
-//! before its commit is sent, so a later transition of the same entity cannot overtake it.
+//! A `Line` is the queue of one entity: its after-effects that are known in memory. A transition announces its
+//! after-effects before it sends its commit, so a later transition of the same entity cannot overtake it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
@@ -26,24 +26,24 @@ use crate::record::Record;
 use crate::store::{Commit, Order, Timestamp};
 use crate::workflow::Boxed;
 
-/// The pauses between tries: the first, and the longest.
+/// The pauses between attempts: the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 
-/// How many after-effects are known in memory before more are read from the store.
+/// The number of deliverable after-effects in memory above which no more are read from the store.
 const MOST_KNOWN: usize = 10_000;
 
-/// How many are read at once.
+/// The number of after-effects that are read at once.
 const PAGE: usize = 1000;
 
-/// How long to wait after the store did not serve.
+/// The pause before a retry, if the store was unavailable.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// An after-effect as its handler is given it.
+/// An after-effect as its handler gets it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AfterEffect {
-    /// The same each time that it is delivered, and unlike that of any other: for receivers that can use an idempotency
-    /// key.
+    /// An idempotency key for receivers that accept one. It is the same for each delivery, and no other after-effect
+    /// has it.
     pub key: String,
     /// Its name in the configuration.
     pub name: String,
@@ -55,7 +55,7 @@ pub struct AfterEffect {
     pub entity: EntityId,
     /// The entity's type.
     pub entity_type: String,
-    /// The entity's rev from the transition on.
+    /// The entity's rev after the transition.
     pub rev: u64,
     /// The status before.
     pub from: String,
@@ -63,15 +63,15 @@ pub struct AfterEffect {
     pub to: String,
     /// The requester that the step was fired for.
     pub requester: String,
-    /// Who has fired it, if that was said.
+    /// The actor that has fired the step, if one was given.
     pub actor: Option<String>,
-    /// What the step was fired with.
+    /// The input that the step was fired with.
     pub input: Value,
-    /// What the action gave.
+    /// The output of the action.
     pub output: Value,
-    /// When the transition was made; microseconds since 1970.
+    /// When the transition was made, in microseconds since 1970.
     pub at_us: u64,
-    /// How often it was tried, this time included.
+    /// The number of this attempt, counted from 1.
     pub attempt: u32,
 }
 
@@ -106,9 +106,9 @@ pub(crate) struct Outbox {
     handlers: BTreeMap<String, Handler>,
     most_attempts: u32,
     lines: Mutex<Lines>,
-    /// Told when there are fewer of them.
+    /// Notified when fewer after-effects are known.
     fewer: Notify,
-    /// Told when what is stored is to be read again.
+    /// Notified when the stored outbox must be read again.
     again: Arc<Notify>,
     acks: mpsc::UnboundedSender<Ack>,
 }
@@ -117,10 +117,10 @@ pub(crate) struct Outbox {
 struct Lines {
     by: HashMap<EntityId, Line>,
     known: usize,
-    /// How many of them are expected.
+    /// The number of known after-effects whose commits have not landed yet.
     expected: usize,
-    /// Whether everything was read that was stored before the start. Until then what lands is kept back: something that
-    /// was stored before may have to go first.
+    /// True when everything that was stored before the start has been read. Until then, after-effects that land are
+    /// held back in `late`: an after-effect that was stored before may have to go first.
     is_read: bool,
     late: Vec<EffectKey>,
 }
@@ -128,17 +128,17 @@ struct Lines {
 #[derive(Default)]
 struct Line {
     effects: BTreeMap<EffectKey, Known>,
-    /// Told when the first of them has changed.
+    /// Notified when the first of them has changed.
     woken: Arc<Notify>,
     has_worker: bool,
 }
 
 enum Known {
-    /// So many commits are on their way that would write it. Callers that race for an unclaimed step expect the same
-    /// after-effect, and one of their commits lands.
+    /// This many commits are on their way that would write it. Callers that race for an unclaimed step expect the same
+    /// after-effect, and only one of their commits lands.
     Expected(usize),
     Landed(Box<Effect>),
-    /// It was read from the store, or may be there: it is looked up before it is delivered.
+    /// It was read from the store, or may be there. It is read again before it is delivered.
     Stored,
 }
 
@@ -148,13 +148,13 @@ pub(crate) struct Expected {
     effects: Vec<(EffectKey, Effect)>,
 }
 
-/// An after-effect that was delivered, and who waits for its removal.
+/// A delivered after-effect, and the worker that waits for its removal.
 pub(crate) struct Ack {
     key: EffectKey,
     done: oneshot::Sender<()>,
 }
 
-/// What was delivered, on its way to be removed.
+/// The delivered after-effects that must be removed from the store.
 type Acked = mpsc::UnboundedReceiver<Ack>;
 
 impl Expected {
@@ -180,7 +180,7 @@ impl Expected {
     }
 }
 
-/// Whether the commit has landed is not known.
+/// It is not known whether the commit has landed.
 impl Drop for Expected {
     fn drop(&mut self) {
         for (key, _) in std::mem::take(&mut self.effects) {
@@ -194,7 +194,7 @@ impl Lines {
         self.by.get(&key.entity).is_some_and(|line| line.effects.contains_key(key))
     }
 
-    /// How many can be delivered as far as is known.
+    /// The number of after-effects that can be delivered, as far as is known.
     fn deliverable(&self) -> usize {
         self.known - self.expected
     }
@@ -202,7 +202,7 @@ impl Lines {
     fn put(&mut self, outbox: &Arc<Outbox>, key: EffectKey, known: Known) {
         let is_expected = matches!(known, Known::Expected(_));
         let line = self.by.entry(key.entity.clone()).or_default();
-        // What is known to have landed is not looked up for being found in the store as well.
+        // An after-effect that is known to have landed stays as it is, also if it is then found in the store.
         match line.effects.get_mut(&key) {
             Some(Known::Landed(_) | Known::Stored) => return,
             Some(Known::Expected(commits)) if is_expected => {
@@ -224,7 +224,7 @@ impl Lines {
         }
     }
 
-    /// A commit has come to nothing. What another commit has written stays.
+    /// A commit was refused. What another commit has written stays.
     fn unexpect(&mut self, key: &EffectKey) {
         let line = self.by.get_mut(&key.entity);
         match line.and_then(|line| line.effects.get_mut(key)) {
@@ -234,7 +234,7 @@ impl Lines {
         }
     }
 
-    /// An after-effect that was delivered, or that no commit is to write any more.
+    /// Removes an after-effect that was delivered, or that no commit will write any more.
     fn take(&mut self, key: &EffectKey) {
         let Some(line) = self.by.get_mut(&key.entity) else { return };
         if let Some(taken) = line.effects.remove(key) {
@@ -276,7 +276,7 @@ impl Outbox {
         (Arc::new(outbox), acked)
     }
 
-    /// Begins to deliver.
+    /// Starts to deliver.
     pub(crate) fn serve(self: &Arc<Outbox>, acked: Acked) {
         self.node.chore(acknowledge(Arc::downgrade(self), acked));
         self.node.chore(read(Arc::downgrade(self)));
@@ -292,7 +292,7 @@ impl Outbox {
         Expected { outbox: self.clone(), effects }
     }
 
-    /// An after-effect may be in the store that is not known here.
+    /// The store may hold an after-effect that is not known here.
     pub(crate) fn look_at(self: &Arc<Outbox>, key: EffectKey) {
         let mut lines = self.lines.lock();
         match lines.is_read {
@@ -301,12 +301,12 @@ impl Outbox {
         }
     }
 
-    /// Reads what is stored: another process may have put something there.
+    /// Reads the stored outbox again: another process may have written to it.
     pub(crate) fn look_again(&self) {
         self.again.notify_one();
     }
 
-    /// How many after-effects are known here and not delivered.
+    /// The number of after-effects that are known here and not delivered.
     pub(crate) fn known(&self) -> usize {
         let lines = self.lines.lock();
         lines.known + lines.late.iter().filter(|key| !lines.holds(key)).count()
@@ -326,12 +326,12 @@ impl Outbox {
         }
     }
 
-    /// Whether the after-effects of an entity are delivered by this node, as far as it knows.
+    /// True if this node delivers the after-effects of an entity, as far as it knows.
     fn is_ours(&self, entity: &EntityId) -> bool {
         !self.node.is_stopped() && self.node.owns_name(entity.as_bytes())
     }
 
-    /// Leaves the after-effects of an entity to another node: they are in the store.
+    /// Removes the after-effects of an entity from memory. They are in the store, and another node delivers them.
     fn forget(&self, entity: &EntityId) {
         let mut lines = self.lines.lock();
         let left: Vec<EffectKey> =
@@ -340,8 +340,9 @@ impl Outbox {
         lines.by.remove(entity);
     }
 
-    /// The first after-effect of the same entity that comes before one. Another process may have put it into a store
-    /// that several share; on a store of one process, everything is known here.
+    /// Returns the first after-effect of the same entity that comes before this one. If several processes share the
+    /// store, another process may have written it. If only one process can have the store open, everything is known
+    /// here.
     async fn earlier(&self, key: &EffectKey) -> Result<Option<EffectKey>> {
         let store = &self.node.store;
         if store.opening().is_some() {
@@ -352,7 +353,8 @@ impl Outbox {
         Ok(found.first().and_then(|(key, _)| EffectKey::read_outbox(key)))
     }
 
-    /// Delivers an after-effect, as often as it takes. Gives whether that was done; otherwise it stays in the store.
+    /// Delivers an after-effect, and retries until it succeeds or becomes a dead letter. Returns false if it must stay
+    /// in the store.
     async fn deliver(&self, key: &EffectKey, known: Option<Box<Effect>>) -> Result<bool> {
         let (store, stored) = (&self.node.store, self.spaces.effect(key));
         let mut effect = match known {
@@ -361,7 +363,7 @@ impl Outbox {
                 let Some(item) = store.view().await?.get(&stored).await? else { return Ok(true) };
                 let found =
                     Effect::decode(&item.value).map_err(|why| why.at(format!("after-effect {}", key.text())))?;
-                // It is counted before: its handler may have taken the process with it.
+                // The attempt is counted before it is made, because the handler may crash the process.
                 let counted = Effect { attempts: found.attempts + 1, ..found };
                 if counted.attempts > self.most_attempts {
                     self.bury(key, counted).await?;
@@ -395,7 +397,7 @@ impl Outbox {
                 self.bury(key, effect).await?;
                 return Ok(true);
             }
-            tracing::warn!(key = key.text(), effect = effect.name, error = effect.error, "an after-effect has failed");
+            tracing::warn!(key = key.text(), effect = effect.name, error = effect.error, "after-effect failed");
             if !store.commit(Commit::new().present(&stored).put(&stored, effect.encode())).await?.is_applied() {
                 return Ok(true);
             }
@@ -404,7 +406,7 @@ impl Outbox {
 
     async fn handle(&self, key: &EffectKey, effect: &Effect) -> std::result::Result<(), String> {
         let Some(handler) = self.handlers.get(&effect.name) else {
-            return Err(format!("there is no after-effect {:?} in this program", effect.name));
+            return Err(format!("this program has no after-effect {:?}", effect.name));
         };
         let (handler, told) = (handler.clone(), effect.told(key));
         match AssertUnwindSafe(async move { handler(told).await }).catch_unwind().await {
@@ -413,9 +415,9 @@ impl Outbox {
         }
     }
 
-    /// Puts an after-effect among the dead letters.
+    /// Moves an after-effect to the dead letters.
     async fn bury(&self, key: &EffectKey, effect: Effect) -> Result<()> {
-        tracing::error!(key = key.text(), effect = effect.name, error = effect.error, "an after-effect is given up");
+        tracing::error!(key = key.text(), effect = effect.name, error = effect.error, "after-effect is a dead letter");
         let (stored, dead) = (self.spaces.effect(key), self.spaces.dead(key));
         let commit = Commit::new().present(&stored).delete(&stored).put(&dead, effect.encode());
         self.node.store.commit(commit).await?.applied().ok();
@@ -444,10 +446,10 @@ async fn work(outbox: Arc<Outbox>, entity: EntityId) {
                 match delivered {
                     Ok(_) => {}
                     Err(error) if outbox.node.is_stopped() => {
-                        tracing::debug!(%error, "an after-effect is left to the next engine");
+                        tracing::debug!(%error, "after-effect is left to the next engine");
                     }
                     Err(error) => {
-                        tracing::warn!(key = key.text(), %error, "an after-effect could not be delivered yet");
+                        tracing::warn!(key = key.text(), %error, "after-effect could not be delivered yet");
                         outbox.node.store.env().sleep(AGAIN).await;
                         let mut lines = outbox.lines.lock();
                         if let Some(known) = lines.by.get_mut(&entity).and_then(|line| line.effects.get_mut(&key)) {
@@ -463,7 +465,7 @@ async fn work(outbox: Arc<Outbox>, entity: EntityId) {
     }
 }
 
-/// Removes what was delivered: everything that was delivered meanwhile by one commit.
+/// Removes delivered after-effects from the store. One commit removes all that were delivered meanwhile.
 async fn acknowledge(outbox: Weak<Outbox>, mut acked: Acked) {
     let mut acks = Vec::new();
     let Some(most) = outbox.upgrade().map(|outbox| outbox.node.store.limits().operations.min(512)) else { return };
@@ -487,7 +489,7 @@ async fn acknowledge(outbox: Weak<Outbox>, mut acked: Acked) {
     }
 }
 
-/// Reads the outbox at the start, and whenever it is asked for.
+/// Reads the outbox at the start, and again on each notification.
 async fn read(outbox: Weak<Outbox>) {
     loop {
         let Some(inner) = outbox.upgrade() else { return };
@@ -512,12 +514,12 @@ impl Outbox {
                 let view = self.node.store.view().await?;
                 let scanned = scan_around(&view, &self.spaces.outbox, &rest, PAGE).await?;
                 drop(view);
-                scanned.damaged.iter().for_each(|key| tracing::error!(%key, "an after-effect is damaged"));
+                scanned.damaged.iter().for_each(|key| tracing::error!(%key, "after-effect is damaged"));
                 let last = scanned.keys().max().cloned();
                 for (key, _) in &scanned.found {
                     match EffectKey::read_outbox(key) {
                         Some(effect) => self.lines.lock().put(self, effect, Known::Stored),
-                        None => tracing::error!(%key, "the key of an after-effect is damaged"),
+                        None => tracing::error!(%key, "the key of the after-effect is damaged"),
                     }
                 }
                 match last.filter(|_| scanned.found.len() == PAGE) {
@@ -531,7 +533,7 @@ impl Outbox {
         }
         let mut lines = self.lines.lock();
         lines.is_read = true;
-        // Some of them were read, too, and may have been delivered.
+        // Some of these were also read above, and may already have been delivered.
         for key in std::mem::take(&mut lines.late) {
             lines.put(self, key, Known::Stored);
         }
@@ -543,13 +545,13 @@ impl Outbox {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DeadLetter {
-    /// What its handler would be given.
+    /// The after-effect as its handler would get it.
     pub effect: AfterEffect,
-    /// How often it was tried.
+    /// The number of attempts.
     pub attempts: u32,
-    /// What it failed with at last.
+    /// The error of the last attempt.
     pub error: String,
-    /// When it was tried last, about.
+    /// The approximate time of the last attempt.
     #[serde(rename = "at_us", with = "crate::json::Micros")]
     pub at: Timestamp,
 }
@@ -557,7 +559,7 @@ pub struct DeadLetter {
 impl DeadLetter {
     pub(crate) fn of(key: &EffectKey, effect: Effect) -> DeadLetter {
         let (attempts, at) = (effect.attempts, Timestamp(effect.due_us));
-        let error = effect.error.clone().unwrap_or_else(|| "its process ended each time that it was tried".into());
+        let error = effect.error.clone().unwrap_or_else(|| "its process ended during each attempt".into());
         DeadLetter { effect: effect.told(key), attempts, error, at }
     }
 }

@@ -1,5 +1,5 @@
-//! What a firing comes to, and what an action says of itself. Losing a race is a value here, and so is a failure that
-//! an action returns.
+//! The result of a firing, and the result that an action returns. Losing a race is a value here, and so is a failure
+//! that an action returns.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,49 +11,49 @@ use serde_json::Value;
 use crate::entity::EntityId;
 use crate::store::{Rev, Timestamp};
 
-/// What an action comes to.
+/// The result that an action returns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// It has done its work: what it has written lands together with the final status.
+    /// The action has done its work. Its writes are committed together with the final status.
     Success {
-        /// What the caller is given.
+        /// The output for the caller.
         #[serde(default)]
         output: Value,
     },
-    /// It could not do its work. The claim is released, and nothing that it has written through its context exists.
+    /// The action could not do its work. The claim is released, and no write through the action's context is committed.
     Failure(ActionFailure),
-    /// It was asked for something that cannot be (`is_invalid`). The claim is released.
+    /// The action cannot accept its input (`is_invalid`). The claim is released.
     Rejection(Rejection),
 }
 
 /// A failure that an action returns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActionFailure {
-    /// What has failed.
+    /// What failed.
     pub message: String,
-    /// What programs tell it by.
+    /// A code for programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
 }
 
-/// A validation that did not pass.
+/// A validation that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rejection {
-    /// What is wrong with what was asked for.
+    /// What is wrong with the input.
     pub message: String,
-    /// The part of the input that it is about.
+    /// The field of the input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
 }
 
 impl Outcome {
-    /// Success, with nothing to tell.
+    /// Success without an output.
     pub fn done() -> Outcome {
         Outcome::Success { output: Value::Null }
     }
 
-    /// Success, with an output.
+    /// Success with an output.
     pub fn output(output: impl Into<Value>) -> Outcome {
         Outcome::Success { output: output.into() }
     }
@@ -69,7 +69,7 @@ impl Outcome {
     }
 }
 
-/// What firing a step came to.
+/// The result of firing a step.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Fired {
@@ -77,17 +77,17 @@ pub enum Fired {
     Done(Transitioned),
     /// Another caller has claimed the entity, or was faster. The action was not run.
     ClaimFailed(ClaimFailed),
-    /// The step is not claimed, and the entity has changed while the action ran. Nothing that the action has written
-    /// through its context exists.
+    /// The step is not claimed, and the entity has changed while the action ran. No write through the action's context
+    /// was committed.
     Conflict(Conflict),
     /// The action returned a failure.
     Failure(ActionFailure),
-    /// The action rejected what was asked for.
+    /// The action rejected its input.
     Rejection(Rejection),
-    /// The step cannot be fired as things are: all reasons.
+    /// The step cannot be fired at the moment. All reasons are listed.
     NotPermitted(NotPermitted),
-    /// The action ran, but the claim was taken away from it before it was done: nothing that it has written through its
-    /// context exists.
+    /// The action ran, but the claim was taken away from it before it ended. No write through the action's context was
+    /// committed.
     Lost(Lost),
 }
 
@@ -97,22 +97,22 @@ pub enum Fired {
 pub struct Transitioned {
     /// The status before.
     pub from: String,
-    /// The status from now on.
+    /// The status after.
     pub to: String,
-    /// The entity's rev from now on.
+    /// The entity's rev after the transition.
     #[serde(with = "crate::json::RevNumber")]
     pub rev: Rev,
-    /// What the action gave.
+    /// The output of the action.
     pub output: Value,
 }
 
-/// Who has claimed an entity.
+/// The claim that another caller has on the entity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ClaimFailed {
     /// The entity's status.
     pub status: String,
-    /// The claim that stands in the way. None if it has ended by now.
+    /// The holder of the other claim. `None` if that claim has ended by now.
     pub holder: Option<Holder>,
 }
 
@@ -122,19 +122,19 @@ pub struct ClaimFailed {
 pub struct Holder {
     /// The session or the execution that holds it.
     pub owner: String,
-    /// The requester that it was fired for.
+    /// The requester that the step was fired for.
     pub requester: String,
-    /// Who has fired it, if that was said.
+    /// The actor that has fired the step, if one was given.
     pub actor: Option<String>,
-    /// The step that it was fired by.
+    /// The step that was fired.
     pub step: String,
-    /// Since when.
+    /// When the claim was made.
     #[serde(rename = "since_us", with = "crate::json::Micros")]
     pub since: Timestamp,
-    /// What is left of the lease, if it is not renewed. An execution has no lease.
+    /// The rest of the lease, if it is not renewed. An execution has no lease.
     #[serde(rename = "lease_left_ms", serialize_with = "millis")]
     pub lease_left: Option<Duration>,
-    /// Why an operator has to look at it, if so.
+    /// Why the claim waits for an operator, if it does.
     pub needs_review: Option<String>,
 }
 
@@ -146,9 +146,9 @@ fn millis<S: Serializer>(left: &Option<Duration>, serializer: S) -> Result<S::Ok
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Conflict {
-    /// Its status now; none if it was removed.
+    /// Its status now. `None` if the entity was removed.
     pub status: Option<String>,
-    /// The rev that the action was run at.
+    /// The rev at which the action ran.
     #[serde(with = "crate::json::RevNumber")]
     pub expected: Rev,
 }
@@ -163,31 +163,31 @@ pub struct NotPermitted {
     pub reasons: Vec<Reason>,
 }
 
-/// A reason against a step.
+/// A reason why a step cannot be fired.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "reason")]
 #[non_exhaustive]
 pub enum Reason {
     /// The entity is not at the step's status.
     Status {
-        /// The status that the step leads from.
+        /// The statuses that the step starts at.
         expected: Vec<String>,
     },
-    /// The entity is at a claiming status.
+    /// The entity is claimed.
     Claimed {
-        /// Who has claimed it, if that is known.
+        /// The holder of the claim, if it is known.
         holder: Option<Box<Holder>>,
     },
     /// The step is not for this requester.
     Requester {
-        /// The requesters that it is for.
+        /// The requesters that can fire it.
         allowed: Vec<String>,
     },
     /// A guard refuses.
     Guard {
         /// The guard.
         guard: String,
-        /// Why.
+        /// The reason of the guard.
         message: String,
     },
 }
@@ -197,9 +197,9 @@ impl fmt::Display for Reason {
         match self {
             Reason::Status { expected } => write!(f, "the entity is not at status {}", expected.join(" or ")),
             Reason::Claimed { holder: Some(holder) } => {
-                write!(f, "it is claimed by {} for step {}", holder.owner, holder.step)
+                write!(f, "the entity is claimed by {} for step {}", holder.owner, holder.step)
             }
-            Reason::Claimed { holder: None } => f.write_str("it is at a claiming status"),
+            Reason::Claimed { holder: None } => f.write_str("the entity is at a claiming status"),
             Reason::Requester { allowed } => write!(f, "the step is for {} only", allowed.join(", ")),
             Reason::Guard { guard, message } => write!(f, "guard {guard}: {message}"),
         }
@@ -212,7 +212,7 @@ impl fmt::Display for Reason {
 pub struct Lost {
     /// The entity.
     pub entity: EntityId,
-    /// What has happened to it.
+    /// Why it was taken away.
     pub reason: String,
 }
 
@@ -225,12 +225,12 @@ impl Fired {
         }
     }
 
-    /// Whether the transition was made.
+    /// True if the transition was made.
     pub fn is_done(&self) -> bool {
         matches!(self, Fired::Done(_))
     }
 
-    /// Whether the action was not run, because the step was taken or not possible.
+    /// True if the action did not run, because another caller was faster or the step cannot be fired.
     pub fn is_refused(&self) -> bool {
         matches!(self, Fired::ClaimFailed(_) | Fired::NotPermitted(_))
     }

@@ -1,4 +1,5 @@
-//! Reads configurations from JSON. Whatever is wrong with a file is a finding with its position, and reading goes on.
+//! Reads configurations from JSON. Every error in a file becomes a finding with its position, and reading continues.
+//! The rules between fields are checked in `validate.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::claim::config::{
 };
 use crate::claim::finding::{Finding, Findings, Position, Route, Rule};
 
-/// What a file says, and where it says it.
+/// The contents of a file, and the positions of its values.
 pub(crate) struct Source {
     pub(crate) workflows: Vec<ClaimWorkflow>,
     pub(crate) findings: Findings,
@@ -19,7 +20,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// All findings, those with the first positions first.
+    /// Returns all findings, ordered by position.
     pub(crate) fn finish(self) -> Vec<Finding> {
         let Source { findings, places, .. } = self;
         let position = |route: &Route| {
@@ -64,7 +65,7 @@ pub(crate) fn read(text: &str) -> Source {
     Source { workflows, findings: reader.findings, places: reader.places }
 }
 
-/// Where each line of a text begins.
+/// The offset of each line in a text.
 fn lines(text: &str) -> Vec<usize> {
     std::iter::once(0).chain(text.match_indices('\n').map(|(end, _)| end + 1)).collect()
 }
@@ -76,7 +77,7 @@ struct Reader<'a> {
     places: HashMap<Route, Position>,
 }
 
-/// The fields of an object, as far as they were not yet read.
+/// The fields of an object that were not read yet.
 struct Fields<'a> {
     route: Route,
     left: BTreeMap<String, &'a RawValue>,
@@ -87,7 +88,7 @@ impl<'a> Reader<'a> {
         self.findings.add(Rule::Format, route.clone(), None, message);
     }
 
-    /// Notes where a value is. It is a part of the text, so its address tells.
+    /// Records the position of a value. The value is a slice of the text, so its address gives the offset.
     fn note(&mut self, raw: &'a RawValue, route: &Route) {
         let offset = (raw.get().as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
         let line = self.lines.partition_point(|begin| *begin <= offset);
@@ -99,7 +100,7 @@ impl<'a> Reader<'a> {
     fn list(&mut self, raw: &'a RawValue, route: &Route) -> Vec<&'a RawValue> {
         self.note(raw, route);
         serde_json::from_str(raw.get()).unwrap_or_else(|_| {
-            self.wrong(route, format!("this has to be a list, not {}", kind(raw)));
+            self.wrong(route, format!("this must be a list, not {}", kind(raw)));
             Vec::new()
         })
     }
@@ -108,14 +109,14 @@ impl<'a> Reader<'a> {
         self.note(raw, route);
         let mut text = serde_json::Deserializer::from_str(raw.get());
         let Ok(pairs) = text.deserialize_map(Pairs) else {
-            self.wrong(route, format!("this has to be an object, not {}", kind(raw)));
+            self.wrong(route, format!("this must be an object, not {}", kind(raw)));
             return None;
         };
         let mut left = BTreeMap::new();
         for (name, value) in pairs {
             self.note(value, &route.to(&name));
             if left.contains_key(&name) {
-                let message = format!("the field {name:?} is there twice; which one counts cannot be told");
+                let message = format!("the field {name:?} occurs twice: remove one of them");
                 self.findings.add(Rule::DuplicateField, route.to(&name), None, message);
             }
             left.insert(name, value);
@@ -123,17 +124,17 @@ impl<'a> Reader<'a> {
         Some(Fields { route: route.clone(), left })
     }
 
-    /// What is left of the fields is not known.
+    /// The fields that are left are unknown.
     fn end(&mut self, fields: Fields<'a>, known: &str) {
         for name in fields.left.keys() {
-            self.wrong(&fields.route.to(name), format!("there is no field {name:?} here; there are {known}"));
+            self.wrong(&fields.route.to(name), format!("unknown field {name:?}; the fields here are {known}"));
         }
     }
 
-    /// Reads a value by its type.
+    /// Reads a value of a type.
     fn value<T: serde::de::DeserializeOwned>(&mut self, raw: &'a RawValue, route: &Route, what: &str) -> Option<T> {
         serde_json::from_str(raw.get())
-            .map_err(|_| self.wrong(route, format!("this has to be {what}, not {}", kind(raw))))
+            .map_err(|_| self.wrong(route, format!("this must be {what}, not {}", kind(raw))))
             .ok()
     }
 
@@ -142,7 +143,7 @@ impl<'a> Reader<'a> {
         self.value(raw, &fields.route.to(name), what)
     }
 
-    /// The same for a field that has to be there.
+    /// Like `field`, but the field must exist.
     fn required<T: serde::de::DeserializeOwned>(
         &mut self,
         fields: &mut Fields<'a>,
@@ -160,12 +161,12 @@ impl<'a> Reader<'a> {
         let text: String = self.field(fields, name, "a duration such as \"30s\"")?;
         let read = duration::read(&text);
         if read.is_none() {
-            self.wrong(&route, format!("{text:?} is no duration: write a number and ms, s, m, h or d, as in \"30s\""));
+            self.wrong(&route, format!("{text:?} is not a duration: use a number and ms, s, m, h or d, as in \"30s\""));
         }
         read
     }
 
-    /// One of some words.
+    /// Reads one of several words.
     fn word<T: Copy>(&mut self, fields: &mut Fields<'a>, name: &str, words: &[(&str, T)]) -> Option<T> {
         let route = fields.route.to(name);
         let all = words.iter().map(|(word, _)| format!("{word:?}")).collect::<Vec<_>>().join(", ");
@@ -177,7 +178,7 @@ impl<'a> Reader<'a> {
         found
     }
 
-    /// One value, or an object with one for each requester.
+    /// Reads one value, or an object with one value for each requester.
     fn each<T>(
         &mut self,
         fields: &mut Fields<'a>,
@@ -331,7 +332,7 @@ impl<'a> Reader<'a> {
         }
         let mut fields = self.object(raw, route)?;
         let guard = self.required(&mut fields, "guard", "the name of the guard");
-        let reason = self.field(&mut fields, "reason", "what is told if it does not hold");
+        let reason = self.field(&mut fields, "reason", "the reason for the caller, as text");
         self.end(fields, "guard and reason");
         Some(Guard { guard: guard?, reason })
     }
@@ -348,7 +349,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a value is, in words.
+/// The kind of a value, in words.
 fn kind(raw: &RawValue) -> &'static str {
     match raw.get().as_bytes().first() {
         Some(b'{') => "an object",
@@ -360,7 +361,7 @@ fn kind(raw: &RawValue) -> &'static str {
     }
 }
 
-/// The fields of an object in their order, those that are there twice among them.
+/// The fields of an object in their order, including duplicates.
 struct Pairs;
 
 impl<'de> Visitor<'de> for Pairs {

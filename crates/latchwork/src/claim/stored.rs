@@ -1,4 +1,5 @@
-//! What is stored of claims: the claim of an entity, the transitions of an entity, after-effects and timers.
+//! The stored records of claims: claims, the log of each entity, after-effects and timers. It defines keys and records,
+//! and makes no decision.
 
 use std::sync::Arc;
 
@@ -11,18 +12,18 @@ use crate::node::{ExecutionId, read_text, shard_key, shard_of, write_text};
 use crate::record::stored;
 use crate::store::{Key, Range, Rev, Space, SpaceSpec, Store, StoreError, Uuid};
 
-/// What a step says for one requester, as it was when the claim was made. A claim goes by this to its end, whatever
-/// the configuration says by then.
+/// The terms of a claim: what its step configured for the requester when the claim was made. They apply until the claim
+/// ends, also if the configuration changes meanwhile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Terms {
     pub(crate) workflow: String,
     pub(crate) module: String,
     pub(crate) entity_type: String,
-    /// The path of the status, as it is written.
+    /// The path of the status, in its written form.
     pub(crate) status_field: String,
     pub(crate) step_id: u64,
     pub(crate) step_key: String,
-    /// The status that the step leads from, and that a claim reverts to.
+    /// The status that the step starts at, and that a claim reverts to.
     pub(crate) from: String,
     /// The claiming status, if the step is claimed.
     pub(crate) claim_into: Option<String>,
@@ -33,7 +34,7 @@ pub(crate) struct Terms {
     pub(crate) lease_us: u64,
     pub(crate) recovery: Recovery,
     pub(crate) most_attempts: u32,
-    /// The timers of steps that lead from `into`.
+    /// The timers of the steps that start at `into`.
     pub(crate) timers: Vec<TimerTerms>,
 }
 
@@ -41,7 +42,7 @@ pub(crate) struct Terms {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EffectTerms {
     pub(crate) name: String,
-    /// The workflow that is started for it, if it is one.
+    /// The workflow to start, if the after-effect is a workflow.
     pub(crate) workflow: Option<String>,
 }
 
@@ -52,10 +53,10 @@ pub(crate) struct TimerTerms {
     pub(crate) after_us: u64,
 }
 
-/// A claim. It is there exactly as long as its entity is claimed.
+/// The record of a claim. The commit that claims writes it, and the commit that ends the claim deletes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Claim {
-    /// Unlike that of any other claim.
+    /// Unique for each claim.
     pub(crate) id: Uuid,
     pub(crate) terms: Arc<Terms>,
     pub(crate) requester: String,
@@ -63,22 +64,22 @@ pub(crate) struct Claim {
     /// JSON text.
     pub(crate) input: String,
     pub(crate) owner: Owner,
-    /// The rev that the entity has while this claim holds. Every end of the claim, and every other write, moves it.
+    /// The rev of the entity while this claim holds. Every end of the claim, and every other write, moves the rev.
     pub(crate) token: u64,
     pub(crate) since_us: u64,
-    /// How often the action was begun.
+    /// The number of attempts of the action.
     pub(crate) attempts: u32,
     pub(crate) phase: Phase,
 }
 
-/// How a claim is.
+/// The state of a claim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Phase {
     /// Its owner runs the action.
     Held,
-    /// Its owner is gone, and whether the action has taken effect is not known.
+    /// Its owner is gone, and it is not known whether the action took effect. The claim waits for an operator.
     Review(String),
-    /// An operator has asked for the action to be run again.
+    /// An operator has asked to run the action again.
     Retry,
 }
 
@@ -94,14 +95,14 @@ pub(crate) struct Logged {
     pub(crate) actor: Option<String>,
     pub(crate) reason: String,
     pub(crate) kind: LoggedKind,
-    /// The claim that it ended, or the firing that it was made by.
+    /// The claim that ended, or the firing that made the change.
     pub(crate) claim: Uuid,
-    /// When the claim was made; of what was not claimed, the same as `at_us`.
+    /// When the claim was made, or when the step was fired if it is not claimed.
     pub(crate) since_us: u64,
     pub(crate) at_us: u64,
 }
 
-/// Why an entry is in the log.
+/// The kind of a log entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum LoggedKind {
     Done,
@@ -110,7 +111,7 @@ pub(crate) enum LoggedKind {
     Retried,
 }
 
-/// An after-effect that is to be delivered.
+/// An after-effect in the outbox or among the dead letters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Effect {
     pub(crate) name: String,
@@ -127,9 +128,9 @@ pub(crate) struct Effect {
     /// JSON text.
     pub(crate) output: String,
     pub(crate) at_us: u64,
-    /// How often it was tried.
+    /// The number of attempts.
     pub(crate) attempts: u32,
-    /// When it is tried next.
+    /// When the next attempt is due.
     pub(crate) due_us: u64,
     pub(crate) error: Option<String>,
 }
@@ -140,22 +141,22 @@ pub(crate) struct Timed {
     pub(crate) workflow: String,
     pub(crate) step_id: u64,
     pub(crate) entity: EntityId,
-    /// The rev with which the entity came to the step's status; 0 if it was added there.
+    /// The rev with which the entity reached the step's status. 0 if it was added at this status.
     pub(crate) since: u64,
 }
 
 stored!(Claim, Logged, Effect, Timed);
 
-/// Where everything is kept.
+/// The spaces of all records.
 #[derive(Clone)]
 pub(crate) struct Spaces {
     /// entity → claim
     pub(crate) claims: Space,
-    /// entity, rev → what was done
+    /// entity, rev → log entry
     pub(crate) log: Space,
     /// shard, entity, rev, number → after-effect
     pub(crate) outbox: Space,
-    /// entity, rev, number → after-effect that could not be delivered
+    /// entity, rev, number → dead letter
     pub(crate) dead: Space,
     /// shard, due time, timer → timer
     pub(crate) timers: Space,
@@ -170,7 +171,8 @@ const TIMERS: &str = "claim.timers";
 
 impl Spaces {
     pub(crate) async fn declare(store: &Store) -> Result<Spaces, StoreError> {
-        // Keys are made of revs of entities, which never come back; a claim is told from others by its id.
+        // A rev of an entity never comes back, so a key with a rev is used once. A claim differs from earlier ones by
+        // its id.
         let used_once = |name: &'static str| store.space(SpaceSpec::new(name).keys_used_once());
         Ok(Spaces {
             claims: used_once(CLAIMS).await?,
@@ -181,7 +183,7 @@ impl Spaces {
         })
     }
 
-    /// Those that were declared before, if all of them were.
+    /// Returns the spaces if all of them were declared before.
     pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>, StoreError> {
         let known = store.spaces().await?;
         let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
@@ -203,14 +205,14 @@ impl Spaces {
         self.log.key(key)
     }
 
-    /// Everything that is logged of an entity.
+    /// All log entries of an entity.
     pub(crate) fn log_of(&self, entity: &EntityId) -> Range {
         let mut key = Vec::with_capacity(entity.len() + 2);
         write_text(&mut key, entity);
         self.log.prefix(key)
     }
 
-    /// The rev behind the entity in a key of the log.
+    /// The rev that follows the entity in a key of the log.
     pub(crate) fn read_rev(key: &Key) -> Option<Rev> {
         let (_, rev) = read_text(key.bytes())?;
         Some(Rev(u64::from_be_bytes(rev.try_into().ok()?)))
@@ -220,7 +222,7 @@ impl Spaces {
         self.outbox.key([&shard_key(shard_of(key.entity.as_bytes())), &key.bytes()[..]].concat())
     }
 
-    /// The after-effects of the same entity that come before one.
+    /// The after-effects of the same entity that come before this one.
     pub(crate) fn effects_before(&self, key: &EffectKey) -> Range {
         let first = EffectKey { rev: Rev(0), number: 0, ..key.clone() };
         self.outbox.range(self.effect(&first).bytes()..self.effect(key).bytes())
@@ -238,7 +240,8 @@ impl Spaces {
 /// The longest id of an execution, in bytes.
 const LONGEST_ID: usize = 512;
 
-/// Names an after-effect: the entity, the rev that the transition gave it, and the place among its after-effects.
+/// Names an after-effect: the entity, its rev after the transition, and the number among the transition's
+/// after-effects.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct EffectKey {
     pub(crate) entity: EntityId,
@@ -262,22 +265,22 @@ impl EffectKey {
         Some(EffectKey { entity: entity.into(), rev: Rev(u64::from_be_bytes(*rev)), number })
     }
 
-    /// What a key of the outbox tells.
+    /// Reads a key of the outbox.
     pub(crate) fn read_outbox(key: &Key) -> Option<EffectKey> {
         EffectKey::read(key.bytes().get(2..)?)
     }
 
-    /// What a key of the dead letters tells.
+    /// Reads a key of the dead letters.
     pub(crate) fn read_dead(key: &Key) -> Option<EffectKey> {
         EffectKey::read(key.bytes())
     }
 
-    /// As receivers see it: the same each time, and unlike that of any other after-effect.
+    /// The key as receivers see it. It is the same for each delivery, and no other after-effect has it.
     pub(crate) fn text(&self) -> String {
         format!("{}:{}:{}", self.entity, self.rev.0, self.number)
     }
 
-    /// The id of the execution that is started for it. An entity's id may be as long as that of an execution.
+    /// The id of the execution to start. The entity's id is hashed if the result would be too long for an execution.
     pub(crate) fn execution(&self, effect: &str) -> ExecutionId {
         let id = format!("{effect}:{}", self.text());
         if id.len() <= LONGEST_ID {
@@ -287,7 +290,7 @@ impl EffectKey {
         format!("{effect}:#{entity:032x}:{}:{}", self.rev.0, self.number).into()
     }
 
-    /// What [`EffectKey::text`] has written.
+    /// Reads what [`EffectKey::text`] has written.
     pub(crate) fn parse(text: &str) -> Option<EffectKey> {
         let (rest, number) = text.rsplit_once(':')?;
         let (entity, rev) = rest.rsplit_once(':')?;
@@ -300,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_after_effects_come_back_as_they_were_written() {
+    fn keys_of_after_effects_are_read_as_they_were_written() {
         for entity in ["a", "in:voice:7", "\0", "ü"] {
             let key = EffectKey { entity: entity.into(), rev: Rev(u64::MAX), number: 3 };
             assert_eq!(EffectKey::read(&key.bytes()), Some(key.clone()));

@@ -1,7 +1,7 @@
-//! Timers of steps: a step that has one is fired by itself when an entity has been at its status for so long.
+//! Timers of steps: a timer fires its step when an entity has been at the step's status for a given time.
 //!
-//! A timer is set by the commit that brings an entity to the status. It is not taken away when the entity leaves: when
-//! it is due, it is looked whether the entity is still there from the same time on.
+//! The commit that brings an entity to the status sets the timer. The timer stays when the entity leaves the status.
+//! When it is due, it fires only if the entity has not left the status since it was set.
 
 use std::collections::HashSet;
 use std::pin::pin;
@@ -27,13 +27,13 @@ use crate::node::alarm::{Alarms, Due, Keeper, alarm_key, read_alarm_key};
 use crate::record::Record;
 use crate::store::{Commit, Key, Order, Timestamp};
 
-/// The shortest and the longest pause before a step is fired again that could not be fired.
+/// The shortest and the longest pause before a step that could not be fired is fired again.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// How long a step that a timer has fired keeps others waiting.
+/// How long a step that a timer has fired holds its permit at most.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How many entities are looked at in one go.
+/// The number of entities, or of timers, that are read at once.
 const PAGE: usize = 500;
 
 /// Adds timers to the part of a commit that brings an entity to a status.
@@ -55,7 +55,7 @@ pub(crate) fn set(
 }
 
 impl Timed {
-    /// What alarms call it.
+    /// The name of the timer for alarms.
     fn name(&self) -> ExecutionId {
         format!("{}\0{}\0{}", self.workflow, self.step_id, self.entity).into()
     }
@@ -78,18 +78,18 @@ impl Keeper for Ring {
     }
 
     async fn ring(claims: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
-        damaged.iter().for_each(|key| tracing::error!(%key, "a timer of a claim workflow is damaged"));
+        damaged.iter().for_each(|key| tracing::error!(%key, "timer of a claim workflow is damaged"));
         for due in due {
             let Ok(timed) = Timed::decode(&due.item.value) else {
-                tracing::error!(key = %due.key, "a timer of a claim workflow is damaged");
+                tracing::error!(key = %due.key, "timer of a claim workflow is damaged");
                 continue;
             };
-            // So many at once; the others wait, and the keeper with them.
+            // The number of permits limits how many steps fire at once. Without a permit the keeper waits.
             let Ok(permit) = claims.ringing.clone().acquire_owned().await else { return false };
             let ringing = Arc::downgrade(claims);
             let env = claims.ledger.store.env().clone();
             claims.ledger.engine.node.runtime.spawn(async move {
-                // An action may take days. Others need not wait for that.
+                // An action may take days, so a slow step gives its permit back.
                 let ringing = pin!(ring(ringing, due.key, timed));
                 let slow = select(ringing, env.sleep(PATIENCE)).await;
                 drop(permit);
@@ -102,14 +102,14 @@ impl Keeper for Ring {
     }
 }
 
-/// Fires the step of a timer, until it was fired or is not wanted any more.
+/// Fires the step of a timer. Deletes the timer, or sets it again if the step must be fired later.
 async fn ring(claims: Weak<Inner>, key: Key, timed: Timed) {
     let Some(claims) = claims.upgrade() else { return };
     let next = match claims.fire_timed(&timed).await {
         Ok(next) => next,
         Err(error) => {
             let (entity, step) = (&timed.entity, timed.step_id);
-            tracing::warn!(%entity, step, %error, "a step could not be fired by its timer yet");
+            tracing::warn!(%entity, step, %error, "the timer could not fire its step yet");
             Some(PAUSES.1)
         }
     };
@@ -121,17 +121,17 @@ async fn ring(claims: Weak<Inner>, key: Key, timed: Timed) {
     }
     while let Err(error) = ledger.store.commit(commit.clone()).await {
         if ledger.engine.is_stopped() || error.is_final() {
-            // It rings again when the next engine starts.
+            // The timer rings again when the next engine starts.
             return;
         }
-        tracing::warn!(%error, "a timer of a claim workflow could not be taken away yet");
+        tracing::warn!(%error, "timer of a claim workflow could not be removed yet");
         ledger.store.env().sleep(PAUSES.0).await;
     }
     due.into_iter().for_each(|due| claims.alarms.set(&timed.name(), due));
 }
 
 impl Inner {
-    /// Fires the step of a timer. Gives after how long it is to be tried again; none if there is nothing left to do.
+    /// Fires the step of a timer. Returns the pause before it must be tried again, or `None` if nothing is left to do.
     async fn fire_timed(self: &Arc<Inner>, timed: &Timed) -> Result<Option<Duration>> {
         let Some(machine) = self.machines.get(&timed.workflow) else { return Ok(None) };
         let step = machine.config.steps.iter().find(|step| step.step_id == timed.step_id);
@@ -148,7 +148,7 @@ impl Inner {
         if status != step.status || since != timed.since {
             return Ok(None);
         }
-        // An entity of the same id may have been added again, or the configuration says another time by now.
+        // An entity with the same id may have been added again, or the configuration may have another duration by now.
         let (now, due) = (self.ledger.store.env().now(), at.plus(timer.after));
         if due > now {
             return Ok(Some(Duration::from_micros(due.0 - now.0)));
@@ -167,14 +167,14 @@ impl Inner {
         })
     }
 
-    /// The rev with which an entity came to the status of a step, 0 if it was added there, and when that was.
+    /// Returns the rev with which an entity reached the status of a step, and when. The rev is 0 if it was added there.
     async fn since(&self, machine: &Machine, standing: &Standing, step: &Step) -> Result<(u64, Timestamp)> {
         let (view, created) = (self.ledger.view().await?, standing.created());
         let mut rest = self.ledger.spaces.log_of(&standing.id);
         loop {
             let page = view.scan(&rest, Order::Descending, 16).await?;
             for (key, item) in &page {
-                // An entity of the same id may have been removed before.
+                // The log may contain entries of a removed entity with the same id.
                 if item.generation <= created.generation {
                     return Ok((0, created.time));
                 }
@@ -191,8 +191,8 @@ impl Inner {
         }
     }
 
-    /// Sets the timers of entities that came to a status in another way than by a step, such as those that were added
-    /// before the workflow had the timer.
+    /// Sets the timers of entities that reached a status without a step, for example entities that were added before
+    /// the workflow had the timer.
     pub(crate) async fn adopt(self: &Arc<Inner>) -> Result<()> {
         let has_timers = |machine: &&Machine| machine.config.steps.iter().any(|step| step.timer.is_some());
         if !self.machines.values().any(|machine| has_timers(&machine)) {
@@ -215,7 +215,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The names of all timers that are set, as hashes.
+    /// The names of all timers in the store, as hashes.
     async fn set_timers(&self) -> Result<HashSet<u64>> {
         let (view, space) = (self.ledger.view().await?, &self.ledger.spaces.timers);
         let (mut names, mut rest) = (HashSet::new(), space.all());
@@ -238,7 +238,7 @@ impl Inner {
             let Some(step) = machine.config.steps.iter().find(|step| step.step_id == timer.step_id) else { continue };
             let (since, at) = self.since(machine, &standing, step).await?;
             let timed = Timed { workflow: machine.name().into(), step_id: timer.step_id, entity: id.clone(), since };
-            // One that is there already, or was put off, stays as it is.
+            // A timer that exists already stays as it is, also if it was postponed.
             if set.contains(&xxh3_64(timed.name().as_bytes())) {
                 continue;
             }

@@ -1,4 +1,5 @@
-//! The rules of a configuration. All of them are looked at, and everything that is wrong is told at once.
+//! The rules of a configuration. All rules are checked, and all findings are reported together. This file reads no JSON
+//! and knows no positions in a file: `read.rs` does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,7 +14,7 @@ const LEASES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 /// The longest name, in bytes.
 const LONGEST_NAME: usize = 256;
 
-/// What the program that runs a workflow has registered. Names are not looked for where it has not said them.
+/// What the program that runs a workflow has registered. With `None`, names are not checked.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     pub(crate) actions: Option<BTreeMap<String, ActionFacts>>,
@@ -21,14 +22,14 @@ pub(crate) struct Known {
     pub(crate) guards: Option<BTreeSet<String>>,
 }
 
-/// Looks at workflows. The route of each is its place in the list.
+/// Checks workflows. The path of each starts with its index in the list.
 pub(crate) fn validate(workflows: &[ClaimWorkflow], known: &Known, findings: &mut Findings) {
     let mut names = BTreeSet::new();
     for (number, workflow) in workflows.iter().enumerate() {
         findings.in_workflow(&workflow.name);
         let route = Route::default().to(number);
         if !names.insert(&workflow.name) {
-            let message = "another workflow has the same name: give each its own";
+            let message = "another workflow has the same name: give each workflow its own name";
             findings.add(Rule::DuplicateId, route.to("workflow"), None, message);
         }
         Validator { workflow, known, route, findings }.validate();
@@ -42,7 +43,7 @@ struct Validator<'a> {
     findings: &'a mut Findings,
 }
 
-/// The place of a field, or of a requester's value in it.
+/// The path of a field, or of a requester's value in it.
 fn within(route: &Route, field: &str, requester: Option<&str>) -> Route {
     let route = route.to(field);
     requester.map_or(route.clone(), |requester| route.to(requester))
@@ -56,7 +57,7 @@ impl Validator<'_> {
             self.findings.in_step(&step.step_key, step.step_id);
             let route = self.route.to("steps").to(number);
             if !ids.insert(step.step_id) {
-                let message = format!("another step has the number {} too: give each its own", step.step_id);
+                let message = format!("another step also has the number {}: give each step its own", step.step_id);
                 self.findings.add(Rule::DuplicateId, route.to("step_id"), None, message);
             }
             if !keys.insert((&step.step_key, &step.status)) {
@@ -76,7 +77,7 @@ impl Validator<'_> {
         self.workflow.status_types.iter().any(|known| known == status)
     }
 
-    /// What is said of the workflow beside its steps.
+    /// Checks the fields of the workflow other than its steps.
     fn whole(&mut self) {
         let workflow = self.workflow;
         self.short(&workflow.name, self.route.to("workflow"));
@@ -93,7 +94,7 @@ impl Validator<'_> {
         }
         let field = &workflow.meta.status_field;
         if let Err(error) = Path::parse(field) {
-            let message = format!("{field:?} is no path in an entity's data: {error}");
+            let message = format!("{field:?} is not a path in an entity's data: {error}");
             self.findings.add(Rule::Format, self.route.to("meta").to("status_field"), None, message);
         }
         for (name, text) in
@@ -129,7 +130,7 @@ impl Validator<'_> {
         self.limits(step, route);
     }
 
-    /// The requesters of a step.
+    /// Checks the requesters of a step.
     fn requesters(&mut self, step: &Step, route: &Route) {
         let named: BTreeSet<&str> = step.named().collect();
         let declared = &self.workflow.requesters;
@@ -148,13 +149,14 @@ impl Validator<'_> {
         let claims = fires.iter().filter(|requester| step.claim(requester).is_some()).count();
         if claims > 0 {
             for requester in fires.iter().filter(|requester| step.claim(requester).is_none()) {
-                let message = "the step is claimed for others and not for this requester: the two can overlap";
+                let message = "the step is claimed for other requesters but not for this one: both can run at once";
                 self.findings.add(Rule::PartlyClaimed, route.to("successful_claim_state"), Some(requester), message);
             }
         }
     }
 
-    /// The seed of all of this: what a claim must be, so that one caller at a time passes and recovery has a way back.
+    /// Checks the two statuses of a claim: only one caller at a time may claim, and recovery needs a status to revert
+    /// to.
     fn claim(&mut self, step: &Step, requester: Option<&str>, claim: &ClaimState, route: &Route) {
         let ClaimState { claim_into, revert_to } = claim;
         let mut add = |rule, message| self.findings.add(rule, route.clone(), requester, message);
@@ -164,9 +166,9 @@ impl Validator<'_> {
             }
         }
         if claim_into == revert_to {
-            add(Rule::ClaimNoOp, format!("it claims into {claim_into:?} and reverts to the same"));
+            add(Rule::ClaimNoOp, format!("it claims into {claim_into:?} and reverts to the same status"));
         } else if revert_to != &step.status {
-            add(Rule::RevertElsewhere, format!("it reverts to {revert_to:?}, and the step is at {:?}", step.status));
+            add(Rule::RevertElsewhere, format!("it reverts to {revert_to:?}, but the step is at {:?}", step.status));
         }
         if claim_into == &step.status {
             add(Rule::ClaimFromItself, format!("it claims into {claim_into:?}, where it starts: every caller passes"));
@@ -174,11 +176,11 @@ impl Validator<'_> {
         let finals = step.successful_state.values();
         let is_final = |of: Option<&str>| requester.is_none() || of.is_none() || of == requester;
         if finals.into_iter().any(|(of, status)| is_final(of) && status == claim_into) {
-            add(Rule::ClaimIntoFinal, format!("it claims into {claim_into:?}, where the step leads to"));
+            add(Rule::ClaimIntoFinal, format!("it claims into {claim_into:?}, the status that the step leads to"));
         }
     }
 
-    /// What the step names.
+    /// Checks the names that a step uses.
     fn names(&mut self, step: &Step, route: &Route) {
         let declared = &self.workflow.actions;
         for (requester, action) in step.action.iter().flat_map(Each::values) {
@@ -203,11 +205,11 @@ impl Validator<'_> {
                     None => step.claim_state.as_ref().and_then(|claims| claims.values().first().map(|(_, it)| *it)),
                 };
                 if non_idempotent && claim.is_none() {
-                    let message = format!("action {action:?} does harm if it runs twice, and is not claimed");
+                    let message = format!("action {action:?} does harm if it runs twice, but the step is not claimed");
                     self.findings.add(Rule::Unclaimed, route.clone(), requester, message);
                 }
                 if writes_nothing && claim.is_some() {
-                    let message = format!("action {action:?} writes nothing: an after-effect would do without a claim");
+                    let message = format!("action {action:?} writes nothing: use an after-effect without a claim");
                     self.findings.add(Rule::ClaimedForNothing, route.clone(), requester, message);
                 }
             }
@@ -231,7 +233,7 @@ impl Validator<'_> {
         }
     }
 
-    /// Names are parts of keys and of ids of executions.
+    /// Checks the length of a name: names are parts of keys and of execution ids.
     fn short(&mut self, name: &str, route: Route) {
         if name.len() > LONGEST_NAME {
             let message = format!("a name has at most {LONGEST_NAME} bytes; this one has {}", name.len());
@@ -252,7 +254,7 @@ impl Validator<'_> {
             self.findings.add(Rule::Limits, route.to("lease"), None, message);
         }
         if step.attempts == Some(0) {
-            let message = "the action is never run: leave this out, or write 1 or more";
+            let message = "the action would never run: remove this field, or write 1 or more";
             self.findings.add(Rule::Limits, route.to("attempts"), None, message);
         }
         if step.timer.as_ref().is_some_and(|timer| timer.after > LEASES.1 * 100) {
@@ -260,7 +262,7 @@ impl Validator<'_> {
         }
     }
 
-    /// Every step that claims into a status has to revert to the same one: otherwise recovery could not tell which.
+    /// All steps that claim into a status must revert to the same status: otherwise recovery cannot know which.
     fn ambiguous(&mut self) {
         if self.workflow.shared_claiming {
             return;
@@ -272,7 +274,7 @@ impl Validator<'_> {
                 if revert_to != claim.revert_to {
                     let message = format!(
                         "it claims into {:?} and reverts to {:?}, but step {} ({}) reverts to {revert_to:?} from \
-                         there: give each its own claiming status, or say \"shared_claiming\": true",
+                         there: give each its own claiming status, or set \"shared_claiming\": true",
                         claim.claim_into, claim.revert_to, first.step_key, first.step_id
                     );
                     let route = self.route.to("steps").to(number);

@@ -1,6 +1,6 @@
-//! Alarms: things that are due at a time, in the store under their shard, in the order of time. The keeper of a space
-//! remembers when the first alarm of each shard is due, and sleeps until the earliest of them is: so a million of them
-//! cost nothing while they wait. It looks at the shards that its node owns, and only when something in them is due.
+//! Alarms: stored due times. Their keys are ordered by shard, then by due time. The keeper of a space remembers when
+//! the first alarm of each shard is due, and sleeps until the earliest of them. So a million waiting alarms cost
+//! nothing. The keeper reads only the shards that its node owns, and only when an alarm in them is due.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -14,14 +14,14 @@ use super::{ExecutionId, Node, woken_or_after};
 use crate::damage::{Scanned, scan_around};
 use crate::store::{Env, Item, Key, Result, Space, Timestamp, View};
 
-/// How long a keeper sleeps at the most, unless it is said: the time of day may be set forward meanwhile, or the
-/// machine have slept.
+/// The longest sleep of a keeper, by default. During a sleep the time of day may be set forward, or the machine may be
+/// suspended.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// How long to wait after the store did not serve.
+/// The pause before a retry, if the store was unavailable.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The alarms of a space, and what their keeper is told of them.
+/// The alarms of a space, and what their keeper must learn about them.
 pub(crate) struct Alarms {
     node: Arc<Node>,
     space: Space,
@@ -31,10 +31,10 @@ pub(crate) struct Alarms {
 }
 
 struct Told {
-    /// The earliest alarm of each shard that was set since the keeper looked last.
+    /// The earliest alarm of each shard that was set since the keeper last looked.
     earliest: Vec<Option<Timestamp>>,
-    /// The keeper sleeps for this alarm, and until then by the clock that is never set. An alarm that is due later than
-    /// both need not wake it.
+    /// The alarm that the keeper sleeps for, and when its sleep ends by the clock that only goes forward. An alarm that
+    /// is due after both does not wake it.
     sleeps: Option<(Timestamp, Duration)>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Due {
     pub(crate) item: Item,
 }
 
-/// The key of an alarm: the shard, when it is due, and which execution it is of.
+/// The key of an alarm: shard, due time, execution.
 pub(crate) fn alarm_key(due: Timestamp, id: &ExecutionId) -> Vec<u8> {
     let mut key = Vec::with_capacity(id.len() + 10);
     write_due(&mut key, shard_of(id.as_bytes()), due);
@@ -53,13 +53,13 @@ pub(crate) fn alarm_key(due: Timestamp, id: &ExecutionId) -> Vec<u8> {
     key
 }
 
-/// When an alarm is due, and which execution it is of.
+/// Returns the due time and the execution of an alarm's key.
 pub(crate) fn read_alarm_key(key: &[u8]) -> Option<(Timestamp, ExecutionId)> {
     let (due, id) = key.get(2..)?.split_first_chunk::<8>()?;
     Some((Timestamp(u64::from_be_bytes(*due)), std::str::from_utf8(id).ok()?.into()))
 }
 
-/// What keys of alarms start with that are due in a shard at a time.
+/// The prefix of the keys of alarms that are due in a shard at a time.
 pub(crate) fn due_key(shard: u16, due: Timestamp) -> Vec<u8> {
     let mut key = Vec::with_capacity(10);
     write_due(&mut key, shard, due);
@@ -71,7 +71,7 @@ fn write_due(key: &mut Vec<u8>, shard: u16, due: Timestamp) {
     key.extend_from_slice(&due.0.to_be_bytes());
 }
 
-/// When a key is due by its place among others, also if it is none of an alarm.
+/// The due time by which a key is ordered. It also works for a damaged key.
 fn place(key: &[u8]) -> Timestamp {
     let mut due = [0; 8];
     due.iter_mut().zip(key.iter().skip(2)).for_each(|(due, byte)| *due = *byte);
@@ -83,24 +83,24 @@ impl Alarms {
         Alarms::on_time(node, space, LONGEST)
     }
 
-    /// The same, with a keeper that sees within so long that the time of day was set forward. While there is an alarm,
-    /// it looks at the clock that often; the store is not asked.
+    /// Like [`Alarms::new`], but the keeper notices within `longest` that the time of day was set forward. While there
+    /// is an alarm, it looks at the clock that often. It does not read the store for that.
     pub(crate) fn on_time(node: &Arc<Node>, space: &Space, longest: Duration) -> Arc<Alarms> {
         let told = Mutex::new(Told { earliest: vec![None; usize::from(COUNT)], sleeps: None });
         let (node, space, woken) = (node.clone(), space.clone(), Notify::new());
         Arc::new(Alarms { node, space, told, woken, longest })
     }
 
-    /// An alarm was committed. Time may have jumped since the keeper went to sleep. If it went ahead, the keeper sleeps
-    /// for longer than until its alarm, and perhaps than until this one; if it went back, this one may be due before
-    /// alarms that were rung.
+    /// An alarm was committed. The time of day may have jumped since the keeper went to sleep. After a jump forward the
+    /// keeper sleeps too long for its own alarm, and perhaps for this one. After a jump back this alarm may be due
+    /// before alarms that were already rung.
     pub(crate) fn set(&self, id: &ExecutionId, due: Timestamp) {
         let env = self.node.store.env();
         let mut told = self.told.lock();
         let earliest = &mut told.earliest[usize::from(shard_of(id.as_bytes()))];
         *earliest = Some(earliest.map_or(due, |earliest| earliest.min(due)));
         let is_in_time = |until| until <= env.monotonic().saturating_add(left(due, env));
-        // A keeper that is awake looks at what it was told before it sleeps.
+        // A keeper that is awake reads `earliest` before it sleeps.
         let wakes = told.sleeps.is_some_and(|(next, until)| due < next || !is_in_time(until));
         drop(told);
         if wakes {
@@ -108,13 +108,13 @@ impl Alarms {
         }
     }
 
-    /// Has all alarms looked at that are due, those that were rung before as well.
+    /// Makes the keeper look at all due alarms again, also at those that were already rung.
     pub(crate) fn look_again(&self) {
         self.told.lock().earliest.fill(Some(Timestamp(0)));
         self.woken.notify_one();
     }
 
-    /// Tells the keeper what was set since it looked last. Time may have gone back since.
+    /// Passes on to the keeper what was set since it last looked. The time of day may have gone back since.
     fn hear(&self, shards: &mut [Position]) {
         for (shard, (position, earliest)) in (0..).zip(shards.iter_mut().zip(&mut self.told.lock().earliest)) {
             let Some(earliest) = earliest.take() else { continue };
@@ -126,7 +126,7 @@ impl Alarms {
         }
     }
 
-    /// Waits until the next alarm is due, or an earlier one is set.
+    /// Waits until the next alarm is due or an earlier one is set.
     async fn wait(&self, env: &Env, next: Option<Timestamp>) {
         let pause = next.map(|next| left(next, env).min(self.longest));
         {
@@ -142,35 +142,35 @@ impl Alarms {
     }
 }
 
-/// How long it is until then, by the time of day.
+/// The time that is left until an alarm is due, by the time of day.
 fn left(due: Timestamp, env: &Env) -> Duration {
     Duration::from_micros(due.0.saturating_sub(env.now().0))
 }
 
-/// How far the keeper is in a shard.
+/// How far the keeper has come in a shard.
 struct Position {
-    /// Everything up to this key was rung. It stays in the store until a commit says that it is done.
+    /// All alarms up to this key were rung. An alarm stays in the store until a commit deletes it.
     rung: Vec<u8>,
-    /// Nothing that was not rung is due before. `None` if there is nothing.
+    /// No alarm that was not rung is due before this time. `None` if there is none.
     next: Option<Timestamp>,
 }
 
-/// A kind of alarm, and what is done with those that are due.
+/// A kind of alarm, and how alarms of this kind are rung.
 pub(crate) trait Keeper: Send + Sync + 'static {
-    /// What the alarms are rung for, as long as it lives.
+    /// The keeper runs for as long as this value lives.
     type Engine: Send + Sync + 'static;
 
-    /// How many alarms are rung together, at the most. The next ones are read when all of them are done.
+    /// The maximum number of alarms that are rung together. The keeper reads more only when all of them are done.
     const BATCH: usize = 256;
 
     fn alarms(engine: &Self::Engine) -> &Arc<Alarms>;
 
-    /// Rings what is due. Gives whether that was done; otherwise it is tried again after a pause. The alarms of damaged
-    /// keys are not rung.
+    /// Rings due alarms. Returns false if they must be rung again after a pause. `damaged` holds the keys that cannot
+    /// be read; their alarms are not rung.
     fn ring(engine: &Arc<Self::Engine>, due: Vec<Due>, damaged: Vec<Key>) -> impl Future<Output = bool> + Send;
 }
 
-/// Sees to alarms that are due from some time on, for as long as the engine lives.
+/// Rings alarms that are due at `from` or later, for as long as the engine lives.
 pub(crate) async fn keep<K: Keeper>(engine: Weak<K::Engine>, from: Timestamp) {
     let begin = |shard| Position { rung: due_key(shard, from), next: Some(from) };
     let mut shards: Vec<Position> = (0..COUNT).map(begin).collect();
@@ -201,7 +201,7 @@ pub(crate) async fn keep<K: Keeper>(engine: Weak<K::Engine>, from: Timestamp) {
     }
 }
 
-/// Rings what is due in some shards, from all of them together. Gives whether that was done.
+/// Rings the due alarms of these shards together. Returns false if they must be rung again.
 async fn look<K: Keeper>(
     engine: &Arc<K::Engine>,
     alarms: &Alarms,
@@ -239,7 +239,7 @@ async fn look<K: Keeper>(
     Ok(true)
 }
 
-/// What is due in a shard and was not rung, so many at the most, and how far its keeper is with that.
+/// Returns at most `limit` due alarms of a shard that were not rung, and the keeper's position after them.
 async fn look_in(
     view: &View,
     space: &Space,

@@ -1,12 +1,12 @@
-//! Parts of keys that every layer above uses.
+//! Parts of keys that all layers above use. This file does not know what the keys are for.
 
-/// A text as a part of a key, that no other one starts with.
+/// Appends a text to a key, with its length first. So no written text is a prefix of another one.
 pub(crate) fn write_text(key: &mut Vec<u8>, text: &str) {
     key.extend_from_slice(&(text.len() as u16).to_be_bytes());
     key.extend_from_slice(text.as_bytes());
 }
 
-/// What [`write_text`] has written, and what follows it.
+/// Returns the text that [`write_text`] has written, and the rest of the key.
 pub(crate) fn read_text(key: &[u8]) -> Option<(&str, &[u8])> {
     let (length, rest) = key.split_first_chunk::<2>()?;
     let (text, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;

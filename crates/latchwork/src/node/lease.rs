@@ -1,8 +1,8 @@
-//! Leases as others see them. Whether a lease is over is for others to say, by a clock that only goes forward: they
-//! have seen the same rev of its record for as long as the lease. So no jump of a clock ends one early, and after a
-//! restart every holder has a full lease again.
+//! Leases as other processes see them. A process decides that a lease of another process has expired after it has seen
+//! the same rev of its record for as long as the lease, by a clock that only goes forward. So a jump of the time of day
+//! never ends a lease early, and after a restart every holder has a full lease again.
 //!
-//! This file reads no store and no clock: it is told what was seen, and when.
+//! This file reads no store and no clock: its callers pass in what they saw, and when.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,32 +15,32 @@ pub(crate) struct Watch {
     seen: HashMap<Uuid, Seen>,
 }
 
-/// A record as it was seen last.
+/// A record as it was last seen.
 struct Seen {
     rev: Rev,
     lease: Duration,
-    /// Since when it was seen at that rev.
+    /// When it was first seen at that rev.
     since: Duration,
 }
 
-/// What a look at a record has shown.
+/// The result of a look at a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The lease was renewed, or there is time left, or the record is not watched.
+    /// The lease was renewed, has time left, or is not watched.
     Holds,
-    /// It was not renewed for as long as it is. The record is still at this rev.
+    /// The lease was not renewed for its full length. The record is still at this rev.
     Over(Rev),
-    /// There is no record.
+    /// The record does not exist.
     Gone,
 }
 
 impl Watch {
-    /// Watches a record that was seen at a rev, from then on.
+    /// Watches a record that was seen at `rev` at the time `since`.
     pub(crate) fn see(&mut self, id: Uuid, rev: Rev, lease: Duration, since: Duration) {
         self.seen.insert(id, Seen { rev, lease, since });
     }
 
-    /// A lease was renewed. Nothing is done for one that is not watched.
+    /// A lease was renewed. Does nothing if the record is not watched.
     pub(crate) fn renew(&mut self, id: Uuid, rev: Rev, now: Duration) {
         if let Some(seen) = self.seen.get_mut(&id) {
             (seen.rev, seen.since) = (rev, now);
@@ -55,12 +55,12 @@ impl Watch {
         self.seen.remove(&id);
     }
 
-    /// Which record is to be looked at next, and when.
+    /// Returns the record to look at next, and when.
     pub(crate) fn next(&self) -> Option<(Duration, Uuid)> {
         self.seen.iter().map(|(id, seen)| (seen.since + seen.lease, *id)).min()
     }
 
-    /// Judges a record that was looked at, and found at this rev.
+    /// Judges a record that was found at this rev.
     pub(crate) fn judge(&mut self, id: Uuid, found: Option<Rev>, now: Duration) -> Verdict {
         let Some(seen) = self.seen.get_mut(&id) else { return Verdict::Holds };
         match found {
@@ -69,7 +69,7 @@ impl Watch {
                 (seen.rev, seen.since) = (rev, now);
                 Verdict::Holds
             }
-            // It may have been renewed here while it was looked at.
+            // This process may have renewed the lease while the record was read.
             Some(rev) if seen.since + seen.lease <= now => Verdict::Over(rev),
             Some(_) => Verdict::Holds,
         }
@@ -87,7 +87,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// Watches a record from second 0 at rev 1; then looks at these seconds, and finds these revs.
+    /// Watches a record from second 0 at rev 1. Then looks at each of these seconds, and finds the given rev.
     #[track_caller]
     fn check(looks: &[(u64, Option<u64>, Verdict)]) {
         let mut watch = Watch::default();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_over_when_its_record_was_seen_unchanged_for_as_long() {
+    fn a_lease_expires_when_its_record_was_seen_unchanged_for_its_length() {
         check(&[(LEASE - 1, Some(1), Verdict::Holds), (LEASE, Some(1), Verdict::Over(Rev(1)))]);
     }
 

@@ -1,7 +1,7 @@
-//! A node: what one process is to a store that others may share. It owns shards, and with them executions; it has a
-//! runtime that all its work is done on, sessions, and alarms; and it is told when a commit had no answer.
+//! A node: one process on a store that other processes may share. It owns shards, and with them executions. It has a
+//! runtime that all its tasks run on, sessions and alarms, and it notifies its engine when a commit had no answer.
 //!
-//! The layers above reach other owners through here alone. A node knows no lock and no workflow.
+//! The layers above reach the owners of other shards only through this module. A node knows no lock and no workflow.
 
 pub(crate) mod alarm;
 mod key;
@@ -36,10 +36,10 @@ text_id!(
     ExecutionId
 );
 
-/// This node owns the shard.
+/// Tag of the check that this node still owns the shard.
 pub(crate) const SHARD: Tag = Tag("shard");
 
-/// How long to wait after the store did not serve.
+/// The pause before a retry after the store was unavailable.
 pub(crate) const AGAIN: Duration = Duration::from_millis(200);
 
 /// Why a node could not do something.
@@ -47,11 +47,11 @@ pub(crate) const AGAIN: Duration = Duration::from_millis(200);
 pub(crate) enum NodeError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A record of a newer program.
-    #[error("{} is of a newer program", .0.place)]
+    /// A newer version of the program has written the record.
+    #[error("{} was written by a newer version of the program", .0.place)]
     Record(BadRecord),
     /// The node has stopped, or has lost the shard.
-    #[error("the node has stopped, or another one has taken over")]
+    #[error("the node has stopped, or another node has taken over")]
     Stopped,
 }
 
@@ -65,7 +65,7 @@ impl NodeError {
     }
 }
 
-/// Waits until it is woken, or so long at the most.
+/// Waits for a notification, but not longer than `pause`.
 pub(crate) async fn woken_or_after(woken: &Notify, env: &Env, pause: Option<Duration>) {
     match pause {
         Some(pause) => drop(select(pin!(woken.notified()), env.sleep(pause)).await),
@@ -75,25 +75,25 @@ pub(crate) async fn woken_or_after(woken: &Notify, env: &Env, pause: Option<Dura
 
 pub(crate) struct Node {
     pub(crate) store: Store,
-    /// Where the node was started: all that it does is done there, wherever it is asked for.
+    /// The runtime on which the node was started. All its work runs there, also if the caller is on another runtime.
     pub(crate) runtime: Runtime,
     shards: Shards,
-    /// Told when a shard was found to be another node's.
+    /// Notified when a commit shows that another node owns a shard.
     lost: Arc<Notify>,
-    /// Told when a commit had no answer.
+    /// Notified when a commit had no answer.
     doubted: Arc<Notify>,
-    /// What the node does beside what it is asked for.
+    /// The background tasks of the node.
     chores: Mutex<Vec<AbortHandle>>,
     stopped: AtomicBool,
 }
 
 impl Node {
-    /// A node that owns everything: the owner before it is replaced.
+    /// Returns a node that owns all shards. It replaces the owner before it.
     pub(crate) async fn owner(store: &Store) -> Result<Arc<Node>, NodeError> {
         Ok(Node::new(store, Shards::all(store).await?))
     }
 
-    /// A node that owns nothing, and replaces no other.
+    /// Returns a node that owns no shard and replaces no other node.
     pub(crate) fn idle(store: &Store) -> Arc<Node> {
         Node::new(store, Shards::none())
     }
@@ -110,13 +110,13 @@ impl Node {
         })
     }
 
-    /// Does something beside, until the node stops.
+    /// Runs a background task until the node stops.
     pub(crate) fn chore(&self, chore: impl Future<Output = ()> + Send + 'static) {
         let Some(runtime) = self.runtime.handle() else { return };
         self.chores.lock().push(runtime.spawn(chore).abort_handle());
     }
 
-    /// Does nothing more.
+    /// Stops the background tasks. The node does nothing more.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         self.chores.lock().drain(..).for_each(|chore| chore.abort());
@@ -126,7 +126,7 @@ impl Node {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// Does something, however long the store does not serve. What else fails is told of, and left.
+    /// Retries `attempt` for as long as the store is unavailable. Any other error is logged, and ends the retries.
     pub(crate) async fn at_last<T, E, F>(&self, what: &str, kind: fn(&E) -> ErrorKind, mut attempt: impl FnMut() -> F)
     where
         F: Future<Output = Result<T, E>>,
@@ -143,43 +143,45 @@ impl Node {
         }
     }
 
-    /// A commit had no answer: what it has set running, if it has landed, is to be looked for.
+    /// A commit had no answer. If it has landed, the executions that it started or woke must be looked for in the
+    /// store.
     pub(crate) fn doubt(&self) {
         self.doubted.notify_one();
     }
 
-    /// Where to wait for that.
+    /// Returns the notification that [`Node::doubt`] sends.
     pub(crate) fn doubted(&self) -> Arc<Notify> {
         self.doubted.clone()
     }
 
-    /// A part of what is done for an execution by its owner. On a node that is not the owner it never lands.
+    /// Returns a part for a commit that only the owner of the execution may make. On any other node it is always
+    /// refused.
     pub(crate) fn for_owner(&self, id: &ExecutionId) -> Part {
         Part::default().check(SHARD, self.shards.check(id.as_bytes()).unwrap_or(NEVER))
     }
 
-    /// A part of what is done by any node to what has a name: an execution, a lock, a session. Callers that it is about
-    /// are told in this memory, so a node that owned it must still do so; what a node that never did has done is found
-    /// in the store.
+    /// Returns a part for a commit that any node may make about a name: an execution, a lock, a session. The callers
+    /// that wait for the name are notified in the memory of its owner. So a node that has owned the name must still own
+    /// it. A node that never owned it needs no check: the owner finds the change in the store.
     pub(crate) fn for_any(self: &Arc<Node>, name: &[u8]) -> Part {
         let Some(check) = self.shards.check(name) else { return Part::default() };
         let (node, name) = (self.clone(), name.to_vec());
         Part::default().check_or(SHARD, check, move || node.lose(&name))
     }
 
-    /// The shard of what has a name was found to be another node's.
+    /// Another node was found to own the shard of the name.
     pub(crate) fn lose(&self, name: &[u8]) {
         if self.shards.lose(name) {
             self.lost.notify_one();
         }
     }
 
-    /// Returns when a shard was found to be another node's, after it was looked which others are. Gives whether any is
-    /// left.
+    /// Waits until another node was found to own a shard, then looks which other shards are lost. Returns true if this
+    /// node still owns any.
     pub(crate) async fn has_lost(&self) -> bool {
         self.lost.notified().await;
         self.shards.look(&self.store).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "it cannot be told which shards are another node's");
+            tracing::warn!(%error, "cannot read which shards another node has taken over");
             true
         })
     }
@@ -189,18 +191,18 @@ impl Node {
         self.shards.owned()
     }
 
-    /// The shards in which this node goes on with what others have left half done to locks. Any node may do that; where
-    /// it owns nothing, there may be no other that does.
+    /// The shards in which this node finishes what other nodes have left half done to locks. Any node may do that. A
+    /// node that owns no shard does it in all of them, because there may be no owner.
     pub(crate) fn served(&self) -> Vec<u16> {
         if self.shards.is_owner() { self.owned() } else { (0..COUNT).collect() }
     }
 
-    /// Whether this node owns an execution, as far as it knows.
+    /// True if this node owns the execution, as far as it knows.
     pub(crate) fn owns(&self, id: &ExecutionId) -> bool {
         self.owns_name(id.as_bytes())
     }
 
-    /// Whether this node owns what has a name, as far as it knows.
+    /// True if this node owns the name, as far as it knows.
     pub(crate) fn owns_name(&self, name: &[u8]) -> bool {
         self.shards.owns(name)
     }

@@ -1,5 +1,6 @@
-//! Sessions: a record that is renewed as long as code in some process is alive. What a session holds it holds as long
-//! as its lease is renewed; what that is only the layers above know, and [`Holdings`] is all that is known of it here.
+//! Sessions: a session is a record that a process renews for as long as its code is alive. It holds locks and claims
+//! for as long as its lease is renewed. This file does not know what a session holds: [`Holdings`] is all that it sees
+//! of that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -19,24 +20,24 @@ use crate::store::{Check, Commit, ErrorKind, Key, Outcome, Receipt, Rev, Space, 
 
 type Result<T, E = NodeError> = std::result::Result<T, E>;
 
-/// The session is as it is known, or there at all.
+/// Tag of the check that the session's record exists, or is still at the known rev.
 const PRESENT: Tag = Tag("present");
 
-/// How long a lease is unless something else is said.
+/// The default lease.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
 /// The name of the space of sessions.
 pub(crate) const SESSIONS: &str = "lock.sessions";
 
-/// What is stored of a session.
+/// The stored record of a session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Lease {
-    /// What it is, for people.
+    /// A label for people.
     pub(crate) label: String,
     pub(crate) lease_us: u64,
     pub(crate) since_us: u64,
     pub(crate) renewed_us: u64,
-    /// The opening of the store in which it began, if only one process can have the store open.
+    /// The opening of the store in which the session began. Only set if a single process can have the store open.
     pub(crate) opening: Option<Uuid>,
 }
 
@@ -49,50 +50,50 @@ pub(crate) async fn declare(store: &Store) -> Result<Space, StoreError> {
 
 /// What sessions hold.
 pub(crate) trait Holdings: Send + Sync {
-    /// A session is lost: code in this process that holds something by it is told.
+    /// A session is lost. Notifies the code in this process that holds something through it.
     fn lost(&self, session: Uuid);
 
-    /// Frees what a session holds whose record is gone, or cannot be read.
+    /// Frees everything that a session holds whose record is gone or cannot be read.
     fn free(self: Arc<Self>, session: Uuid) -> Freeing;
 }
 
 pub(crate) type Freeing = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-/// The sessions of a process, and what it knows of those of others.
+/// The sessions of this process, and what it knows of the sessions of other processes.
 pub(crate) struct Sessions {
     node: Arc<Node>,
     space: Space,
     holdings: Weak<dyn Holdings>,
-    /// The sessions of this process, by their leases. Code without a session of its own shares them, and so do claims.
+    /// The sessions of this process, by their leases. Claims share them, and so does code without a session of its own.
     own: Mutex<BTreeMap<Duration, Arc<Session>>>,
-    /// Held while one of them is begun.
+    /// Held while a shared session is begun.
     beginning: tokio::sync::Mutex<()>,
     /// The sessions that were begun here and have not ended.
     begun: Mutex<BTreeSet<Uuid>>,
-    /// Sessions that end if they are not renewed, and nobody in this process does that by itself.
+    /// Sessions that no task in this process renews. They end if they are not renewed.
     watched: Mutex<Watch>,
     watches: Notify,
-    /// Counts the sessions that were seen to end: what else a session holds is then to be freed.
+    /// Counts the sessions that were seen to end. The layers above then free what such a session held there.
     pub(crate) ended: watch::Sender<u64>,
 }
 
-/// A session that was begun here. When the last handle is dropped, it ends.
+/// A session that was begun here. It ends when the last handle is dropped.
 pub(crate) struct Session {
     sessions: Arc<Sessions>,
     pub(crate) id: Uuid,
     lease: Duration,
     is_lost: watch::Sender<bool>,
-    /// When the last renewal that has landed was begun, by the clock that only goes forward.
+    /// When the last successful renewal was begun, by the clock that only goes forward.
     renewed: Mutex<Duration>,
 }
 
-/// What a session is to be.
+/// The properties of a new session.
 pub(crate) struct Terms {
     pub(crate) lease: Duration,
     pub(crate) label: String,
-    /// Whether it is renewed by itself.
+    /// A task renews the session.
     pub(crate) renews: bool,
-    /// Whether it ends by itself when nothing is held by it.
+    /// The session ends when nothing uses it.
     is_shared: bool,
 }
 
@@ -124,18 +125,18 @@ impl Session {
         self.sessions.end(self.id, None).await
     }
 
-    /// It is lost, and so is what it holds.
+    /// The session is lost, and with it everything that it holds.
     fn lose(&self) {
         self.is_lost.send_replace(true);
         self.sessions.lose(self.id);
     }
 
-    /// Nobody renews it any more: unless it is ended before, it ends when it has not been renewed for its lease.
+    /// No task renews the session any more. It ends when its lease expires, unless it is ended before.
     fn leave(&self) {
         self.sessions.watch(self.id, Rev::default(), self.lease, *self.renewed.lock());
     }
 
-    /// Renews the lease. `false` if it is lost.
+    /// Renews the lease. Returns `false` if it is lost.
     pub(crate) async fn renew(&self) -> Result<bool> {
         let Sessions { node, watched, .. } = &*self.sessions;
         let (env, key) = (node.store.env(), self.sessions.key(self.id));
@@ -145,7 +146,7 @@ impl Session {
             return Ok(false);
         };
         let Ok(record) = Lease::decode(&item.value) else {
-            tracing::error!(session = %self.id, "the record of a session is damaged, and the session is lost");
+            tracing::error!(session = %self.id, "the session's record is damaged: the session is lost");
             self.lose();
             self.leave();
             return Ok(false);
@@ -170,7 +171,7 @@ fn first_rev(receipt: &Receipt) -> Rev {
     receipt.revs.first().copied().flatten().unwrap_or_default()
 }
 
-/// Renews a session until it is lost or nobody wants it any more.
+/// Renews a session until it is lost or no longer used.
 async fn keep(session: Weak<Session>, is_shared: bool) {
     let Some(lease) = session.upgrade().map(|session| session.lease) else { return };
     loop {
@@ -184,10 +185,10 @@ async fn keep(session: Weak<Session>, is_shared: bool) {
             return session.sessions.end_at_last(session.id).await;
         }
         while let Err(error) = session.renew().await {
-            // Others may take over from then on.
+            // Other processes may take over after a full lease without a renewal.
             let since = env.monotonic().saturating_sub(*session.renewed.lock());
             if since >= lease || matches!(error, NodeError::Store(StoreError::Closed)) {
-                tracing::warn!(session = %session.id, %error, "the lease could not be renewed");
+                tracing::warn!(session = %session.id, %error, "the session is lost: its lease could not be renewed");
                 session.lose();
                 return session.leave();
             }
@@ -215,7 +216,7 @@ impl Sessions {
         self.space.key(id.as_bytes())
     }
 
-    /// Begins a session. It is begun though the caller may give up.
+    /// Begins a session. It is begun even if the caller drops this future.
     pub(crate) async fn begin(self: &Arc<Sessions>, terms: Terms) -> Result<Arc<Session>> {
         let sessions = self.clone();
         self.node.runtime.run(async move { sessions.begun(terms).await }).await.unwrap_or(Err(NodeError::Stopped))
@@ -243,12 +244,12 @@ impl Sessions {
         Ok(session)
     }
 
-    /// The session of this process with that lease. It is begun if there is none.
+    /// Returns the session of this process with that lease. Begins it if there is none.
     pub(crate) async fn own(self: &Arc<Sessions>, lease: Duration) -> Result<Arc<Session>> {
         if let Some(session) = self.known_own(lease) {
             return Ok(session);
         }
-        // In a task: a caller that has begun it and is not polled keeps no other caller from it.
+        // In a task, so that a caller that stops polling does not keep the lock and block other callers.
         let sessions = self.clone();
         let begun = self.node.runtime.run(async move {
             let _beginning = sessions.beginning.lock().await;
@@ -278,27 +279,27 @@ impl Sessions {
         drop(lost);
     }
 
-    /// Gives up a session of this process that nothing uses.
+    /// Gives up a shared session if nothing uses it. Returns true if it did.
     fn retire(&self, session: &Arc<Session>) -> bool {
-        // Whoever takes it does so under this lock.
+        // Callers that want the session take it under this lock.
         let mut own = self.own.lock();
-        // Guards, and those who wait for one, have a handle each; here are two.
+        // Each guard and each waiting caller has a handle. Two handles are ours: the argument, and the one in `own`.
         let is_unused = Arc::strong_count(session) <= 2;
         if is_unused {
-            // There is another handle, so it does not end by this.
+            // The caller of this function keeps a handle, so this drop does not end the session.
             drop(own.extract_if(.., |_, own| own.id == session.id).next());
             session.is_lost.send_replace(true);
         }
         is_unused
     }
 
-    /// Gives up the sessions of this process. They end when nothing uses them.
+    /// Gives up the shared sessions of this process. Each ends when nothing uses it.
     pub(crate) fn stop(&self) {
         let own = std::mem::take(&mut *self.own.lock());
         drop(own);
     }
 
-    /// Sends a commit about a session. Gives what the check stands for that has failed, if one has.
+    /// Sends a commit about a session. Returns the tag of the failed check if the commit is refused.
     async fn commit(&self, part: Part) -> Result<Result<Receipt, Tag>> {
         let (commit, placed, rest) = part.place_whole(Commit::new());
         match self.node.store.commit(commit).await? {
@@ -311,7 +312,7 @@ impl Sessions {
         }
     }
 
-    /// Whether a session was begun here and has not ended.
+    /// True if the session was begun here and has not ended.
     pub(crate) fn has_begun(&self, id: Uuid) -> bool {
         self.begun.lock().contains(&id)
     }
@@ -321,7 +322,7 @@ impl Sessions {
         self.watches.notify_one();
     }
 
-    /// Has a session of another process end if it is not renewed, from now on for its lease.
+    /// Watches a session of another process. It ends if it is not renewed within its lease, counted from now.
     pub(crate) fn watch_other(&self, id: Uuid, rev: Rev, lease: Duration) {
         if !self.has_begun(id) && !self.watched.lock().has(id) {
             self.watch(id, rev, lease, self.node.store.env().monotonic());
@@ -338,13 +339,13 @@ impl Sessions {
         self.ended.send_modify(|ended| *ended += 1);
     }
 
-    /// Frees what a session holds that is no more.
+    /// Frees everything that an ended session holds.
     async fn free(&self, id: Uuid) -> Result<()> {
         self.lose(id);
         self.holdings.upgrade().ok_or(NodeError::Stopped)?.free(id).await
     }
 
-    /// Ends a session, if it is still at this rev, and frees what it holds.
+    /// Ends a session and frees what it holds. With a rev, only if the record is still at that rev.
     async fn end(&self, id: Uuid, rev: Option<Rev>) -> Result<()> {
         let key = self.key(id);
         let mut part = self.node.for_any(id.as_bytes()).delete(&key);
@@ -354,7 +355,7 @@ impl Sessions {
         match self.commit(part).await? {
             Ok(_) => {}
             Err(SHARD) => return Err(NodeError::Stopped),
-            // It was renewed.
+            // The session was renewed.
             Err(_) => return Ok(()),
         }
         self.free(id).await?;
@@ -362,9 +363,9 @@ impl Sessions {
         Ok(())
     }
 
-    /// Ends a session, however long the store does not serve.
+    /// Ends a session, and retries for as long as the store is unavailable.
     async fn end_at_last(&self, id: Uuid) {
-        self.node.at_last("a session could not be ended", NodeError::kind, || self.end(id, None)).await;
+        self.node.at_last("session could not be ended", NodeError::kind, || self.end(id, None)).await;
     }
 
     /// Ends all sessions that were begun here, and frees what they hold.
@@ -378,7 +379,7 @@ impl Sessions {
         ended
     }
 
-    /// Ends the sessions of earlier openings of a store that only one process can have open: their process is gone.
+    /// Ends the sessions of earlier openings, if a single process can have the store open: their processes are gone.
     pub(crate) async fn end_previous(&self) -> Result<()> {
         let Some(opening) = self.node.store.opening() else { return Ok(()) };
         let view = self.node.store.view().await?;
@@ -390,7 +391,7 @@ impl Sessions {
             if let Some(id) = Uuid::from_slice(key.bytes()).ok().filter(|_| is_over) {
                 match self.end(id, Some(item.rev)).await {
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
-                        tracing::error!(session = %id, %error, "a session of an earlier opening could not be ended");
+                        tracing::error!(session = %id, %error, "session of an earlier opening could not be ended");
                     }
                     ended => ended?,
                 }
@@ -399,42 +400,42 @@ impl Sessions {
         Ok(())
     }
 
-    /// Sessions that another process has begun, or an earlier one, are given a full lease from now on.
+    /// Watches the sessions of other processes and of earlier ones. Each has a full lease from now on.
     async fn watch_all(&self) -> Result<()> {
         let view = self.node.store.view().await?;
         let sessions = scan_around(&view, &self.space, &self.space.all(), usize::MAX).await?;
         drop(view);
-        // They were seen now, and not before it was looked.
+        // The time is taken after the scan: the records were not seen before.
         let now = self.node.store.env().monotonic();
         let found = sessions.found.iter().map(|(key, item)| (key, item.rev, Lease::decode(&item.value)));
         let damaged = sessions.damaged.iter().map(|key| (key, Rev::default(), Err(Unreadable::Damaged)));
         for (key, rev, record) in found.chain(damaged) {
             let lease = match record {
                 Ok(record) => Duration::from_micros(record.lease_us),
-                // The program that has begun it knows how long its lease is.
+                // Only the program that has begun the session knows how long its lease is.
                 Err(why) if why.is_version() => continue,
                 Err(_) => {
-                    tracing::error!(%key, "a session is damaged, and ends after the usual lease");
+                    tracing::error!(%key, "session record is damaged: the session ends after the default lease");
                     LEASE
                 }
             };
             match Uuid::from_slice(key.bytes()) {
                 Ok(id) => self.watched.lock().see(id, rev, lease, now),
-                Err(_) => tracing::error!(%key, "the key of a session is damaged and is passed over"),
+                Err(_) => tracing::error!(%key, "session key is damaged: skipped"),
             }
         }
         Ok(())
     }
 
-    /// A session whose record cannot be read cannot be renewed either. It loses what it holds, and its record stays.
+    /// A session whose record cannot be read cannot be renewed. It loses what it holds. Its record stays in the store.
     async fn leave_damaged(&self, id: Uuid, error: NodeError) {
-        tracing::error!(session = %id, %error, "a session is damaged, and has lost what it held");
-        let what = "what a damaged session held could not be freed";
+        tracing::error!(session = %id, %error, "session record is damaged: the session has lost what it held");
+        let what = "not everything that a damaged session held could be freed";
         self.node.at_last(what, NodeError::kind, || self.free(id)).await;
         self.forget(id);
     }
 
-    /// Looks whether a session was renewed; if not, it ends.
+    /// Looks whether a session was renewed, and ends it if not.
     async fn look_at(&self, id: Uuid) -> Result<()> {
         let item = self.node.store.view().await?.get(&self.key(id)).await?;
         let now = self.node.store.env().monotonic();
@@ -442,7 +443,7 @@ impl Sessions {
         match verdict {
             Verdict::Holds => Ok(()),
             Verdict::Over(rev) => {
-                tracing::info!(session = %id, "a session was not renewed, and has lost what it held");
+                tracing::info!(session = %id, "session was not renewed: it has lost what it held");
                 self.end(id, Some(rev)).await
             }
             Verdict::Gone => {
@@ -453,10 +454,10 @@ impl Sessions {
         }
     }
 
-    /// Ends sessions that are not renewed, for as long as the node works.
+    /// Ends sessions that are not renewed, until the node stops.
     pub(crate) async fn sweep(self: Arc<Sessions>) {
         let env = self.node.store.env();
-        self.node.at_last("not all sessions of before the start are known", NodeError::kind, || self.watch_all()).await;
+        self.node.at_last("sessions of other processes could not be read", NodeError::kind, || self.watch_all()).await;
         loop {
             let (now, next) = (env.monotonic(), self.watched.lock().next());
             let Some((_, id)) = next.filter(|(due, _)| *due <= now) else {

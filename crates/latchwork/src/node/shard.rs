@@ -1,5 +1,5 @@
-//! Shards: what is owned by a node. Executions are spread over them; every commit that a node makes for an execution
-//! checks that it still owns the shard, so a node that was replaced changes nothing more.
+//! Shards: each is owned by one node at a time. Executions are spread over them. Every commit that a node makes for an
+//! execution checks that the node still owns the shard, so a node that was replaced changes nothing more.
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -8,13 +8,13 @@ use super::NodeError;
 use crate::record::{Record, stored};
 use crate::store::{Check, Commit, Generation, Key, Order, Result, Rev, Space, SpaceSpec, Store};
 
-/// How many shards there are.
+/// The number of shards.
 pub(crate) const COUNT: u16 = 64;
 
-/// Tells which node owns a shard.
+/// The stored record of a shard: its owner.
 #[derive(Serialize, Deserialize)]
 struct Shard {
-    /// Another one for each node.
+    /// A new id for each node.
     owner: String,
 }
 
@@ -23,7 +23,7 @@ stored!(Shard);
 /// number → owner
 const SHARDS: &str = "node.shards";
 
-/// The shards of a node. One that only operates never owns any.
+/// The shards of a node. An idle node never owns any.
 pub(super) struct Shards {
     space: Option<Space>,
     owned: Mutex<Vec<Owned>>,
@@ -35,22 +35,22 @@ enum Owned {
     Never,
     /// The rev of the shard's record is its epoch: the next owner moves it.
     At(Key, Rev),
-    /// It was found to be another node's.
+    /// Another node was found to own it.
     Lost,
 }
 
 impl Shards {
-    /// Owns none.
+    /// Owns no shard.
     pub(super) fn none() -> Shards {
         Shards { space: None, owned: Mutex::new(vec![Owned::Never; usize::from(COUNT)]) }
     }
 
-    /// Becomes the owner of all shards: the node that was it before is refused from now on.
+    /// Becomes the owner of all shards. From now on every commit of the owner before is refused.
     pub(super) async fn all(store: &Store) -> Result<Shards, NodeError> {
         let space = store.space(SpaceSpec::new(SHARDS)).await?;
         let keys: Vec<Key> = (0..u64::from(COUNT)).map(|shard| space.key(shard.to_be_bytes())).collect();
         for (key, item) in store.view().await?.scan(&space.all(), Order::Ascending, usize::MAX).await? {
-            // What a newer program owns is not taken from it: it may mean something else by owning it.
+            // A shard of a newer program is not taken over: to that program, ownership may mean something else.
             if let Some(why) = Shard::decode(&item.value).err().filter(|why| why.is_version()) {
                 return Err(NodeError::Record(why.at(format!("shard {key}"))));
             }
@@ -62,8 +62,8 @@ impl Shards {
         Ok(Shards { space: Some(space), owned: Mutex::new(owned.collect()) })
     }
 
-    /// What tells that this node owns what has a name. A node that has lost it cannot tell that; one that never owned
-    /// it need not.
+    /// Returns the check that this node owns the name. If the node has lost the name, the check always fails. If it
+    /// never owned the name, there is no check.
     pub(super) fn check(&self, name: &[u8]) -> Option<Check> {
         match &self.owned.lock()[usize::from(shard_of(name))] {
             Owned::Never => None,
@@ -72,7 +72,7 @@ impl Shards {
         }
     }
 
-    /// The shard of what has a name was found to be another node's. Gives whether this node has thought it its own.
+    /// Another node was found to own the shard of the name. Returns true if it was known as this node's.
     pub(super) fn lose(&self, name: &[u8]) -> bool {
         let mut owned = self.owned.lock();
         let shard = &mut owned[usize::from(shard_of(name))];
@@ -83,12 +83,12 @@ impl Shards {
         was_owned
     }
 
-    /// Whether this node owns what has a name, as far as it knows.
+    /// True if this node owns the name, as far as it knows.
     pub(super) fn owns(&self, name: &[u8]) -> bool {
         matches!(self.owned.lock()[usize::from(shard_of(name))], Owned::At(..))
     }
 
-    /// Whether this node owns shards, or has.
+    /// True if this node owns shards, or has owned some.
     pub(super) fn is_owner(&self) -> bool {
         self.space.is_some()
     }
@@ -99,7 +99,7 @@ impl Shards {
         (0..COUNT).zip(&*owned).filter(|(_, owned)| matches!(owned, Owned::At(..))).map(|(shard, _)| shard).collect()
     }
 
-    /// Finds out which shards are still this node's. Gives whether any is.
+    /// Looks which shards this node still owns. Returns true if there are any.
     pub(super) async fn look(&self, store: &Store) -> Result<bool> {
         let Some(space) = &self.space else { return Ok(false) };
         let found = store.view().await?.scan(&space.all(), Order::Ascending, usize::MAX).await?;
@@ -116,15 +116,15 @@ impl Shards {
     }
 }
 
-/// What never holds.
+/// A check that always fails.
 pub(super) const NEVER: Check = Check::AtGeneration(Generation(u64::MAX));
 
-/// The shard of what has a name.
+/// The shard of a name.
 pub(crate) fn shard_of(name: &[u8]) -> u16 {
     (xxhash_rust::xxh3::xxh3_64(name) % u64::from(COUNT)) as u16
 }
 
-/// What keys start with that the owner of a shard scans.
+/// The prefix of the keys that the owner of a shard scans.
 pub(crate) fn shard_key(shard: u16) -> [u8; 2] {
     shard.to_be_bytes()
 }

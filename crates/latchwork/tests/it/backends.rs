@@ -1,5 +1,5 @@
-//! The backends that tests of the suite run on: memory, files on a simulated disk without threads, and files in a real
-//! directory with threads. Logs and overlays are small, so that folding and new segments happen all the time.
+//! The backends that the tests run on: memory, files on a simulated disk without threads, and files in a real directory
+//! with threads. Logs and overlays are small, so that commits are folded and segments switched all the time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use latchwork::entity::Entities;
 use latchwork::store::disk::sim::SimDisk;
 use latchwork::store::{Env, FileOptions, Limits, Store, VirtualClock};
 
-/// A place for one store and what it needs around it.
+/// The place of one store, with its disk and clock.
 pub(crate) struct Bench {
     kind: Kind,
     pub(crate) env: Env,
@@ -47,12 +47,12 @@ impl Bench {
         Bench { kind, env, clock, limits, disk: SimDisk::new(), directory }
     }
 
-    /// Whether what was committed is still there after the last handle has gone.
+    /// True if commits survive the last handle of the store.
     pub(crate) fn is_durable(&self) -> bool {
         self.kind != Kind::Memory
     }
 
-    /// Opens the store of this bench, again if it was open before.
+    /// Opens the store of this bench, or opens it again.
     pub(crate) async fn open(&self) -> Store {
         match self.kind {
             Kind::Memory => Store::memory_with(self.env.clone(), self.limits).await.expect("a store in memory"),
@@ -65,12 +65,12 @@ impl Bench {
         Entities::on(&self.open().await).await.expect("the entities of the store")
     }
 
-    /// Opens a data directory on the disk that this bench's snapshots go to.
+    /// Opens a data directory on the disk of this bench's snapshots.
     pub(crate) async fn open_at(&self, path: &Path) -> Store {
         self.options().open(path).await.expect("the directory opens")
     }
 
-    /// How this bench opens directories.
+    /// The options with which this bench opens directories.
     pub(crate) fn options(&self) -> FileOptions {
         let options = FileOptions::new()
             .env(self.env.clone())
@@ -94,11 +94,11 @@ impl Bench {
 }
 
 /// Runs one test to its end, or fails it if it hangs.
-#[allow(clippy::disallowed_methods)] // What is virtual is moved by what is not.
+#[allow(clippy::disallowed_methods)] // Real time moves the virtual clock.
 pub(crate) fn run<F: Future<Output = ()>>(bench: Bench, test: impl FnOnce(Bench) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     runtime.block_on(async {
-        // Whoever sleeps is woken when nobody else has anything to do.
+        // When no task has anything to do, virtual time moves to the next deadline.
         let (clock, env) = (bench.clock.clone(), bench.env.clone());
         let waking = async move {
             loop {
@@ -115,8 +115,8 @@ pub(crate) fn run<F: Future<Output = ()>>(bench: Bench, test: impl FnOnce(Bench)
     });
 }
 
-/// Makes a test of each function for each backend: `the_function::memory` and so on. What stands before a name, as
-/// `#[ignore]`, counts for all of its tests.
+/// Makes a test of each function for each backend: `the_function::memory` and so on. An attribute before a name, such
+/// as `#[ignore]`, applies to all of its tests.
 macro_rules! on_every_backend {
     ($($(#[$attribute:meta])* $test:ident),* $(,)?) => {$(
         mod $test {

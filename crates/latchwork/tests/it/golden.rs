@@ -1,10 +1,10 @@
-//! Data directories of released formats, which every later build must open, verify and go on with. Each is a folder in
+//! Data directories of released formats, which every later build must open, verify and continue. Each is a folder in
 //! `golden/`, named by its number. A new one is written when stored bytes change in a release:
 //!
 //!     LATCHWORK_GOLDEN=write cargo test -p latchwork-tests --test it golden
 //!
-//! writes the last of them anew. Raise `LAST` before to keep those that are there, and write a file that says what the
-//! new one holds, as `limits` does for 2: the code of the others must go on with what they hold.
+//! writes the last of them again. To keep the existing ones, raise `LAST` first, and write a file that says what the
+//! new directory holds, as `limits` does for 2: the code of each directory must be able to continue it.
 
 mod limits;
 mod pack;
@@ -18,7 +18,7 @@ use latchwork::store::{Env, FileOptions, Limits, Store, VirtualClock};
 /// The number of the newest directory.
 const LAST: u32 = 2;
 
-/// A directory opens with any options that its segments suit. These make it small.
+/// A directory opens with any options that fit its segments. These options keep it small.
 async fn open(directory: &Path, env: Env) -> Store {
     let mut limits = Limits::default();
     (limits.value_bytes, limits.operations, limits.commit_bytes) = (1 << 20, 4000, 2 << 20);
@@ -30,8 +30,8 @@ fn folder(number: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("it/golden").join(number.to_string())
 }
 
-/// Waits for something while time goes by, an hour at a time.
-#[allow(clippy::disallowed_methods)] // What is virtual is moved by what is not.
+/// Waits for a future while virtual time passes, an hour at a time.
+#[allow(clippy::disallowed_methods)] // Real time moves the virtual clock.
 async fn as_time_goes_by<T>(clock: &VirtualClock, future: impl Future<Output = T>) -> T {
     let passing = async {
         loop {
@@ -45,15 +45,15 @@ async fn as_time_goes_by<T>(clock: &VirtualClock, future: impl Future<Output = T
     }
 }
 
-/// Whether nothing of the store, or of what the library keeps in it, is damaged.
+/// Checks that nothing in the store, or in the library's records, is damaged.
 async fn verify(store: &Store) {
     assert_eq!(store.verify().await.unwrap(), []);
     assert_eq!(latchwork::entity::Entities::on(store).await.unwrap().verify().await.unwrap(), []);
 }
 
-/// Stands for every upgrade there will be: what an older program has left is there, whole, and goes on.
+/// Stands for every future upgrade: what an older program stored is complete, and its executions continue.
 #[tokio::test]
-async fn every_directory_that_was_ever_written_opens_and_its_executions_go_on() {
+async fn every_directory_that_was_ever_written_opens_and_its_executions_continue() {
     if std::env::var("LATCHWORK_GOLDEN").is_ok_and(|what| what == "write") {
         let directory = tempfile::tempdir().unwrap();
         let (env, clock) = Env::seeded(7);

@@ -1,6 +1,6 @@
-//! Tests of the library's public API, one binary; a folder a noun.
+//! Tests of the library's public API: one binary, with one folder for each noun.
 
-// A test ends where something unexpected happens, and nothing here is reached from outside.
+// A test ends where something unexpected happens, and no other crate uses these items.
 #![allow(missing_docs, clippy::unwrap_used, unreachable_pub)]
 
 mod backends;

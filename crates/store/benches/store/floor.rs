@@ -1,5 +1,5 @@
-//! The floor: the same bytes appended to a preallocated file with one fdatasync a group, grouped as the store groups,
-//! and nothing else. A limit, not a candidate.
+//! The floor: appends the same bytes to a preallocated file with one fdatasync per group, grouped as the store groups,
+//! and does nothing else. It is a bound to compare with, not an alternative to the store.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

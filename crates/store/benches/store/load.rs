@@ -1,5 +1,5 @@
-//! The load of the suite: callers that each wait for their own commit of 2 checks and 3 puts of 150 bytes, on keys of
-//! their own, so that nothing conflicts.
+//! The load of the suite: each caller waits for its own commit of 2 checks and 3 puts of 150 bytes. Each caller has its
+//! own keys, so that no commits conflict.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,13 +11,13 @@ use tokio::runtime::Runtime;
 
 use crate::floor::Floor;
 
-/// Keys over all callers.
+/// The number of keys of all callers together.
 pub(crate) const KEYS: usize = 100_000;
 pub(crate) const VALUE_BYTES: usize = 150;
 pub(crate) const KEY_BYTES: usize = 40;
 pub(crate) const PAYLOAD_BYTES: usize = 3 * (KEY_BYTES + VALUE_BYTES);
 
-/// One caller's keys, and the revs it last saw of them.
+/// One caller's keys, and the revs that it last saw.
 pub(crate) struct Caller {
     keys: Vec<(Key, Option<Rev>)>,
     random: fastrand::Rng,
@@ -39,7 +39,7 @@ impl Caller {
         [start, (start + step) % self.keys.len(), (start + 2 * step) % self.keys.len()]
     }
 
-    /// The next commit, and which keys it writes.
+    /// The next commit, and the keys that it writes.
     fn next(&mut self) -> (Commit, [usize; 3]) {
         let mut picked = self.pick();
         if picked[0] == picked[2] || picked[0] == picked[1] || picked[1] == picked[2] {
@@ -62,13 +62,13 @@ impl Caller {
 
     pub(crate) async fn commit(&mut self, store: &Store) {
         let (commit, picked) = self.next();
-        let receipt = store.commit(commit).await.expect("the store works").applied().expect("nobody else writes here");
+        let receipt = store.commit(commit).await.expect("the store works").applied().expect("no commits conflict");
         for (index, rev) in picked.into_iter().zip(receipt.revs) {
             self.keys[index].1 = rev;
         }
     }
 
-    /// The same commit for the floor: its bytes, and nothing made of its checks.
+    /// Sends the bytes of the same commit to the floor, which ignores its checks.
     pub(crate) async fn append(&mut self, floor: &Floor, bytes: &mut Vec<u8>) {
         let (commit, picked) = self.next();
         bytes.clear();
@@ -85,12 +85,12 @@ impl Caller {
     }
 }
 
-/// Makes callers once, so that several rounds go on with what they know.
+/// Creates the callers once. Later rounds continue with the revs that they know.
 pub(crate) fn callers(space: &Space, count: usize) -> Vec<Caller> {
     (0..count).map(|number| Caller::new(space, number, count)).collect()
 }
 
-/// Runs callers for a while; gives their commits per second. `seen` counts commits as they happen.
+/// Runs callers for `duration` and returns their commits per second. `seen` counts commits as they happen.
 pub(crate) fn run(
     runtime: &Runtime,
     store: &Store,
@@ -126,7 +126,7 @@ pub(crate) fn run(
     rate
 }
 
-/// The floor's commits per second with as many callers that make the same commits.
+/// Returns the floor's commits per second with the same number of callers that make the same commits.
 pub(crate) fn run_floor(runtime: &Runtime, floor: &Arc<Floor>, callers: &mut Vec<Caller>, duration: Duration) -> f64 {
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::new(AtomicU64::new(0));

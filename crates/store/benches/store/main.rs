@@ -1,5 +1,5 @@
-//! The suite `store`: the store's speed as ratios to floors that are measured in the same run. Run it by
-//! `cargo xtask bench store`; docs/BENCHMARKS.md holds the figures and says what each of them means.
+//! The suite `store`: the store's speed as ratios to floors that are measured in the same run. Run it with
+//! `cargo xtask bench store`. docs/BENCHMARKS.md contains the figures and explains each of them.
 
 // Benchmarks measure the machine's own time.
 #![allow(clippy::disallowed_methods)]

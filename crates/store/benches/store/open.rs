@@ -1,5 +1,5 @@
-//! Opening after SIGKILL. A child writes and is killed; another child opens what it left, so that its memory is its
-//! own.
+//! Opening after SIGKILL. A child process writes and is killed. Another child opens the store, so that its memory can
+//! be measured alone.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -26,14 +26,14 @@ pub(crate) fn open(report: &mut Report) {
     report.add(Figure { name: "store.open.memory", value: memory, unit: "MB resident", floor: 200.0, target: "≤ 1" });
 }
 
-/// The median time to open after so many commits, and the largest memory seen.
+/// Returns the median time to open after `commits` commits, and the largest memory seen.
 fn measure(commits: u64, rounds: usize) -> (f64, f64) {
     let (mut times, mut memory) = (Vec::new(), 0.0f64);
     for _ in 0..rounds {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("store");
         load_and_kill(&path, commits);
-        // The first open finds what the kill left; what it leaves itself is another matter.
+        // Only the first open after the kill is measured: it changes the directory for later ones.
         let output = Command::new(std::env::current_exe().expect("this program"))
             .arg("child-open")
             .arg(&path)
@@ -63,7 +63,7 @@ fn load_and_kill(path: &Path, commits: u64) {
     child.wait().expect("its end");
 }
 
-/// Commits until there are enough, says so at once, and goes on until killed.
+/// Commits until there are enough, prints a line, and continues until it is killed.
 pub(crate) fn child_load<'a>(mut words: impl Iterator<Item = &'a str>) {
     let path = words.next().expect("a directory");
     let commits: i64 = words.next().and_then(|count| count.parse().ok()).expect("a count");

@@ -1,4 +1,4 @@
-//! Point reads: of the present, beside writers, and of the past.
+//! Point reads: of the newest generation, beside writers, and of the past.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +26,7 @@ fn name(index: usize) -> String {
     format!("{index:0>KEY_BYTES$}")
 }
 
-/// Reads random keys through one view after another for a while; gives reads per second.
+/// Reads random keys through one view after another for `duration`. Returns reads per second.
 async fn read_for(store: &Store, keys: &[Key], duration: Duration) -> f64 {
     let mut random = fastrand::Rng::with_seed(1);
     let begin = Instant::now();
@@ -52,7 +52,7 @@ fn present(runtime: &Runtime, report: &mut Report) {
             assert!(store.commit(put).await.expect("a commit").is_applied());
         }
         while store.maintain().await.expect("maintenance") {}
-        // What was folded last stays at hand for a moment; the figure is about reads from the index.
+        // Once more: what was folded last may still be in memory, and the figure is about reads from the index.
         store.maintain().await.expect("maintenance");
     });
     let bare = Bare::create(&directory.path().join("bare"));
@@ -79,7 +79,7 @@ fn present(runtime: &Runtime, report: &mut Report) {
             rates
         }
     });
-    // Writers know nothing of the keys that are there, so they write others beside them.
+    // Writers do not know the revs of the existing keys, so they write other keys in their own space.
     let writers = runtime.block_on(store.space(SpaceSpec::new("writers"))).expect("a space");
     let mut writers = callers(&writers, 256);
     let seconds = if report.quick { 3 } else { 12 };
@@ -92,7 +92,7 @@ fn present(runtime: &Runtime, report: &mut Report) {
     report.add(Figure { name: "store.read.beside_writers", value: beside, unit: "reads/s", floor: value, target });
 }
 
-/// A redb file with the same keys and values, read without anything around it.
+/// A plain redb file with the same keys and values.
 struct Bare {
     db: Database,
 }

@@ -1,17 +1,17 @@
-//! Figures as a table, or as one JSON object a line.
+//! Prints figures as a table, or as one JSON object per line.
 
 use std::cell::Cell;
 
 /// Collects and prints figures.
 pub(crate) struct Report {
     json: bool,
-    /// Whether runs are cut short: for trying out, not for figures.
+    /// True for short runs that only try out the suite. Their figures must not be quoted.
     pub(crate) quick: bool,
     wanted: Vec<String>,
     figures: Cell<usize>,
 }
 
-/// A figure with what it is held against.
+/// A figure with the floor that it is compared with.
 pub(crate) struct Figure<'a> {
     pub(crate) name: &'a str,
     pub(crate) value: f64,
@@ -21,7 +21,7 @@ pub(crate) struct Figure<'a> {
 }
 
 impl Report {
-    /// As the command line asks: `--json`, `--quick`, and the names that are wanted.
+    /// Reads the command line: `--json`, `--quick`, and the names of the wanted figures.
     pub(crate) fn from_arguments() -> Report {
         let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
         let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
@@ -37,7 +37,7 @@ impl Report {
         Report { json, quick, wanted, figures: Cell::new(0) }
     }
 
-    /// Whether a figure was asked for: all are, unless some are named.
+    /// True if a figure is wanted. Without names on the command line all are.
     pub(crate) fn wants(&self, name: &str) -> bool {
         self.wanted.is_empty() || self.wanted.iter().any(|wanted| name.starts_with(wanted.as_str()))
     }
@@ -60,12 +60,12 @@ impl Report {
             std::process::exit(2);
         }
         if !self.json && self.quick {
-            println!("quick run: these are no figures to quote");
+            println!("quick run: do not quote these figures");
         }
     }
 }
 
-/// The middle of some measurements.
+/// The median of measurements.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -78,7 +78,8 @@ pub(crate) fn resident_mb() -> f64 {
     pages * 4096.0 / 1e6
 }
 
-/// Bytes this process has written to files. The kernel's `write_bytes` counts whole folios, many times what is written.
+/// The bytes that this process has written to files. The kernel's `write_bytes` counts whole folios, which is many
+/// times as much.
 pub(crate) fn bytes_written() -> f64 {
     let io = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
     let line = io.lines().find_map(|line| line.strip_prefix("wchar: "));

@@ -1,4 +1,4 @@
-//! Latency, rates and the long run.
+//! Latency, commits per second, and a long run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ pub(crate) fn opened(runtime: &Runtime, directory: &std::path::Path) -> (Store, 
     })
 }
 
-/// One caller; store and floor take turns, so that a slow moment of the machine hits both.
+/// Measures one caller. Store and floor take turns, so that a slow moment of the machine affects both.
 pub(crate) fn latency(runtime: &Runtime, report: &mut Report) {
     if !report.wants("store.latency.1") {
         return;
@@ -80,7 +80,7 @@ pub(crate) fn rates(runtime: &Runtime, report: &mut Report) {
     }
 }
 
-/// Two minutes of 256 callers: does it slow down, does it grow, and what does it write?
+/// Runs 256 callers for two minutes. Shows whether the rate falls, whether memory grows, and how much is written.
 pub(crate) fn sustained(runtime: &Runtime, report: &mut Report) {
     if !report.wants("store.sustained.256") && !report.wants("store.bytes") {
         return;

@@ -1,5 +1,5 @@
-//! The seam between the store and its medium. The log and the index reach files only through it, so that both run on
-//! a simulated disk that loses power, tears pages, fills up and fails.
+//! The interface between the store and its files. The log and the index use files only through it, so that both also
+//! run on a simulated disk that loses power, tears pages, fills up and fails.
 
 use std::fmt::Debug;
 use std::io;
@@ -16,52 +16,53 @@ pub(crate) use shadow::{ShadowDisk, ShadowFile};
 
 /// A place for directories and files.
 pub trait Disk: Debug + Send + Sync + 'static {
-    /// Creates a directory and its parents, where missing.
+    /// Creates a directory and its parents, if they are missing.
     fn create_directory(&self, path: &Path) -> io::Result<()>;
-    /// The names in a directory; an error of kind `NotFound` if there is none.
+    /// Returns the names in a directory; fails with kind `NotFound` if the directory does not exist.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
     /// Opens a file for reading and writing.
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>>;
-    /// Renames a file, replacing what has the new name.
+    /// Renames a file and replaces any file that has the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Makes created, renamed and removed names of a directory durable.
+    /// Makes the created, renamed and removed names of a directory durable.
     fn sync_directory(&self, path: &Path) -> io::Result<()>;
-    /// Takes the lock that the file at `path` stands for, until the guard is dropped. `Err(Ok(owner))` names the
-    /// process that has it.
+    /// Acquires the lock of the file at `path` until the guard is dropped. `Err(Ok(owner))` names the process that
+    /// holds it.
     fn lock(&self, path: &Path, how: Lock) -> Result<Box<dyn DirectoryLock>, io::Result<String>>;
 }
 
 /// How a file is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Open {
-    /// It must exist.
+    /// The file must exist.
     Existing,
-    /// It must exist, and will not be written.
+    /// The file must exist and will not be written.
     ReadOnly,
-    /// It is created, or emptied if it exists.
+    /// The file is created, or emptied if it exists.
     Fresh,
 }
 
 /// How a directory is locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lock {
-    /// Against everybody else.
+    /// Excludes every other lock.
     Exclusive,
-    /// Against those who want it exclusively. Nothing is written: without a file, nobody has it.
+    /// Excludes only exclusive locks. It writes nothing: if the lock file does not exist, no process has the directory
+    /// open.
     Shared,
 }
 
 /// An open file.
 pub trait DiskFile: Debug + Send + Sync + 'static {
-    /// Fills `bytes` from `offset` on; fails at the file's end.
+    /// Fills `bytes` from `offset` on; fails if the file ends before.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// The length.
     fn length(&self) -> io::Result<u64>;
-    /// Cuts or extends with zeros.
+    /// Truncates the file or extends it with zeros.
     fn set_length(&self, length: u64) -> io::Result<()>;
     /// Makes contents and length durable.
     fn sync(&self) -> io::Result<()>;
@@ -70,7 +71,7 @@ pub trait DiskFile: Debug + Send + Sync + 'static {
 /// Held while a data directory is in use.
 pub trait DirectoryLock: Debug + Send + Sync {}
 
-/// Writes a small file so that it is there whole or not at all.
+/// Writes a small file atomically: after a crash it is complete or absent.
 pub(crate) fn write_whole(disk: &dyn Disk, directory: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
     let temporary: PathBuf = directory.join(format!("{name}.new"));
     let file = disk.open(&temporary, Open::Fresh)?;

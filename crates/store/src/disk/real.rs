@@ -1,4 +1,4 @@
-//! The operating system's files.
+//! Files of the operating system. This file only passes calls on; it knows nothing of the log or the index.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{DirectoryLock, Disk, DiskFile, Lock, Open};
 
-/// The operating system's files.
+/// Files of the operating system.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RealDisk;
 
@@ -29,7 +29,7 @@ impl Disk for RealDisk {
             Ok(_) => return Err(io::Error::new(io::ErrorKind::NotADirectory, "it is a file, not a directory")),
             Err(_) => {}
         }
-        // A new directory is as sure as its name in the one above.
+        // A new directory is durable only once its name in the parent directory is.
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         self.create_directory(parent)?;
         match std::fs::create_dir(path) {

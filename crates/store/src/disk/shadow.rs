@@ -1,4 +1,4 @@
-//! Files that are read from a disk and written to memory: how something is opened that must not change.
+//! A disk whose files are read from another disk and written to memory. It opens a directory that must not change.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{DirectoryLock, Disk, DiskFile, Lock, Open};
 
-/// A disk that shows another one and changes nothing of it.
+/// Reads from another disk and changes nothing there.
 #[derive(Debug)]
 pub(crate) struct ShadowDisk(pub(crate) Arc<dyn Disk>);
 
@@ -34,7 +34,7 @@ impl Disk for ShadowDisk {
     }
 
     fn remove(&self, _path: &Path) -> io::Result<()> {
-        // What opening would clear away stays for whoever may.
+        // An opening that may write removes the file later.
         Ok(())
     }
 
@@ -49,8 +49,7 @@ impl Disk for ShadowDisk {
 
 const BLOCK: u64 = 4096;
 
-/// Reads from a file and writes to memory, so that a file can be opened, repaired and checked as it lies there without
-/// being changed.
+/// Reads from a file and writes to memory. So a file can be opened, repaired and checked without being changed.
 #[derive(Debug)]
 pub(crate) struct ShadowFile {
     base: Arc<dyn DiskFile>,
@@ -60,7 +59,7 @@ pub(crate) struct ShadowFile {
 #[derive(Debug)]
 struct Shadow {
     length: u64,
-    /// What of the base still shows.
+    /// How many bytes of the base are still visible. A truncation hides the rest.
     base_length: u64,
     blocks: BTreeMap<u64, Box<[u8]>>,
 }
@@ -81,7 +80,7 @@ impl ShadowFile {
     }
 }
 
-/// The parts of `[offset, offset + length)` by block: block, start within it, length.
+/// Splits `[offset, offset + length)` by block. Returns for each part the block, the start within it and the length.
 fn parts(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize)> {
     let end = offset + length as u64;
     let mut at = offset;

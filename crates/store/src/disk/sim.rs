@@ -1,8 +1,8 @@
-//! A disk in memory that behaves as badly as disks may. It records every write and sync, builds the images a power
-//! loss could leave at any point of that record, and fails when told to.
+//! A disk in memory that shows every failure that a real disk may show. It records every write and sync, builds the
+//! images that a power loss could leave at any point of that recording, and returns errors on request.
 //!
-//! What it supposes of a real disk: a write reaches the medium in sectors of 512 bytes, each whole or not at all and
-//! in any order until its file is synced; names of a directory change in order, and are sure after a sync of it.
+//! It assumes of a real disk: a write reaches the medium in sectors of 512 bytes, each sector whole or not at all, in
+//! any order until the file is synced. The names of a directory change in order and are durable after a sync of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,27 +20,27 @@ mod recording;
 
 pub use self::recording::{Recording, Walk};
 
-/// What reaches the medium whole or not at all.
+/// The unit that reaches the medium whole or not at all.
 pub const SECTOR: usize = 512;
 
-/// Something a program did to the disk, or a note of the test between two of them.
+/// One change or sync of the disk, or a note that the test adds between two of them.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A name was given to a new, empty file.
+    /// A new, empty file was created under a name.
     Create(PathBuf, FileId),
-    /// A name changed.
+    /// A file was renamed.
     Rename(PathBuf, PathBuf),
-    /// A name was removed.
+    /// A file was removed.
     Remove(PathBuf),
-    /// The names of a directory became sure.
+    /// The names of a directory became durable.
     SyncDirectory(PathBuf),
     /// Bytes were written.
     Write(FileId, u64, Arc<[u8]>),
     /// A length was set.
     SetLength(FileId, u64),
-    /// Contents and length of a file became sure.
+    /// Contents and length of a file became durable.
     Sync(FileId),
-    /// Said by the test through [`SimDisk::note`].
+    /// The test added a note through [`SimDisk::note`].
     Note(u64),
 }
 
@@ -54,10 +54,10 @@ impl Event {
     }
 }
 
-/// A file, whatever its name.
+/// Identifies a file, independent of its name.
 pub type FileId = usize;
 
-/// What is about to be done, asked of the fault function.
+/// The operation that is about to happen. The fault function decides whether it fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
     /// Writing bytes.
@@ -68,18 +68,18 @@ pub enum Attempt {
     Sync,
     /// Syncing a directory.
     SyncDirectory,
-    /// Giving a name to a new file.
+    /// Creating a file.
     Create,
-    /// Changing a name.
+    /// Renaming a file.
     Rename,
-    /// Removing a name.
+    /// Removing a file.
     Remove,
 }
 
-/// How an attempt goes wrong.
+/// How an attempt fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// With this error, and nothing done.
+    /// With this error, and without any effect.
     Error(ErrorKind),
     /// With an error, after half of the bytes were written.
     ShortWrite,
@@ -91,7 +91,7 @@ type Faults = Box<dyn FnMut(Attempt, &Path) -> Option<Fault> + Send>;
 #[derive(Clone, Default)]
 pub struct SimDisk {
     state: Arc<Mutex<State>>,
-    /// Apart from the state, so that a fault function may take its time while others read.
+    /// Not part of the state, so that a slow fault function does not block readers.
     faults: Arc<Mutex<Option<Faults>>>,
 }
 
@@ -121,24 +121,24 @@ impl SimDisk {
         SimDisk::default()
     }
 
-    /// Starts to record events from the present contents on, which count as synced.
+    /// Starts to record events. The current contents count as synced.
     pub fn record(&self) -> Recording {
         let mut state = self.state.lock();
         state.recording = Some(Vec::new());
         Recording::new(state.medium.clone(), self.clone())
     }
 
-    /// Adds a note to the recording, at this point of it.
+    /// Adds a note to the recording.
     pub fn note(&self, note: u64) {
         self.state.lock().push(Event::Note(note));
     }
 
-    /// Lets `faults` decide about every attempt from now on.
+    /// From now on `faults` decides about every attempt.
     pub fn set_faults(&self, faults: impl FnMut(Attempt, &Path) -> Option<Fault> + Send + 'static) {
         *self.faults.lock() = Some(Box::new(faults));
     }
 
-    /// Lets everything succeed again.
+    /// From now on every attempt succeeds again.
     pub fn clear_faults(&self) {
         *self.faults.lock() = None;
     }
@@ -149,13 +149,13 @@ impl SimDisk {
         state.medium.names.iter().map(|(name, id)| (name.clone(), state.medium.contents(*id).length() as u64)).collect()
     }
 
-    /// The present name of a file that an event tells of.
+    /// The current name of a file from an event.
     pub fn name(&self, file: FileId) -> Option<PathBuf> {
         let state = self.state.lock();
         state.medium.names.iter().find(|(_, id)| **id == file).map(|(name, _)| name.clone())
     }
 
-    /// Changes bytes behind the store's back.
+    /// Changes bytes of a file without any event, as damage to the medium does.
     pub fn damage(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
         let mut state = self.state.lock();
         if let Some(id) = state.medium.names.get(path).copied() {
@@ -165,7 +165,7 @@ impl SimDisk {
         }
     }
 
-    /// A disk with the same contents that goes its own way.
+    /// Returns an independent disk with the same contents.
     pub fn copy(&self) -> SimDisk {
         SimDisk::holding(self.state.lock().medium.clone())
     }
@@ -201,7 +201,7 @@ impl SimDisk {
 
 fn failure(fault: Fault) -> io::Error {
     match fault {
-        Fault::Error(kind) => io::Error::new(kind, "the simulated disk was told to fail"),
+        Fault::Error(kind) => io::Error::new(kind, "the simulated disk fails on request"),
         Fault::ShortWrite => io::Error::new(ErrorKind::WriteZero, "the simulated disk wrote only a part"),
     }
 }

@@ -1,4 +1,5 @@
-//! What a data directory consists of, and how an empty one becomes a store or a snapshot.
+//! The files of a data directory, and how an empty directory becomes a store or a snapshot. The contents of the log and
+//! the index are written elsewhere.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +17,7 @@ use crate::{Env, Generation, Key, Result, StoreError, Timestamp, Version};
 const FORMAT: u32 = 1;
 const FORMAT_FILE: &str = "FORMAT";
 const LOCK_FILE: &str = "LOCK";
-/// What may lie in a directory that is about to become a store.
+/// The files that may lie in a directory in which a store is created.
 const OWN_FILES: [&str; 4] = [LOCK_FILE, "FORMAT.new", "spare.new", "lost+found"];
 pub(super) const INDEX_FILE: &str = "index.redb";
 
@@ -29,7 +30,7 @@ impl FileOptions {
         })
     }
 
-    /// The store's identity, or `None` if the directory has yet to become one.
+    /// Returns the store's identity, or `None` if no store was created in the directory yet.
     pub(super) fn read_format(&self, directory: &Path) -> Result<Option<u128>> {
         let path = directory.join(FORMAT_FILE);
         let contents = match disk::read_whole(&*self.disk, &path) {
@@ -40,7 +41,7 @@ impl FileOptions {
                     let reason = "it holds an index or a log, but no FORMAT file";
                     return Err(StoreError::NotAStore { path: directory.into(), reason });
                 }
-                // A name that was mistyped should not fill somebody's directory with files.
+                // A mistyped path must not create a store among other files.
                 let foreign = |name: &&String| !name.starts_with('.') && !OWN_FILES.contains(&name.as_str());
                 if names.iter().any(|name| foreign(&name)) {
                     let reason = "it holds other files and no store; a new one needs an empty or missing directory";
@@ -60,13 +61,13 @@ impl FileOptions {
             Stage::Creating => Ok(None),
             Stage::Complete => Ok(Some(format.identity)),
             Stage::Snapshot => {
-                let reason = "it was to become a snapshot and is not complete; remove it";
+                let reason = "it is an incomplete snapshot; remove it";
                 Err(StoreError::NotAStore { path: directory.into(), reason })
             }
         }
     }
 
-    /// Makes an empty directory a store. Until it is complete, the FORMAT file says what it is to become.
+    /// Creates a store in an empty directory. Until it is complete, the FORMAT file says what is being created.
     pub(super) fn create(
         &self,
         directory: &Path,
@@ -83,7 +84,7 @@ impl FileOptions {
         write_format(stage)?;
         let created = self.create_files(directory, identity, generation, fill);
         if let Err(error) = created {
-            // FORMAT stays and says that the rest is missing.
+            // FORMAT stays and says that the directory is incomplete.
             let names = self.disk.list(directory).unwrap_or_default().into_iter();
             for name in names.filter(|name| name == INDEX_FILE || name.starts_with("log-")) {
                 let _ = self.disk.remove(&directory.join(name));
@@ -93,7 +94,7 @@ impl FileOptions {
         write_format(Stage::Complete)
     }
 
-    /// Everything but FORMAT.
+    /// Creates all files except FORMAT.
     fn create_files(
         &self,
         directory: &Path,
@@ -129,18 +130,18 @@ impl FileOptions {
     }
 }
 
-/// How far a directory has come.
+/// How complete a directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// A store is being created. Nothing is in it yet, and opening it starts over.
+    /// A store is being created. It is empty, and opening it creates it again.
     Creating = 0,
-    /// It is what it was to become.
+    /// The store or snapshot is complete.
     Complete = 1,
-    /// A snapshot is being written. It is not to be taken for an empty store.
+    /// A snapshot is being written. It must not be opened as an empty store.
     Snapshot = 2,
 }
 
-/// The first file of a data directory.
+/// The contents of the FORMAT file.
 #[derive(Debug, PartialEq, Eq)]
 struct Format {
     version: u32,
@@ -160,7 +161,7 @@ impl Format {
         out
     }
 
-    /// Reads any version: each starts with magic and version and ends with a checksum, whatever lies between.
+    /// Reads any version: every version starts with the magic and the version number and ends with a checksum.
     fn decode(bytes: &[u8]) -> Option<Format> {
         let (body, checksum) = bytes.split_last_chunk::<8>()?;
         if codec::checksum(0, body) != u64::from_le_bytes(*checksum) {
@@ -182,8 +183,8 @@ impl Format {
     }
 }
 
-/// Writes a directory that opens as a store with the records of `next` in it, at `generation`. What is left of a failed
-/// one is removed.
+/// Writes a directory that opens as a store at `generation` with the records that `next` returns. If that fails, its
+/// files are removed.
 pub(crate) fn write_snapshot(
     disk: Arc<dyn Disk>,
     env: Env,
@@ -192,7 +193,8 @@ pub(crate) fn write_snapshot(
     generation: Generation,
     mut next: impl FnMut() -> Result<Vec<(Key, Version)>>,
 ) -> Result<()> {
-    // A snapshot has no commits to log: one page says so. A store that goes on from it makes segments of its own size.
+    // A snapshot has no commits in its log, so its segment has one page. A store that is opened from it creates
+    // segments of the usual size.
     let options = FileOptions { disk, env, segment_bytes: PAGE as u64, ..FileOptions::default() };
     let failed = |cause| StoreError::io("create", directory, cause);
     options.disk.create_directory(directory).map_err(failed)?;
@@ -201,7 +203,7 @@ pub(crate) fn write_snapshot(
         false => Ok(()),
     };
     check_empty()?;
-    // Somebody else may be about to write a snapshot to the same place, or to open a store there.
+    // Another process may write a snapshot to the same directory, or open a store there, at the same time.
     let _lock = options.lock(directory)?;
     check_empty()?;
     let written = options.create(directory, identity, generation, Stage::Snapshot, &mut |index| {
@@ -211,9 +213,9 @@ pub(crate) fn write_snapshot(
             if records.is_empty() {
                 return index.set_beginning(&spaces, time);
             }
-            // A store that goes on from here must not go back in time.
+            // The clock of a store that is opened from the snapshot must not go back.
             time = records.iter().map(|(_, version)| version.time).fold(time, Timestamp::max);
-            // A space that is empty here may not have been so before.
+            // Every declared space gets a floor, also an empty one: it may have had records before.
             let declared = records.iter().filter(|(key, _)| key.space() == SPACES);
             let declared = declared.filter_map(|(_, version)| SpaceRecord::decode(version.value.as_ref()?));
             spaces.extend(declared.map(|record| (record.id, generation)));
@@ -223,10 +225,10 @@ pub(crate) fn write_snapshot(
     });
     if written.is_err() {
         let mut names = options.disk.list(directory).unwrap_or_default();
-        // The lock's file last: until then the directory is ours.
+        // The lock file is removed last: until then no other process can use the directory.
         names.sort_by_key(|name| name == LOCK_FILE);
         for name in names {
-            // What cannot be removed says itself that it is not complete.
+            // If files cannot be removed, FORMAT still says that the snapshot is incomplete.
             let _ = options.disk.remove(&directory.join(name));
         }
     }

@@ -1,4 +1,5 @@
-//! Moving overlays into the index, and history out of it. One fold at a time, in a thread of its own or when asked.
+//! Folds: moves overlays into the index and removes dropped history from it. One fold runs at a time, in the fold
+//! thread or on request.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,25 +15,25 @@ use crate::disk::{DirectoryLock, DiskFile};
 use crate::evaluate::restored;
 use crate::{Change, Damage, Generation, Key, Result, SpaceId, Stats, StoreError, Timestamp, Version};
 
-/// The index and the right to change it.
+/// Owns the index. All changes of the index go through it.
 pub(super) struct Folder {
     pub(super) writer: Arc<Writer>,
-    /// Held while the index changes or must not change. Empty once the store is closed.
+    /// Locked while the index changes or must not change. `None` once the store is closed.
     pub(super) index: Mutex<Option<Index>>,
     pub(super) index_file: Arc<dyn DiskFile>,
     pub(super) interval: Duration,
     pub(super) identity: u128,
-    /// The last to go: nobody else has the directory before the index has written its last.
+    /// Released last: no other process may open the directory before the index has made its last write.
     pub(super) lock: Mutex<Option<Box<dyn DirectoryLock>>>,
 }
 
-/// Rows of dropped history that one fold clears away, beyond as many as it adds.
+/// How many rows of dropped history one fold removes, in addition to twice the number of commits that it adds.
 const CLEARED_PER_FOLD: usize = 4096;
-/// How often an idle store looks whether time has dropped some of its history.
+/// How often an idle store checks whether some of its history has expired.
 const IDLE: Duration = Duration::from_secs(60);
 
 impl Folder {
-    /// What the fold thread does until the store closes or fails.
+    /// The loop of the fold thread. It ends when the store closes or fails.
     pub(super) fn run(&self) {
         let _watched = self.writer.stop_on_panic();
         let mut more = false;
@@ -47,7 +48,8 @@ impl Folder {
         }
     }
 
-    /// Waits until an overlay should be folded, unless `more` is left to do. `false` when the store ends.
+    /// Waits until an overlay should be folded; does not wait if `more` is left to do. Returns `false` when the store
+    /// ends.
     fn wait_for_work(&self, more: bool) -> bool {
         let writer = &self.writer;
         let mut stage = writer.lock_stage();
@@ -70,8 +72,8 @@ impl Folder {
         }
     }
 
-    /// Takes what is in memory into the index and clears away some dropped history. Tells whether more is left. A
-    /// failure stops the store, whoever asked for this.
+    /// Folds what is in memory into the index and removes some dropped history. Returns whether more is left. A failure
+    /// stops the store.
     pub(super) fn fold(&self) -> Result<bool> {
         self.writer.check()?;
         self.fold_once().inspect_err(|error| {
@@ -81,8 +83,8 @@ impl Folder {
         })
     }
 
-    /// The same for whoever asks. More is left, too, if an overlay was on its way already: it is that which is taken,
-    /// and not what was committed since.
+    /// Folds on request of a caller. If an overlay is already frozen, the fold takes only that one. Then more is left
+    /// as well: the commits since.
     pub(super) fn maintain(&self) -> Result<bool> {
         let is_behind = {
             let layers = self.writer.layers.load();
@@ -130,7 +132,7 @@ impl Folder {
         Ok(more)
     }
 
-    /// Has the next segment of the log ready before it is needed.
+    /// Prepares the next segment of the log before it is needed.
     fn prepare_log(&self) -> Result<()> {
         let files = {
             let log = self.writer.log.lock();
@@ -143,7 +145,7 @@ impl Folder {
         self.writer.log.lock().add_spare()
     }
 
-    /// What is known of the commits up to `time`: see [`crate::backend::Backend::before`].
+    /// Finds the newest commit that is not later than `time`; see [`crate::backend::Backend::before`].
     pub(super) fn before(&self, layers: &Layers, time: Timestamp, spaces: &[(SpaceId, Generation)]) -> Result<Before> {
         let visible = self.writer.visible();
         if time >= self.writer.lock_stage().time {
@@ -163,7 +165,7 @@ impl Folder {
     /// Replaces everything: see [`crate::Backend::replace`].
     pub(super) fn replace(&self, contents: Contents) -> Result<Generation> {
         let writer = &self.writer;
-        // From here on commits wait. What was staged before becomes durable, and the index takes it.
+        // From here on commits wait. Commits that were staged before become durable and are folded.
         let _held = writer.hold_commits();
         while self.fold()? || !writer.layers.load().is_folded() {}
         let index = self.index.lock();
@@ -185,7 +187,7 @@ impl Folder {
             restored(key, old, new, (generation, time), rules)
         };
         let floors = |spaces: BTreeSet<SpaceId>| writer.retention.begin_anew(generation, spaces);
-        // A snapshot that cannot be read ends the restore, and nothing has changed; the store itself is well.
+        // A snapshot that cannot be read ends the restore before it has changed anything. The store keeps working.
         let mut unreadable = None;
         let mut records = contents.records.inspect(|record| unreadable = record.as_ref().err().cloned());
         let replaced = index.replace(&mut records, &decide, &floors, progress);
@@ -199,7 +201,7 @@ impl Folder {
                 writer.publish(layers);
                 Ok(generation)
             }
-            // Somebody opened a view meanwhile; nothing has changed here either.
+            // A view was opened meanwhile. Nothing has changed here either.
             Err(error @ StoreError::ViewsOpen { .. }) => Err(error),
             Err(error) => {
                 writer.stop(&error);
@@ -208,7 +210,7 @@ impl Folder {
         }
     }
 
-    /// Takes everything into the index and lets go of the files. A store that has stopped only lets go.
+    /// Folds everything into the index and releases the files. A store that has stopped only releases them.
     pub(super) fn close(&self) -> Result<()> {
         let folded = loop {
             match self.maintain() {
@@ -221,14 +223,14 @@ impl Folder {
         folded
     }
 
-    /// Ends the service, and lets go of the directory.
+    /// Closes the store and releases the directory.
     pub(super) fn let_go(&self) {
         self.writer.set_closed();
         self.index.lock().take();
         self.lock.lock().take();
     }
 
-    /// Figures. Nobody is waited for: the index may be busy for long.
+    /// Returns figures. It does not wait for the index, which may be busy for a long time.
     pub(super) fn stats(&self) -> Result<Stats> {
         let writer = &self.writer;
         writer.check()?;
@@ -245,12 +247,12 @@ impl Folder {
         let index = index.as_ref().ok_or(StoreError::Closed)?;
         let progress = self.writer.layers.load().index.progress;
         let files = self.writer.log.lock().files().clone();
-        // The log grows meanwhile; what is being written now is not looked at.
+        // The log grows meanwhile. Frames that are not durable yet are not verified.
         let durable = self.writer.visible();
         let mut found = Vec::new();
         match super::log::Log::verify(&files, &progress, durable) {
             Ok(end) if end < durable => {
-                let detail = format!("it ends at generation {end}, and {durable} was durable");
+                let detail = format!("it ends at generation {end}, but {durable} was durable");
                 found.push(Damage { place: files.directory.display().to_string(), detail });
             }
             Ok(_) => {}

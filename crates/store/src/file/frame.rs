@@ -1,9 +1,9 @@
-//! The bytes of the commit log: a frame is what one write and one sync make durable, and holds the commits of one
-//! group. Drawn in docs/format.md.
+//! The bytes of the commit log. A frame holds the commits of one group; one write and one sync make it durable.
+//! docs/format.md describes it.
 //!
 //! A frame starts on a page and is padded to whole pages, so that no write ever touches a page that was synced
-//! before. It names its own place and is chained to the frame before it: what is read back is either that frame or
-//! not a frame.
+//! before. It contains its own position and the checksum of the frame before it, so that stale bytes are never read as
+//! a valid frame.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ pub(super) const PAGE: usize = 4096;
 pub(super) const HEADER: usize = 64;
 const MAGIC: u32 = u32::from_le_bytes(*b"LWF1");
 const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"LWT1");
-/// How much of its page a trailer uses.
+/// How many bytes of its page a trailer uses.
 const TRAILER: usize = 40;
 
-/// Where a frame lies, and what it must be chained to.
+/// The position of a frame and the checksum that it must be chained to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) segment: u64,
@@ -57,12 +57,12 @@ impl Header {
         })
     }
 
-    /// How many pages the frame takes.
+    /// The number of pages of the frame.
     pub(super) fn pages(&self) -> u64 {
         (HEADER + self.length as usize).div_ceil(PAGE) as u64
     }
 
-    /// Whether `frame`, header included, is what was written for this store.
+    /// True if the checksum of `frame`, header included, is correct for this store.
     pub(super) fn fits(&self, frame: &[u8], identity: u128) -> bool {
         frame.get(..HEADER + self.length as usize).is_some_and(|frame| frame_checksum(frame, identity) == self.checksum)
     }
@@ -73,13 +73,13 @@ impl Header {
     }
 }
 
-/// The last page written to a segment: from here on the log is in the next one, which is this long. A frame does not
-/// count without its predecessor, but it counts without the trailer between the two.
+/// The last page of a segment. It says that the log continues in the next segment and how long that is. A frame is
+/// valid only together with the frame before it, but it stays valid if the trailer between them is damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Trailer {
-    /// Where it lies, chained to the last frame.
+    /// Its position, with the checksum of the last frame.
     pub(super) at: Position,
-    /// The pages of the next segment.
+    /// The number of pages of the next segment.
     pub(super) next_pages: u32,
 }
 
@@ -106,7 +106,7 @@ impl Trailer {
 }
 
 fn frame_checksum(frame: &[u8], identity: u128) -> u64 {
-    // Everything behind the checksum itself; magic and length are held against it by being needed to find it.
+    // Covers everything behind the checksum. The length is part of the seed, and without the magic no frame is found.
     let seed = identity as u64 ^ u64::from(u32::from_le_bytes([frame[4], frame[5], frame[6], frame[7]]));
     codec::checksum(seed, &frame[16..])
 }
@@ -140,12 +140,12 @@ impl Frame {
         self.bytes.len()
     }
 
-    /// The generation of its last commit; generations are dense within a frame.
+    /// The generation of its last commit. The generations in a frame have no gaps.
     pub(super) fn last(&self) -> Generation {
         Generation(self.first.0 + u64::from(self.count) - 1)
     }
 
-    /// The finished bytes, in whole pages, and where the next frame goes.
+    /// Returns the finished bytes, in whole pages, and the position of the next frame.
     pub(super) fn seal(&mut self, at: Position, durable: Generation, identity: u128) -> (&[u8], Position) {
         let length = (self.bytes.len() - HEADER) as u32;
         let header = &mut self.bytes[..HEADER];
@@ -164,7 +164,7 @@ impl Frame {
         (&self.bytes, Position { segment: at.segment, page: at.page + pages as u64, chain: checksum })
     }
 
-    /// Makes the frame empty again; its memory is used once more unless it was unusually large.
+    /// Empties the frame. Its memory is reused unless it is unusually large.
     pub(super) fn clear(&mut self) {
         const KEPT: usize = 1 << 20;
         self.bytes.clear();
@@ -185,7 +185,7 @@ fn encode_commit(out: &mut Vec<u8>, commit: &Committed) {
     }
 }
 
-/// The commits of a frame whose checksum was right; `None` if they make no sense all the same.
+/// Returns the commits of a frame whose checksum is correct; `None` if they cannot be decoded all the same.
 pub(super) fn decode_commits(header: &Header, payload: Bytes) -> Option<Vec<Arc<Committed>>> {
     let mut reader = Reader(payload);
     let mut commits = Vec::with_capacity(header.count as usize);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_comes_back_as_it_was_sealed() {
+    fn a_frame_is_read_back_as_it_was_sealed() {
         let mut frame = Frame::new();
         frame.push(&commit(8));
         frame.push(&commit(9));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trailer_comes_back_and_a_damaged_one_does_not() {
+    fn a_trailer_is_read_back_and_a_damaged_one_is_not() {
         let trailer = Trailer { at: AT, next_pages: 4096 };
         let page = trailer.encode(42);
         assert_eq!((Trailer::decode(&page, 42), Trailer::decode(&page, 43)), (Some(trailer), None));

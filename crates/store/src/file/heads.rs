@@ -1,5 +1,5 @@
-//! The heads of keys that were checked or written lately. All writes of a store go through one stage, so what is
-//! remembered here is always right, absence included; only memory bounds it.
+//! A cache of the heads of keys that were checked or written recently. All writes of a store go through one stage, so
+//! every cached head is current; that a key does not exist is cached, too. The cache forgets only to bound its memory.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, Hasher};
 use crate::Key;
 use crate::commit::Head;
 
-/// Keys remembered for sure; up to twice as many are.
+/// How many of the newest entries are always kept. The cache holds up to twice as many.
 const REMEMBERED: usize = 1 << 17;
 
 pub(super) struct Heads {
@@ -15,7 +15,7 @@ pub(super) struct Heads {
     old: Map,
 }
 
-/// A head, or that there is none.
+/// The value is `None` for a key that was never written.
 type Map = HashMap<Key, Option<Head>, KeyHashes>;
 
 impl Heads {
@@ -27,7 +27,7 @@ impl Heads {
         self.young.get(key).or_else(|| self.old.get(key)).copied()
     }
 
-    /// Remembers a head. What was not used for a while is forgotten to make room.
+    /// Stores a head. Entries that were not set for a long time are dropped to make room.
     pub(super) fn set(&mut self, key: &Key, head: Option<Head>) {
         if let Some(known) = self.young.get_mut(key) {
             *known = head;
@@ -46,7 +46,7 @@ impl Heads {
     }
 }
 
-/// Hashes keys. The seed keeps those who choose keys from choosing where they fall.
+/// Hashes keys. The seed prevents a user who chooses keys from choosing keys that collide.
 #[derive(Debug, Clone)]
 pub(super) struct KeyHashes(pub(super) u64);
 
@@ -71,7 +71,7 @@ impl Hasher for KeyHasher {
         self.0 = xxhash_rust::xxh3::xxh3_64_with_seed(bytes, self.0);
     }
 
-    // The length of a slice comes before its bytes and adds nothing to them.
+    // The hash of a slice starts with its length, which the bytes already determine.
     fn write_usize(&mut self, _length: usize) {}
 
     fn finish(&self) -> u64 {

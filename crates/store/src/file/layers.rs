@@ -1,5 +1,5 @@
-//! Reading through the layers: the overlay that is written to, the one on its way into the index, and the index. Each
-//! holds newer versions than those below it.
+//! Reads through the layers: the active overlay, the frozen overlay that is being folded, and the index. Each layer
+//! holds newer versions than the layers below it.
 
 use std::cell::RefCell;
 use std::iter::Peekable;
@@ -12,14 +12,14 @@ use crate::backend::{Changes, Order, Present, Retention, Scan};
 use crate::commit::Head;
 use crate::{Committed, Generation, Key, Range, Result, Timestamp, Version};
 
-/// A consistent set of layers. Readers load it once for each operation.
+/// A consistent set of layers. A reader loads it once for each operation.
 pub(super) struct Layers {
     pub(super) active: Arc<Overlay>,
     pub(super) frozen: Option<Arc<Overlay>>,
     pub(super) index: Arc<IndexReader>,
 }
 
-/// How many commits that do not touch a range are passed over in one go.
+/// How many commits one call reads at most to find those that touch a range.
 const CHANGES_EFFORT: usize = 4096;
 
 impl Layers {
@@ -28,7 +28,7 @@ impl Layers {
         [Some(&self.active), self.frozen.as_ref()].into_iter().flatten().filter(|overlay| !overlay.is_empty())
     }
 
-    /// The newest generation that is in here whole.
+    /// The newest generation that the layers contain completely.
     fn latest(&self) -> Generation {
         let last = self.overlays().find_map(|overlay| overlay.last());
         last.map_or(self.index.progress.applied, |commit| commit.generation)
@@ -45,17 +45,17 @@ impl Layers {
         }
     }
 
-    /// Whether the index has everything.
+    /// True if everything is folded into the index.
     pub(super) fn is_folded(&self) -> bool {
         self.active.is_empty() && self.frozen.is_none()
     }
 
-    /// The same layers, to change some of them.
+    /// A copy of the layers, in which the caller replaces some.
     pub(super) fn copied(&self) -> Layers {
         Layers { active: self.active.clone(), frozen: self.frozen.clone(), index: self.index.clone() }
     }
 
-    /// The last commit in memory not later than `time` that `counts`.
+    /// The last commit in memory that is not later than `time` and for which `counts` is true.
     pub(super) fn last_at(
         &self,
         time: Timestamp,
@@ -87,7 +87,7 @@ impl Layers {
         versions.extend(self.index.newest(key)?);
         versions.retain(|version| version.generation <= at);
         versions.extend(self.index.past_versions(key, at, limit)?);
-        // Nothing older than the version that was current at the floor can be relied on to be there.
+        // Versions older than the one that was current at the floor may already be removed.
         let kept = versions.iter().take_while(|version| version.generation > floor).count();
         versions.truncate((kept + 1).min(limit));
         Ok(versions)
@@ -172,7 +172,7 @@ fn directed<'a, T>(
     if descending { Box::new(keys.rev()) } else { Box::new(keys) }
 }
 
-/// The next key of all sources, taken from each that has it, with the index's version if it has one.
+/// Removes the next key from every source that has it. Returns it with the index's version, if there is one.
 fn next_key(sources: &mut [Source<'_>], descending: bool) -> Result<Option<(Key, Option<Version>)>> {
     let mut next: Option<Key> = None;
     for source in sources.iter_mut() {
@@ -197,8 +197,8 @@ fn next_key(sources: &mut [Source<'_>], descending: bool) -> Result<Option<(Key,
     Ok(Some((key, version)))
 }
 
-/// A range that a commit checks, as far as it was looked at before the stage was locked. A walk over it may be long,
-/// and every other commit would wait for it.
+/// A checked range and what was found in it before the stage was locked. The search may be long, and under the lock
+/// every other commit would wait for it.
 pub(super) struct Looked {
     range: Range,
     since: Generation,
@@ -206,30 +206,30 @@ pub(super) struct Looked {
 }
 
 enum Found {
-    /// This key was written after `since`, here or later.
+    /// This key was written after `since`, at this generation or later.
     Changed(Key, Generation),
-    /// Nothing was written after `since` up to here.
+    /// Nothing was written after `since` and up to this generation.
     UnchangedUntil(Generation),
 }
 
-/// So many commits may be left to look at under the lock.
+/// How many commits may be left to search under the lock.
 const LEFT_FOR_STAGE: u64 = 64;
 
 impl Looked {
-    /// A range that was not looked at yet.
+    /// A range that was not searched yet.
     pub(super) fn not_yet(range: &Range, since: Generation) -> Looked {
         Looked { range: range.clone(), since, found: Ok(Found::UnchangedUntil(since)) }
     }
 
-    /// Whether too much was committed, or folded, since it was looked at.
+    /// True if too much was committed or folded since the range was searched.
     pub(super) fn is_behind(&self, layers: &Layers, latest: Generation) -> bool {
         let Ok(Found::UnchangedUntil(until)) = self.found else { return false };
         until < layers.index.progress.applied || until.0.saturating_add(LEFT_FOR_STAGE) < latest.0
     }
 
-    /// Looks at the range up to what is in the layers. Other commits go on meanwhile.
+    /// Searches the range up to the newest generation in the layers. Other commits continue meanwhile.
     pub(super) fn look(&mut self, layers: &Layers, retention: &Retention) {
-        // Read first: what is committed during the walk may be seen or not.
+        // Read before the search, because the search may or may not see commits that are made meanwhile.
         let latest = layers.latest();
         let Ok(Found::UnchangedUntil(until)) = self.found else { return };
         if !self.is_behind(layers, latest) {
@@ -243,13 +243,13 @@ impl Looked {
     }
 }
 
-/// The layers as checks see them: everything decided, whether durable or not. Remembers the heads it looks up.
+/// The layers as checks see them: every decided commit, durable or not. It caches the heads that it looks up.
 pub(super) struct Newest<'a> {
     pub(super) layers: &'a Layers,
     pub(super) retention: &'a Retention,
     pub(super) generation: Generation,
     pub(super) heads: RefCell<&'a mut Heads>,
-    /// The ranges that the commit checks.
+    /// The ranges that the commit checks, already searched.
     pub(super) looked: &'a [Looked],
 }
 
@@ -275,13 +275,13 @@ impl Present for Newest<'_> {
     fn changed_since(&self, range: &Range, since: Generation) -> Result<Option<(Key, Generation)>> {
         self.retention.check(range.space(), since)?;
         let looked = self.looked.iter().find(|looked| looked.since == since && looked.range == *range);
-        let looked = looked.expect("every checked range was looked at before the stage was locked");
+        let looked = looked.expect("every checked range was searched before the stage was locked");
         match &looked.found {
             Err(error) => Err(error.clone()),
             Ok(Found::UnchangedUntil(until)) => {
                 Ok(self.layers.overlays().find_map(|overlay| overlay.changed_after(range, *until)))
             }
-            // It may have been written again meanwhile.
+            // The key may have been written again meanwhile.
             Ok(Found::Changed(key, generation)) => {
                 let last = self.head(key)?.map_or(*generation, |head| head.generation.max(*generation));
                 Ok(Some((key.clone(), last)))

@@ -1,10 +1,10 @@
-//! The commit log: frames in preallocated, recycled segment files. It is the only thing that is synced for a commit.
+//! The commit log: frames in preallocated, recycled segment files. A commit syncs only the log.
 //!
-//! At any time at most one frame is not yet synced, the last one. So a frame that cannot be read is the torn end of
-//! the log exactly if nothing readable was written after it; otherwise it is damage, and opening fails.
+//! At most one frame is not synced yet: the last one. So a frame that cannot be read is the torn end of the log if no
+//! readable frame was written after it. Otherwise it is damage, and opening fails.
 //!
 //! Every segment that may hold an acknowledged commit is announced, with its length, before its first frame is written:
-//! by the index, or by a trailer in the segment before it. So one that is missing or cut is damage, too.
+//! by the index, or by a trailer in the segment before it. So a missing or truncated segment is damage, too.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use super::index::Progress;
 use crate::disk::{Disk, DiskFile, Open};
 use crate::{Committed, Generation, Result, StoreError};
 
-/// How many segments lie ready beyond the one being written.
+/// How many segments are kept ready behind the one that is being written.
 const SPARES: usize = 1;
 
-/// Where the log lives and how it is cut.
+/// The directory of the log and the size of its segments.
 #[derive(Debug, Clone)]
 pub(super) struct LogFiles {
     pub(super) disk: Arc<dyn Disk>,
@@ -29,7 +29,7 @@ pub(super) struct LogFiles {
     pub(super) segment_bytes: u64,
 }
 
-/// A segment that frames can be written to.
+/// An open segment.
 #[derive(Debug)]
 struct Segment {
     number: u64,
@@ -42,22 +42,22 @@ struct Segment {
 pub(super) struct Log {
     files: LogFiles,
     segment: Segment,
-    /// Where the next frame goes, unless it does not fit.
+    /// The position of the next frame, if it fits into the segment.
     next: Position,
     spares: VecDeque<Segment>,
-    /// The frames that the index has not taken yet: last generation, position.
+    /// The frames that are not folded into the index yet: last generation, position.
     frames: VecDeque<(Generation, Position)>,
-    /// The segments before the one being written that still exist, oldest first, with their pages.
+    /// The full segments that still exist, oldest first, with their numbers of pages.
     full: VecDeque<(u64, u64)>,
     pub(super) bytes_written: u64,
     #[cfg(feature = "testing")]
     pub(super) skip_sync: bool,
 }
 
-/// What opening the log found.
+/// The result of opening the log.
 pub(super) struct Replayed {
     pub(super) log: Log,
-    /// The commits after the generation that was asked for, in order.
+    /// The commits that the index does not contain, in order.
     pub(super) commits: Vec<Arc<Committed>>,
 }
 
@@ -80,8 +80,8 @@ impl LogFiles {
         synced.map_err(|cause| StoreError::io("sync", self.directory.clone(), cause))
     }
 
-    /// Writes and syncs a file of zeros: later writes into it need no new blocks, which makes their syncs cheap. If
-    /// that fails, nothing is left of it: on a full disk it would take the room that others need.
+    /// Writes and syncs a file of zeros. Later writes into it need no new blocks, which makes their syncs cheap. If it
+    /// fails, the file is removed: on a full disk it would take space that other files need.
     fn write_zeros(&self, path: &Path) -> Result<Arc<dyn DiskFile>> {
         const CHUNK: usize = 1 << 20;
         let write = || {
@@ -109,7 +109,8 @@ impl LogFiles {
         Ok(Segment { number, file, pages: self.segment_bytes / PAGE as u64 })
     }
 
-    /// Makes a file a new segment. Frames of an old one name its old number, so none of them counts any more.
+    /// Renames a file to a new segment. Frames that are left in it contain the old segment number, so they are not
+    /// valid any more.
     fn recycle(&self, from: &Path, number: u64) -> Result<Segment> {
         self.disk.rename(from, &self.path(number)).map_err(self.failed("rename", number))?;
         self.sync_directory()?;
@@ -122,7 +123,7 @@ impl LogFiles {
         Ok(Segment { number, file, pages: length / PAGE as u64 })
     }
 
-    /// The numbers of the segments there are.
+    /// The numbers of the existing segments, in order.
     fn list(&self) -> Result<Vec<u64>> {
         let names = self.disk.list(&self.directory);
         let names = names.map_err(|cause| StoreError::io("list", self.directory.clone(), cause))?;
@@ -131,8 +132,8 @@ impl LogFiles {
         Ok(numbers)
     }
 
-    /// Opens the segments from number `first` on. They follow each other without a gap: each was made when the one
-    /// before it was there, and only those before `first` are ever taken away.
+    /// Opens the segments from number `first` on. Their numbers have no gap: each segment is created after the one
+    /// before it, and only segments before `first` are removed.
     fn open_from(&self, first: u64) -> Result<BTreeMap<u64, Segment>> {
         let numbers = self.list()?.into_iter().filter(|number| *number >= first);
         let segments: BTreeMap<u64, Segment> =
@@ -144,7 +145,7 @@ impl LogFiles {
         }
     }
 
-    /// Reads whatever frame starts at a page, if one does.
+    /// Reads the frame that starts at a page, if there is one.
     fn frame_at(&self, segment: &Segment, page: u64) -> Result<Option<(Header, Bytes)>> {
         if page >= segment.pages {
             return Ok(None);
@@ -166,7 +167,8 @@ impl LogFiles {
         Ok(Some((header, Bytes::from(bytes).split_off(HEADER))))
     }
 
-    /// Finds a frame at or behind `from` whose writer knew that `missing` was durable.
+    /// Finds a frame at or behind `from` that was written when `missing` was already durable. It proves that the frame
+    /// of `missing` is damaged.
     fn witness(
         &self,
         segments: &BTreeMap<u64, Segment>,
@@ -199,8 +201,8 @@ impl LogFiles {
         format!("{} at byte {}", self.path(position.segment).display(), position.page * PAGE as u64)
     }
 
-    /// Where a frame that cannot be read should be: behind the one before it, or first in the next segment if it did
-    /// not fit there.
+    /// Describes where a frame that cannot be read should be: behind the frame before it, or first in the next segment
+    /// if it did not fit there.
     fn place_of_missing(&self, segments: &BTreeMap<u64, Segment>, next: Position) -> String {
         let follower = Position { segment: next.segment + 1, page: 0, ..next };
         let has_room = segments.get(&next.segment).is_some_and(|segment| next.page < segment.pages);
@@ -211,11 +213,11 @@ impl LogFiles {
         }
     }
 
-    /// Refuses a segment that was announced with so many pages and is missing or cut.
+    /// Fails if a segment is missing or has fewer pages than were announced.
     fn check_announced(&self, segments: &BTreeMap<u64, Segment>, number: u64, pages: u64) -> Result<()> {
         let detail = match segments.get(&number) {
             Some(segment) if segment.pages >= pages => return Ok(()),
-            Some(segment) => format!("it was cut: of its {pages} pages of {PAGE} bytes {} are left", segment.pages),
+            Some(segment) => format!("it was truncated to {} of its {pages} pages of {PAGE} bytes", segment.pages),
             None => "the file is missing".into(),
         };
         Err(StoreError::corrupt(self.path(number).display().to_string(), detail))
@@ -231,8 +233,9 @@ impl LogFiles {
         Ok(Trailer::decode(&page, self.identity).filter(|trailer| trailer.at == at))
     }
 
-    /// Walks the frames that the index has not taken, up to the one that holds generation `last`. Gives each to `visit`
-    /// and returns where the log ends, with the trailer before that place if no frame lies between; or the damage.
+    /// Reads the frames that are not folded into the index, up to the frame that holds generation `last`, and passes
+    /// each to `visit`. Returns the end of the log, and the position of the trailer before it if no frame lies between
+    /// them. Fails if a frame or segment is damaged.
     fn walk(
         &self,
         segments: &BTreeMap<u64, Segment>,
@@ -262,7 +265,7 @@ impl LogFiles {
                 self.check_announced(segments, next.segment, found.next_pages.into())?;
                 continue;
             }
-            // A frame that did not fit into its segment is the first of the next one, also if the trailer is damaged.
+            // A frame that did not fit into its segment is the first one of the next. It is found without the trailer.
             if frame.is_none() {
                 frame = frame_at(next.segment + 1, 0)?;
             }
@@ -285,13 +288,13 @@ impl LogFiles {
 }
 
 impl Log {
-    /// Starts the log of a new store. Gives its position and the pages of its segment.
+    /// Starts the log of a new store. Returns its position and the number of pages of its segment.
     pub(super) fn create(files: &LogFiles) -> Result<(Position, u64)> {
         let segment = files.create(1)?;
         Ok((Position { segment: segment.number, page: 0, chain: 0 }, segment.pages))
     }
 
-    /// Reads what the index has not taken and gets ready to go on behind its end.
+    /// Reads the commits that are not folded into the index, and prepares to append behind the last frame.
     pub(super) fn open(files: LogFiles, progress: &Progress) -> Result<Replayed> {
         let applied = progress.applied;
         let mut segments = files.open_from(progress.log.segment)?;
@@ -331,22 +334,22 @@ impl Log {
         Ok(Replayed { log, commits })
     }
 
-    /// Takes over the unused segments behind the end; what a crash left unfinished is removed.
+    /// Keeps the unused segments behind the end as spares, and removes those that a crash left incomplete.
     fn adopt_spares(&mut self, segments: BTreeMap<u64, Segment>) -> Result<()> {
         let mut unfinished = Vec::new();
         for (number, segment) in segments.into_iter().filter(|(number, _)| *number > self.segment.number) {
             let follows = number == self.last_number() + 1;
             if follows && segment.pages * PAGE as u64 >= self.files.segment_bytes {
-                // A killed process may have left it unsynced; a trailer that announces it relies on its length.
+                // A killed process may have left it unsynced. A trailer will announce its length, so sync it now.
                 segment.file.sync().map_err(self.files.failed("sync", number))?;
                 self.spares.push_back(segment);
             } else {
                 unfinished.push(number);
             }
         }
-        // Of no meaning, but large. There is none, as a rule.
+        // An incomplete spare is of no use, but large. Usually there is none.
         let _ = self.files.disk.remove(&self.files.spare_path());
-        // From the last on, so that a crash in between leaves no gap.
+        // The last one first, so that a crash in between leaves no gap.
         for number in unfinished.into_iter().rev() {
             self.files.disk.remove(&self.files.path(number)).map_err(self.files.failed("remove", number))?;
         }
@@ -357,10 +360,11 @@ impl Log {
         self.spares.back().map_or(self.segment.number, |segment| segment.number)
     }
 
-    /// Writes a frame and syncs it; gives the bytes it took. After an error nothing may be written any more.
+    /// Writes a frame and syncs it. Returns the number of bytes written. After an error nothing may be written any
+    /// more.
     pub(super) fn append(&mut self, frame: &mut Frame, durable: Generation) -> Result<usize> {
         let pages = frame.length().div_ceil(PAGE) as u64;
-        // One page is left for the trailer.
+        // One page is reserved for the trailer.
         if self.next.page + pages >= self.segment.pages {
             self.next_segment()?;
         }
@@ -385,7 +389,7 @@ impl Log {
         self.segment.file.sync().map_err(self.files.failed("sync", self.segment.number))
     }
 
-    /// Goes on to the next segment, once a trailer has announced it.
+    /// Writes a trailer that announces the next segment, and continues there.
     fn next_segment(&mut self) -> Result<()> {
         let number = self.segment.number + 1;
         let next = match self.spares.pop_front() {
@@ -405,20 +409,22 @@ impl Log {
         Ok(())
     }
 
-    /// Where to read from when everything up to `applied` is in the index, and the pages of that segment.
+    /// The position from which the log must be read when everything up to `applied` is in the index, and the number of
+    /// pages of its segment.
     pub(super) fn position_after(&self, applied: Generation) -> (Position, u64) {
         let at = self.frames.iter().find(|(last, _)| *last > applied).map_or(self.next, |(_, at)| *at);
         let full = self.full.iter().find(|(number, _)| *number == at.segment);
         (at, full.map_or(self.segment.pages, |(_, pages)| *pages))
     }
 
-    /// Forgets what the index has durably taken. Segments that are no longer needed become spares or are removed.
+    /// Forgets the frames that are durably folded into the index. Segments that are not needed any more become spares
+    /// or are removed.
     pub(super) fn release(&mut self, applied: Generation, start: Position) -> Result<()> {
         while self.frames.front().is_some_and(|(last, _)| *last <= applied) {
             self.frames.pop_front();
         }
         while let Some((oldest, pages)) = self.full.front().copied().filter(|(oldest, _)| *oldest < start.segment) {
-            // One of another size, as a snapshot's is, or of an unknown one, is of no more use.
+            // A segment of another size, such as a snapshot's, or of an unknown size cannot be a spare.
             if self.spares.len() < SPARES && pages * PAGE as u64 == self.files.segment_bytes {
                 let spare = self.files.recycle(&self.files.path(oldest), self.last_number() + 1)?;
                 self.spares.push_back(spare);
@@ -431,20 +437,20 @@ impl Log {
         Ok(())
     }
 
-    /// Whether a segment should be made ready by [`LogFiles::prepare_spare`].
+    /// True if [`LogFiles::prepare_spare`] should prepare a segment.
     pub(super) fn wants_spare(&self) -> bool {
         self.spares.len() < SPARES
     }
 
-    /// Gives the prepared segment its number.
+    /// Adds the prepared segment under the next number.
     pub(super) fn add_spare(&mut self) -> Result<()> {
         let spare = self.files.recycle(&self.files.spare_path(), self.last_number() + 1)?;
         self.spares.push_back(spare);
         Ok(())
     }
 
-    /// Reads every frame that the index has not taken, up to generation `durable`, again. Tells up to which generation
-    /// they go.
+    /// Reads again every frame that is not folded into the index, up to generation `durable`. Returns the last
+    /// generation found.
     pub(super) fn verify(files: &LogFiles, progress: &Progress, durable: Generation) -> Result<Generation> {
         let segments = files.open_from(progress.log.segment)?;
         let mut last = progress.applied;
@@ -465,14 +471,14 @@ impl LogFiles {
         self.directory.join("spare.new")
     }
 
-    /// Makes a segment ready under a name that is no segment's: it takes time, and the log may move on meanwhile.
+    /// Prepares a segment under a temporary name. This takes time, and the log may reach the next segment meanwhile.
     pub(super) fn prepare_spare(&self) -> Result<()> {
         self.write_zeros(&self.spare_path()).map(|_| ())
     }
 
-    /// Writes pages once more and syncs them: the last frame's, or the trailer's behind it. After a crash of the
-    /// process alone they may never have been synced; after a failed sync the system may believe that they were.
-    /// Nothing of the frame is read before this.
+    /// Writes pages again and syncs them: those of the last frame, or of the trailer behind it. After a crash of the
+    /// process alone they may not be synced. After a failed sync the operating system may treat them as synced. The
+    /// commits of the frame become visible only after this.
     fn write_again(&self, segment: &Segment, page: u64, pages: u64) -> Result<()> {
         let offset = page * PAGE as u64;
         let mut bytes = vec![0; pages as usize * PAGE];

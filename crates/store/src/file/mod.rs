@@ -1,5 +1,5 @@
 //! The file backend: a commit log that is synced for every group, and an index that follows it. Opening a directory
-//! reads the index and then the end of the log; docs/format.md draws both.
+//! reads the index and then the end of the log. docs/format.md describes both.
 
 mod directory;
 mod fold;
@@ -36,10 +36,10 @@ use crate::{
     Commit, Env, Generation, Key, Limits, Outcome, Range, Result, SpaceId, Store, StoreError, Timestamp, Uuid, Version,
 };
 
-/// A group that has grown to this size is written before more is added.
+/// A group that has reached this size is written before more commits are added.
 const GROUP_BYTES: u64 = 4 << 20;
 
-/// A frame says its length in four bytes.
+/// A frame stores its length in four bytes.
 const LARGEST_FRAME: u64 = u32::MAX as u64;
 
 /// How a data directory is opened.
@@ -57,17 +57,17 @@ pub struct FileOptions {
     sabotage: Option<Sabotage>,
 }
 
-/// Ways to break the store on purpose, so that tests can show that they would notice.
+/// Ways to break the store on purpose, to prove that the tests notice it.
 #[cfg(feature = "testing")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sabotage {
     /// Groups are written but not synced.
     SkipSync,
-    /// Commits are answered, and seen, when they are decided, and written with the next ones.
+    /// Commits are answered and visible when they are decided, and are written with the next ones.
     AnswerBeforeSync,
-    /// Commits are answered when they are decided, and seen later.
+    /// Commits are answered when they are decided, and become visible later.
     AnswerBeforeSeen,
-    /// Every commit counts as if all its checks held.
+    /// Every commit is applied as if all its checks held.
     SkipChecks,
 }
 
@@ -94,13 +94,13 @@ impl FileOptions {
         FileOptions::default()
     }
 
-    /// Where time and chance come from.
+    /// The source of time and randomness.
     pub fn env(mut self, env: Env) -> FileOptions {
         self.env = env;
         self
     }
 
-    /// Where files lie.
+    /// The disk that holds the files.
     pub fn disk(mut self, disk: impl Disk) -> FileOptions {
         self.disk = Arc::new(disk);
         self
@@ -111,45 +111,45 @@ impl FileOptions {
         self
     }
 
-    /// The largest sizes taken.
+    /// The largest sizes that the store accepts.
     pub fn limits(mut self, limits: Limits) -> FileOptions {
         self.limits = limits;
         self
     }
 
-    /// The size of a log file. A commit must fit into one.
+    /// The size of a log segment. A commit must fit into one.
     pub fn segment_bytes(mut self, bytes: u64) -> FileOptions {
         self.segment_bytes = bytes;
         self
     }
 
-    /// About how much memory commits may take before the index has them. Up to three times that is in use under
-    /// load; then writers wait.
+    /// The approximate memory for commits that are not folded into the index yet. Under load up to three times as much
+    /// is in use; then writers wait.
     pub fn overlay_bytes(mut self, bytes: u64) -> FileOptions {
         self.overlay_bytes = bytes;
         self
     }
 
-    /// How much of the index is kept in memory.
+    /// The size of the index's cache in memory.
     pub fn cache_bytes(mut self, bytes: usize) -> FileOptions {
         self.cache_bytes = bytes;
         self
     }
 
-    /// How long commits stay out of the index at the most, unless there are many.
+    /// The longest time until a commit is folded into the index. A full overlay is folded earlier.
     pub fn fold_interval(mut self, interval: Duration) -> FileOptions {
         self.fold_interval = interval;
         self
     }
 
-    /// Starts no threads: callers sync their own commits, and [`Store::maintain`] moves them into the index. For
-    /// tests that must run the same every time.
+    /// Starts no threads: callers sync their own commits, and [`Store::maintain`] folds them into the index. For tests
+    /// that must be deterministic.
     pub fn without_threads(mut self) -> FileOptions {
         self.background = false;
         self
     }
 
-    /// Breaks the store.
+    /// Breaks the store on purpose.
     #[cfg(feature = "testing")]
     pub fn sabotage(mut self, sabotage: Sabotage) -> FileOptions {
         self.sabotage = Some(sabotage);
@@ -163,8 +163,8 @@ impl FileOptions {
         Store::with_backend(backend, env, limits, disk).await
     }
 
-    /// Opens the directory to look at what it holds, and changes nothing there: neither files nor names. It must be a
-    /// store that no process has open; others may look at it at the same time. Commits fail with
+    /// Opens the directory read-only and changes nothing there: neither files nor names. It must contain a store that
+    /// no process has open for writing. Other processes may open it read-only at the same time. Commits fail with
     /// [`StoreError::ReadOnly`].
     pub async fn open_read_only(self, directory: impl AsRef<Path>) -> Result<Store> {
         use std::io::ErrorKind::{NotADirectory, NotFound};
@@ -180,7 +180,7 @@ impl FileOptions {
         Store::with_backend(Arc::new(ReadOnly(backend)), env, limits, disk).await
     }
 
-    /// Opens the directory without a [`Store`] in front.
+    /// Opens the directory as a backend, without a [`Store`].
     pub(crate) fn open_backend(self, directory: &Path) -> Result<FileBackend> {
         self.validate()?;
         let failed = |action| move |cause| StoreError::io(action, directory, cause);
@@ -197,18 +197,18 @@ impl FileOptions {
         self.open_existing(directory, identity, lock)
     }
 
-    /// Opens a directory for reading all of it, and changes nothing there. It must be a store already.
+    /// Opens a directory to read all of it, and changes nothing there. It must already contain a store.
     pub(crate) fn open_snapshot(self, directory: &Path) -> Result<FileBackend> {
         if self.read_format(directory)?.is_none() {
-            let reason = "it holds no store: there is no FORMAT file that says that it is complete";
+            let reason = "it holds no store: no FORMAT file says that it is complete";
             return Err(StoreError::NotAStore { path: directory.into(), reason });
         }
         let disk: Arc<dyn Disk> = Arc::new(ShadowDisk(self.disk.clone()));
         self.shared_disk(disk).without_threads().open_backend(directory)
     }
 
-    /// The most that one commit takes in a segment: its bytes, for each operation lengths, revs and a place in the
-    /// receipt, and the trailer.
+    /// The largest size of a commit in a segment: its bytes, the lengths, revs and receipt entries of its operations,
+    /// and the trailer.
     fn largest_commit(&self) -> u64 {
         let Limits { commit_bytes, operations, .. } = self.limits;
         (operations as u64).saturating_mul(40).saturating_add(commit_bytes as u64).saturating_add(3 * PAGE as u64)
@@ -218,7 +218,7 @@ impl FileOptions {
         let Limits { commit_bytes, operations, .. } = self.limits;
         let (segment, least) = (self.segment_bytes, self.largest_commit());
         let what = if !segment.is_multiple_of(PAGE as u64) {
-            format!("segment_bytes is {segment}, which is no multiple of {PAGE}")
+            format!("segment_bytes is {segment}, which is not a multiple of {PAGE}")
         } else if segment < least {
             format!(
                 "segment_bytes is {segment}; commits of {commit_bytes} bytes and {operations} operations need {least}"
@@ -232,8 +232,8 @@ impl FileOptions {
     }
 
     fn open_existing(self, directory: &Path, identity: u128, lock: Box<dyn DirectoryLock>) -> Result<FileBackend> {
-        // A process that was killed may have left names that are in place and not yet sure. What is acknowledged from
-        // here on relies on them.
+        // A killed process may have left names that are not durable yet. Commits that are acknowledged from here on
+        // rely on these names.
         let synced = self.disk.sync_directory(directory);
         synced.map_err(|cause| StoreError::io("sync", directory, cause))?;
         let file = self.open_index(directory, Open::Existing)?;
@@ -255,7 +255,7 @@ impl FileOptions {
         }
         let floors = index.floors()?;
         if let Some((space, floor)) = floors.iter().find(|(_, floor)| **floor > generation) {
-            let detail = format!("history of space {space} begins at {floor}, and the store is at {generation}");
+            let detail = format!("the history of space {space} begins at {floor}, but the store is at {generation}");
             return Err(StoreError::corrupt(directory.join(INDEX_FILE).display().to_string(), detail));
         }
         #[allow(unused_mut)]
@@ -287,7 +287,7 @@ pub(crate) use self::directory::write_snapshot;
 pub(crate) struct FileBackend {
     folder: Arc<Folder>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Names this opening: the lock of the directory tells that all others are over.
+    /// The id of this opening. The lock of the directory proves that all other openings are over.
     opening: Uuid,
 }
 
@@ -319,7 +319,7 @@ impl FileBackend {
         self.writer().visible()
     }
 
-    /// When the last commit was made.
+    /// The time of the last commit.
     pub(crate) fn time(&self) -> Timestamp {
         self.writer().lock_stage().time
     }
@@ -332,14 +332,14 @@ impl FileBackend {
     fn reading<T>(&self, space: SpaceId, at: Generation, read: impl FnOnce(&Layers) -> Result<T>) -> Result<T> {
         let writer = self.writer();
         writer.check()?;
-        // The layers first: a floor that rises after this line does not take from them.
+        // Load the layers first: they keep what they contain, even if a floor rises after this line.
         let layers = writer.layers.load();
         writer.retention.check(space, at)?;
         read(&layers)
     }
 
-    /// Does work that may take long in a thread of its own, so that the caller's goes on meanwhile. The work goes on
-    /// if the caller does not wait for it, and has the directory locked until it is done.
+    /// Runs work that may take long in a separate thread, so that it does not block the caller's thread. The work
+    /// continues if the caller stops waiting. The directory stays locked until the work is done.
     fn aside<T: Send + 'static>(&self, work: impl FnOnce(&Folder) -> Result<T> + Send + 'static) -> Answer<'_, T> {
         let folder = self.folder.clone();
         if !self.writer().background {
@@ -349,7 +349,7 @@ impl FileBackend {
         let thread = std::thread::Builder::new().name("latchwork-aside".into()).spawn(move || {
             let result = work(&folder);
             drop(folder);
-            // The caller may have gone.
+            // The caller may have stopped waiting.
             let _ = done.send(result);
         });
         match thread {
@@ -359,17 +359,17 @@ impl FileBackend {
     }
 }
 
-/// Waits for threads that were told to end.
+/// Waits until the given threads have ended.
 fn end(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
-        // One that panicked has ended as well.
+        // A thread that panicked has ended, too.
         let _ = thread.join();
     }
 }
 
 impl Drop for FileBackend {
     fn drop(&mut self) {
-        // What is acknowledged is in the log; there is nothing to save, only threads to end.
+        // Every acknowledged commit is in the log, so only the threads have to end.
         let _ = self.writer().begin_closing();
         end(std::mem::take(&mut *self.threads.lock()));
         self.writer().set_closed();

@@ -1,6 +1,6 @@
-//! What is newer than the index: the versions of keys in memory, found by key at once and in order when somebody
-//! scans. Readers do not wait for the one writer nor it for them; versions above the visible generation are there, but
-//! nobody asks for them.
+//! The versions in memory that are not folded into the index yet. They are found by key, and sorted only when a scan
+//! needs it. Readers and the writer do not wait for each other. An overlay also holds versions above the visible
+//! generation; no reader asks for them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -14,10 +14,10 @@ use smallvec::SmallVec;
 use super::heads::KeyHashes;
 use crate::{Change, Committed, Generation, Key, Range, SpaceId, Timestamp, Version};
 
-/// What a change costs in memory beyond its own bytes, roughly.
+/// The approximate memory of a change beyond its own bytes.
 const CHANGE_OVERHEAD: usize = 250;
 
-/// A writer holds one of these at a time, so that readers of other keys go on.
+/// The number of separately locked maps. The writer locks one at a time, so that readers of other keys continue.
 const SHARDS: usize = 16;
 
 type Chains = Vec<(Key, Arc<Chain>)>;
@@ -26,21 +26,21 @@ type Chains = Vec<(Key, Arc<Chain>)>;
 pub(super) struct Overlay {
     chains: [RwLock<HashMap<Key, Arc<Chain>, KeyHashes>>; SHARDS],
     hashes: KeyHashes,
-    /// Keys that are not in `ordered` yet, by space: most go to the index before anybody wants their order.
+    /// Keys that are not in `ordered` yet, by space. Most keys are folded before a scan needs their order.
     unordered: Mutex<BTreeMap<SpaceId, Chains>>,
     ordered: SkipMap<Key, Arc<Chain>>,
-    /// Held by whoever moves keys from `unordered` to `ordered`.
+    /// Locked while keys move from `unordered` to `ordered`.
     ordering: Mutex<()>,
-    /// The commits in here, in order, without gaps.
+    /// The commits of this overlay, in order, without gaps.
     commits: RwLock<Vec<Arc<Committed>>>,
     bytes: AtomicU64,
 }
 
-/// The versions of one key, oldest first. The lock is held for a look at it, never while anybody waits.
+/// The versions of one key, oldest first. The lock is held only for short reads and writes.
 #[derive(Debug)]
 pub(super) struct Chain(RwLock<SmallVec<[Link; 1]>>);
 
-/// A version: one of the changes of a commit.
+/// A version, stored as a reference to a change of a commit.
 #[derive(Debug, Clone)]
 struct Link {
     commit: Arc<Committed>,
@@ -85,7 +85,7 @@ impl Chain {
 }
 
 impl Overlay {
-    /// An overlay in which about `keys` keys are expected.
+    /// Creates an overlay for about `keys` keys.
     pub(super) fn new(seed: u64, keys: usize) -> Overlay {
         let hashes = KeyHashes(seed);
         let shard = || RwLock::new(HashMap::with_capacity_and_hasher(keys / SHARDS, hashes.clone()));
@@ -101,7 +101,7 @@ impl Overlay {
     }
 
     fn shard(&self, key: &Key) -> &RwLock<HashMap<Key, Arc<Chain>, KeyHashes>> {
-        // The map itself uses the low and the top bits.
+        // The map uses the low and the top bits of the hash, so the shard uses bits in the middle.
         &self.chains[(self.hashes.hash(key) >> 32) as usize % SHARDS]
     }
 
@@ -129,7 +129,7 @@ impl Overlay {
         self.bytes.fetch_add(bytes as u64, Ordering::Release);
     }
 
-    /// Counts the padding of frames, so that the log that must be read after a crash is bounded as memory is.
+    /// Counts the padding of frames. So the limit of memory also bounds the log that must be read after a crash.
     pub(super) fn charge(&self, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Ordering::Release);
     }
@@ -142,7 +142,7 @@ impl Overlay {
         self.commits.read().is_empty()
     }
 
-    /// The last commit in here.
+    /// The last commit of this overlay.
     pub(super) fn last(&self) -> Option<Arc<Committed>> {
         self.commits.read().last().cloned()
     }
@@ -162,7 +162,7 @@ impl Overlay {
         self.chain(key).map(|chain| chain.0.read().iter().map(Link::version).collect()).unwrap_or_default()
     }
 
-    /// The keys of a range's spaces that are there by now, in order, among others.
+    /// Sorts the keys of the range's spaces and returns all sorted keys. They may include keys of other spaces.
     fn ordered(&self, range: &Range) -> &SkipMap<Key, Arc<Chain>> {
         let _ordering = self.ordering.lock();
         let unordered: Chains = {
@@ -192,7 +192,7 @@ impl Overlay {
         })
     }
 
-    /// The key of the range that was written last, if that was after `after`. Looks at each commit since.
+    /// The key of the range that was written last, if that was after `after`. Reads each commit after `after`.
     pub(super) fn changed_after(&self, range: &Range, after: Generation) -> Option<(Key, Generation)> {
         let commits = self.commits.read();
         let newer = commits.iter().rev().take_while(|commit| commit.generation > after);
@@ -202,7 +202,7 @@ impl Overlay {
         })
     }
 
-    /// Every key with its chain, in order of the keys. Nothing may be added any more.
+    /// Every key with its chain, in key order. No commit may be added any more.
     pub(super) fn sorted(&self) -> Chains {
         let mut chains = Vec::new();
         for shard in &self.chains {
@@ -219,7 +219,7 @@ impl Overlay {
         commits[start..].iter().take(limit).cloned().collect()
     }
 
-    /// The last commit not later than `time` that `counts`.
+    /// The last commit that is not later than `time` and for which `counts` is true.
     pub(super) fn last_at(
         &self,
         time: Timestamp,

@@ -1,5 +1,5 @@
-//! A store in a directory that is only looked at. What opening would repair is repaired in memory; commits are refused,
-//! because nothing that is acknowledged may be lost.
+//! A store in a directory that is opened read-only. Repairs that opening makes are made in memory. Every commit fails,
+//! because an acknowledged commit must be durable.
 
 use std::future::ready;
 

@@ -1,9 +1,9 @@
-//! Group commit. A caller decides its own commit under one short lock and adds it to the group that waits; whoever
-//! finds no sync under way writes the group to the log and syncs it. So the next group forms while this one syncs,
-//! and a lone caller pays for one sync and no change of threads. Where syncs are slow, the sync thread makes them all.
+//! Group commit. A caller decides its own commit under one short lock and adds it to the waiting group. A caller that
+//! is alone and finds no sync in progress writes and syncs the group itself, without a change of threads. The sync
+//! thread writes larger groups, and every group if syncs are slow. The next group forms while one is synced.
 //!
-//! Invariants: generations are given out in the order of the log; nothing above `visible` is read or answered from;
-//! `visible` rises only after the sync that covers it; after the first failure nothing rises any more.
+//! Invariants: generations follow the order of the log. No read and no answer is based on anything above `visible`.
+//! `visible` rises only after the sync that covers it. After the first failure it does not rise any more.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -28,8 +28,8 @@ use crate::evaluate::{Decision, evaluate};
 use crate::space::SPACES;
 use crate::{Check, Commit, Committed, Env, Generation, Outcome, Result, Stats, StoreError, Timestamp};
 
-/// A sync that takes longer is not made on a caller's thread, where other tasks wait for it. A change of threads and
-/// back costs some 50 to 100 µs, so a lone caller pays less than a tenth more for this.
+/// If syncs take longer than this, the sync thread makes them, so that they do not block the other tasks of a caller's
+/// thread. Changing to another thread and back costs 50 to 100 µs, less than a tenth of such a sync.
 const SLOW_SYNC: Duration = Duration::from_millis(1);
 
 pub(super) struct Writer {
@@ -39,41 +39,41 @@ pub(super) struct Writer {
     pub(super) log: Mutex<Log>,
     pub(super) overlay_bytes: u64,
     group_bytes: usize,
-    /// Whether threads of the store's own sync groups and fold overlays; otherwise callers do it.
+    /// True if the store's own threads sync groups and fold overlays; otherwise callers do it.
     pub(super) background: bool,
     stage: Mutex<Stage>,
-    /// Woken when a group waits for the sync thread.
+    /// Notified when a group waits for the sync thread.
     group_waits: Condvar,
-    /// Woken when an overlay gets its first commit or is full, and when the store ends: what the fold thread waits for.
+    /// Notified when an overlay gets its first commit or is full, and when the store ends. The fold thread waits.
     pub(super) fold_waits: Condvar,
-    /// Woken when a sync ended.
+    /// Notified when a sync has ended.
     synced: Condvar,
-    /// Woken when commits that found no room may try again.
+    /// Notified when commits that found no room may try again.
     room: Notify,
     visible: AtomicU64,
-    /// How long a write with its sync takes, in microseconds: a running average. `u64::MAX` before the first.
+    /// The running average of the time that a write and its sync take, in microseconds. `u64::MAX` before the first.
     sync_us: AtomicU64,
     latest: watch::Sender<Generation>,
     stopped: OnceLock<StoreError>,
     closed: AtomicBool,
-    /// Told when the store was closed or has stopped.
+    /// Notified when the store was closed or has stopped.
     ended: Notify,
     #[cfg(feature = "testing")]
     pub(super) sabotage: Option<super::Sabotage>,
 }
 
-/// What has been decided and is not yet durable.
+/// The commits that are decided but not durable yet, and the state that the next commit is decided on.
 pub(super) struct Stage {
     generation: Generation,
     pub(super) time: Timestamp,
     frame: Frame,
-    /// An empty frame with memory to use again.
+    /// An empty frame whose memory is reused.
     spare: Option<Frame>,
-    /// Those who wait for a generation to become visible, in the order of generations.
+    /// The callers that wait for a generation to become visible, in the order of generations.
     waiting: VecDeque<(Generation, oneshot::Sender<Result<()>>)>,
     syncing: bool,
     pub(super) closing: bool,
-    /// How many have asked that commits wait.
+    /// The number of [`Held`] guards. Commits wait while there is one.
     held: usize,
     stats: Stats,
     heads: Heads,
@@ -97,11 +97,11 @@ impl Stage {
     }
 }
 
-/// A decided commit: its answer, and what must become durable before it may be given.
+/// The result of staging a commit. A decided commit has an answer, which may have to wait for a sync.
 enum Staged {
-    /// There is no room; wait and decide again.
+    /// There is no room. The caller waits and stages the commit again.
     Full,
-    /// Too much has happened since the checked ranges were looked at; look again.
+    /// Too much was committed since the checked ranges were searched. The caller searches them again.
     Behind,
     Ready(Result<Outcome>),
     Waits(Result<Outcome>, oneshot::Receiver<Result<()>>),
@@ -149,7 +149,7 @@ impl Writer {
     pub(super) async fn commit(&self, mut commit: Commit) -> Result<Outcome> {
         #[cfg(feature = "testing")]
         if self.sabotage == Some(super::Sabotage::AnswerBeforeSync) {
-            // What was answered before is written now.
+            // Writes the commits that were answered earlier.
             self.lead();
         }
         let ranges = commit.checks.iter().filter_map(|check| match check {
@@ -167,7 +167,7 @@ impl Writer {
                 Staged::Full => room.await,
             }
         };
-        // Whoever else is ready to commit on this thread gets into the group before it is written.
+        // Other tasks of this thread that are ready to commit join the group before it is written.
         let lead = LeadOnDrop(self);
         yield_once().await;
         drop(lead);
@@ -201,7 +201,7 @@ impl Writer {
             looked,
         };
         let decided = commit.decided.take();
-        // An error, too, may tell of what is not yet durable: of a commit id that was used before.
+        // An error may also be based on a commit that is not durable yet: a commit id that was used before.
         let outcome = self.decide(commit, &newest, now).map(|decision| match decision {
             Decision::Refuse(refusal) => {
                 stage.stats.refused += 1;
@@ -248,7 +248,7 @@ impl Writer {
         evaluate(std::mem::take(commit), newest, now)
     }
 
-    /// Whether another commit may be staged. Freezes a full overlay if the one before it is gone.
+    /// Returns whether another commit may be staged. Freezes a full overlay, unless another one is still frozen.
     fn has_room(&self, stage: &mut MutexGuard<'_, Stage>) -> bool {
         if stage.held > 0 || stage.frame.length() > self.group_bytes.max(HEADER) {
             return false;
@@ -261,7 +261,7 @@ impl Writer {
         frozen
     }
 
-    /// Starts a new overlay and leaves the present one to the index. Not while an earlier one is on its way there.
+    /// Freezes the active overlay for the next fold and starts a new one. Returns `false` if another is still frozen.
     pub(super) fn freeze(&self, _stage: &mut MutexGuard<'_, Stage>) -> bool {
         let layers = self.layers.load();
         if layers.frozen.is_some() {
@@ -275,8 +275,8 @@ impl Writer {
         true
     }
 
-    /// Writes the waiting group if nobody else is at it. A group of several is left to the sync thread, so that no
-    /// caller's thread stands still for others; and so is a slow sync.
+    /// Writes the waiting group, unless a sync is in progress. If the group has several commits, or if syncs are slow,
+    /// the sync thread writes it instead, so that the thread of a caller is not blocked for others.
     fn lead(&self) {
         let stage = self.stage.lock();
         if stage.syncing || stage.frame.count() == 0 {
@@ -291,7 +291,7 @@ impl Writer {
         if self.background {
             return;
         }
-        // Without a sync thread, those who came meanwhile have nobody else.
+        // Without a sync thread, this caller also writes the groups that formed meanwhile.
         loop {
             let stage = self.stage.lock();
             if stage.syncing || stage.frame.count() == 0 || self.stopped.get().is_some() {
@@ -301,7 +301,7 @@ impl Writer {
         }
     }
 
-    /// What the sync thread does until the store closes.
+    /// The loop of the sync thread. It ends when the store closes.
     pub(super) fn sync_groups(&self) {
         let mut last = 0;
         loop {
@@ -315,8 +315,8 @@ impl Writer {
             if self.stopped.get().is_some() {
                 return;
             }
-            // Those who were just answered are about to commit again. Let them get into this group: on a busy machine
-            // a sync costs more than it brings if it is made for a few.
+            // The callers of the last group are about to commit again. Let them join this group: on a busy machine a
+            // sync for a few commits costs more than it gains.
             if stage.frame.count() < last / 2 {
                 drop(stage);
                 std::thread::yield_now();
@@ -329,7 +329,7 @@ impl Writer {
         }
     }
 
-    /// Makes the waiting group durable and answers those who wait for it.
+    /// Makes the waiting group durable and answers the callers that wait for it.
     fn sync_group(&self, mut stage: MutexGuard<'_, Stage>) {
         if self.stopped.get().is_some() {
             return;
@@ -367,13 +367,13 @@ impl Writer {
         self.synced.notify_all();
         announce(&self.latest, last);
         for (_, waiting) in answered {
-            // A caller that has gone away does not need its answer.
+            // The caller may have stopped waiting.
             let _ = waiting.send(Ok(()));
         }
         self.room.notify_waiters();
     }
 
-    /// Takes the duration of a sync into the average. One sync is made at a time.
+    /// Adds the duration of a sync to the average. Only one sync runs at a time.
     fn measured(&self, sync: Duration) {
         let sync = u64::try_from(sync.as_micros()).unwrap_or(u64::MAX / 8);
         let average = match self.sync_us.load(Ordering::Relaxed) {
@@ -383,15 +383,14 @@ impl Writer {
         self.sync_us.store(average, Ordering::Relaxed);
     }
 
-    /// Ends the service of this store after a failure: everybody who waits and everybody who comes gets the same error.
-    /// Only the first cause counts.
+    /// Stops the store after a failure. All waiting and all later callers get the same error, with the first cause.
     pub(super) fn stop(&self, error: &StoreError) {
         let cause = match error {
             StoreError::Stopped { cause } => cause.clone(),
             other => other.to_string().into(),
         };
         let _ = self.stopped.set(StoreError::Stopped { cause });
-        // Whoever staged a commit before that line is among those who wait; whoever comes after it is refused.
+        // A commit that was staged before that line is in `waiting`. A commit that comes later fails in `check`.
         let mut stage = self.stage.lock();
         stage.syncing = false;
         let waiting: Vec<_> = stage.waiting.drain(..).collect();
@@ -407,7 +406,7 @@ impl Writer {
         self.room.notify_waiters();
     }
 
-    /// A broken invariant ends the service as a failed sync does, instead of leaving callers to wait.
+    /// Stops the store if the current thread panics, so that callers do not wait forever after a broken invariant.
     pub(super) fn stop_on_panic(&self) -> StopOnPanic<'_> {
         StopOnPanic(self)
     }
@@ -424,14 +423,14 @@ impl Writer {
         if self.closed.load(Ordering::SeqCst) { Err(StoreError::Closed) } else { Ok(()) }
     }
 
-    /// Refuses everything from now on and wakes those who wait.
+    /// Every call fails from now on. Wakes the callers that wait.
     pub(super) fn set_closed(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.ended.notify_waiters();
         self.latest.send_modify(|_| {});
     }
 
-    /// Takes no more commits. Fails if that was said before.
+    /// Accepts no more commits. Fails if it was called before.
     pub(super) fn begin_closing(&self) -> Result<()> {
         let mut stage = self.stage.lock();
         if std::mem::replace(&mut stage.closing, true) {
@@ -448,7 +447,7 @@ impl Writer {
         Generation(self.visible.load(Ordering::SeqCst))
     }
 
-    /// Makes the index's generation visible, which did not go through the log. Commits are held, and nothing is staged.
+    /// Makes the generation of a restored index visible. The caller holds commits back, and nothing is staged.
     pub(super) fn publish(&self, layers: Layers) {
         let Progress { applied: generation, time, .. } = layers.index.progress;
         let mut stage = self.stage.lock();
@@ -476,7 +475,7 @@ impl Writer {
         }
     }
 
-    /// Lets commits wait until what this gives is dropped.
+    /// Makes commits wait until the returned guard is dropped.
     pub(super) fn hold_commits(&self) -> Held<'_> {
         self.stage.lock().held += 1;
         Held(self)
@@ -494,7 +493,7 @@ impl Writer {
         Stats { overlay_bytes: layers.active.bytes() + frozen, log_bytes, generation: self.visible(), ..stats }
     }
 
-    /// Waits until everything staged so far is durable, for a thread of the store's own.
+    /// Blocks the thread until `generation` is durable.
     pub(super) fn wait_visible(&self, generation: Generation) -> Result<()> {
         let mut stage = self.stage.lock();
         while self.visible() < generation {
@@ -509,7 +508,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Replaces the layers after a fold and lets in those who found no room.
+    /// Replaces the layers after a fold and wakes the commits that found no room.
     pub(super) fn swap_layers(&self, change: impl FnOnce(&Layers) -> Layers) {
         let stage = self.stage.lock();
         let layers = change(&self.layers.load());
@@ -519,7 +518,7 @@ impl Writer {
     }
 }
 
-/// What a writer starts with.
+/// The arguments of [`Writer::new`].
 pub(super) struct Parts {
     pub(super) env: Env,
     pub(super) retention: Arc<Retention>,
@@ -532,7 +531,7 @@ pub(super) struct Parts {
     pub(super) time: Timestamp,
 }
 
-/// Sees to it that a staged commit is written, also if its caller goes away before it could.
+/// Makes sure that a staged commit is written, even if its caller stops waiting.
 struct LeadOnDrop<'a>(&'a Writer);
 
 impl Drop for LeadOnDrop<'_> {
@@ -541,7 +540,7 @@ impl Drop for LeadOnDrop<'_> {
     }
 }
 
-/// Commits wait while this is there.
+/// Commits wait while this guard exists.
 pub(super) struct Held<'a>(&'a Writer);
 
 impl Drop for Held<'_> {
@@ -561,8 +560,8 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-/// Tells those who wait for a newer generation. Whoever made a group durable says so without a lock, so the next one
-/// may have been told of already; nothing is taken back.
+/// Notifies callers that wait for a newer generation. This happens without the lock, so a newer generation may have
+/// been announced already; the announced generation never falls.
 fn announce(latest: &watch::Sender<Generation>, generation: Generation) {
     latest.send_if_modified(|latest| {
         let newer = generation > *latest;
@@ -571,7 +570,7 @@ fn announce(latest: &watch::Sender<Generation>, generation: Generation) {
     });
 }
 
-/// Lets other tasks of this thread run first.
+/// Lets other tasks of this thread run once.
 async fn yield_once() {
     let mut yielded = false;
     std::future::poll_fn(|context| {
@@ -589,7 +588,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_generation_that_is_announced_late_takes_back_no_newer_one() {
+    fn a_late_announcement_does_not_replace_a_newer_generation() {
         let latest = watch::Sender::new(Generation(1));
         let waiting = latest.subscribe();
         for generation in [2, 4, 3] {

@@ -1,6 +1,6 @@
-//! The backends that every test of the suite runs on: memory, one that is asked over the wire, files on a simulated
-//! disk without threads, and files in a real directory with threads. Limits are small, so that folding and new log
-//! segments happen all the time.
+//! The backends that every test of the suite runs on: memory, a remote backend, files on a simulated disk without
+//! threads, and files in a real directory with threads. Limits are small, so that folds and new log segments happen
+//! all the time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use latchwork_store::{Env, FileOptions, Limits, Store, VirtualClock};
 
 use crate::remote::Remote;
 
-/// A place for one store and what it needs around it.
+/// The environment of one store: backend, disk, clock and limits.
 pub(crate) struct Bench {
     kind: Kind,
     pub(crate) env: Env,
@@ -52,25 +52,25 @@ impl Bench {
         Bench { kind, env, clock, limits: small_limits(), disk: SimDisk::new(), directory }
     }
 
-    /// Whether what was committed is still there after the last handle has gone.
+    /// True if commits are kept after the last handle is dropped.
     pub(crate) fn is_durable(&self) -> bool {
         !matches!(self.kind, Kind::Memory | Kind::Remote)
     }
 
-    /// Opens the store of this bench, again if it was open before.
+    /// Opens the store of this bench, or opens it again.
     pub(crate) async fn open(&self) -> Store {
         match self.kind {
             Kind::Memory => Store::memory_with(self.env.clone(), self.limits).await.expect("a store in memory"),
             Kind::Remote => {
                 let (remote, disk) = (Remote::new(self.env.clone()), Arc::new(latchwork_store::disk::RealDisk));
                 let store = Store::with_backend(Arc::new(remote), self.env.clone(), self.limits, disk).await;
-                store.expect("a store that is asked over the wire")
+                store.expect("a store on a remote backend")
             }
             Kind::Simulated | Kind::File => self.open_at(&self.path("store")).await,
         }
     }
 
-    /// Another store in memory or another directory: nothing of this one is in it.
+    /// Opens another, empty store in memory or in another directory.
     pub(crate) async fn open_other(&self) -> Store {
         match self.kind {
             Kind::Memory | Kind::Remote => self.open().await,
@@ -78,12 +78,12 @@ impl Bench {
         }
     }
 
-    /// Opens a data directory on the disk that this bench's snapshots go to.
+    /// Opens a data directory on the disk to which this bench writes snapshots.
     pub(crate) async fn open_at(&self, path: &Path) -> Store {
         self.options().open(path).await.expect("the directory opens")
     }
 
-    /// How this bench opens directories.
+    /// The options with which this bench opens directories.
     pub(crate) fn options(&self) -> FileOptions {
         let options = FileOptions::new()
             .env(self.env.clone())
@@ -116,7 +116,7 @@ pub(crate) fn small_limits() -> Limits {
     limits
 }
 
-/// Runs one test to its end, or fails it if it hangs.
+/// Runs one test, and fails it if it hangs.
 pub(crate) fn run<F: Future<Output = ()>>(bench: Bench, test: impl FnOnce(Bench) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     runtime.block_on(async {
@@ -125,7 +125,7 @@ pub(crate) fn run<F: Future<Output = ()>>(bench: Bench, test: impl FnOnce(Bench)
     });
 }
 
-/// Makes a test of each function for each backend: `the_function::memory` and so on.
+/// Creates a test of each function for each backend: `the_function::memory` and so on.
 macro_rules! on_every_backend {
     ($($test:ident),* $(,)?) => {$(
         mod $test {

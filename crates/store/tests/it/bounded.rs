@@ -1,4 +1,4 @@
-//! What one caller may take from the others: neither a long check nor a loop of short operations stops them.
+//! One caller does not block others: neither by a long check nor by a loop of short operations.
 
 use std::io;
 use std::path::Path;
@@ -11,24 +11,24 @@ use latchwork_store::disk::{DirectoryLock, Disk, DiskFile, Lock, Open};
 use latchwork_store::*;
 use parking_lot::Mutex;
 
-/// How long a test waits for what must happen before it says that it hangs.
+/// How long a test waits for something that must happen before it reports a hang.
 const HANGS: Duration = Duration::from_secs(20);
 
-/// A simulated disk whose next read of the index, once it is armed, waits until it may go on.
+/// A simulated disk. Once it is armed, the next read of the index waits until the test releases it.
 #[derive(Debug, Clone, Default)]
 struct Gate {
     disk: SimDisk,
     next: Arc<Mutex<Option<Stop>>>,
 }
 
-/// Where a read says that it waits, and what it waits for.
+/// A read signals on the first channel that it waits, and waits for the second.
 type Stop = (mpsc::Sender<()>, mpsc::Receiver<()>);
 
 #[derive(Debug)]
 struct GatedFile(Arc<dyn DiskFile>, Gate, bool);
 
 impl Gate {
-    /// The first of these tells that a read waits, the other lets it go on.
+    /// The first channel signals that a read waits; the second releases it.
     fn arm(&self) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
         let ((reached, at_read), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
         *self.next.lock() = Some((reached, may_go_on));
@@ -83,10 +83,10 @@ impl DiskFile for GatedFile {
     }
 }
 
-/// A read set over a large range has to be looked up in the index, row by row. The reader of the range stands still in
-/// the middle of that; the other caller commits all the same.
+/// A read set over a large range is checked in the index, row by row. The check is paused in the middle; another caller
+/// can commit meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_check_of_a_range_keeps_no_other_commit_waiting() {
+async fn a_long_check_of_a_range_does_not_delay_other_commits() {
     let gate = Gate::default();
     let open = || FileOptions::new().disk(gate.clone()).cache_bytes(1 << 20).without_threads().open("/d");
     let store = open().await.unwrap();
@@ -112,13 +112,14 @@ async fn a_long_check_of_a_range_keeps_no_other_commit_waiting() {
     let other = store.commit(Commit::new().put(&space.key("range00007"), "2"));
     assert!(tokio::time::timeout(HANGS / 2, other).await.expect("it does not wait").unwrap().is_applied());
     go_on.send(()).unwrap();
-    assert!(!long.await.unwrap(), "what was written meanwhile counts");
+    assert!(!long.await.unwrap(), "the check sees the commit that was made meanwhile");
     let view = store.view().await.unwrap();
     let long = Commit::new().unchanged(&space.prefix("range"), view.generation()).put(&space.key("long"), "1");
     assert!(store.commit(long).await.unwrap().is_applied());
 }
 
-/// Eight tasks do nothing but operations that are ready at once, on a runtime with two threads. A ninth ends them.
+/// Eight tasks loop over operations that complete without waiting, on a runtime with two threads. A ninth task must get
+/// the chance to end them.
 fn check_not_starved<F>(name: &'static str, file: bool, operation: impl Fn(Store, Space) -> F + Send + Copy + 'static)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -176,7 +177,7 @@ fn a_loop_of_operations_lets_other_tasks_run() {
     }
 }
 
-/// One view is read again and again: nothing but the reads themselves can let others run.
+/// One view is read in a loop, so only the reads themselves can let other tasks run.
 #[test]
 fn a_loop_of_reads_lets_other_tasks_run() {
     for file in [false, true] {
@@ -192,9 +193,9 @@ fn a_loop_of_reads_lets_other_tasks_run() {
     }
 }
 
-/// A small executor within a task: it never gives the runtime a chance to renew the task's budget.
+/// A small executor within a task. It never lets the runtime renew the task's budget.
 #[tokio::test]
-async fn a_loop_that_polls_by_hand_comes_to_its_end() {
+async fn a_loop_that_polls_by_hand_ends() {
     let store = Store::memory().await.unwrap();
     let key = store.space(SpaceSpec::new("a")).await.unwrap().key("k");
     let mut work = std::pin::pin!(async {

@@ -1,5 +1,5 @@
-//! What every backend must do, through the public API alone. A backend that passes this suite can stand behind
-//! everything that is built on the store.
+//! Tests of what every backend must do, through the public API only. Everything that is built on the store works on a
+//! backend that passes this suite.
 
 mod closing;
 mod commit_ids;
@@ -16,17 +16,17 @@ mod watches;
 
 use latchwork_store::{Commit, Generation, History, Key, Receipt, Refusal, Space, SpaceSpec, Store, StoreError};
 
-/// A space of that name and history.
+/// Declares a space.
 async fn space(store: &Store, name: &str, history: History) -> Space {
     store.space(SpaceSpec::new(name).history(history)).await.unwrap()
 }
 
-/// A commit that must land.
+/// Sends a commit that must be applied.
 async fn apply(store: &Store, commit: Commit) -> Receipt {
     store.commit(commit).await.unwrap().applied().unwrap()
 }
 
-/// A commit that must be refused.
+/// Sends a commit that must be refused.
 async fn refuse(store: &Store, commit: Commit) -> Refusal {
     store.commit(commit).await.unwrap().applied().unwrap_err()
 }
@@ -39,7 +39,7 @@ async fn delete(store: &Store, key: &Key) -> Generation {
     apply(store, Commit::new().delete(key)).await.generation
 }
 
-/// Rev and value of a key now.
+/// The current rev and value of a key.
 async fn get(store: &Store, key: &Key) -> Option<(u64, String)> {
     let item = store.view().await.unwrap().get(key).await.unwrap();
     item.map(|item| (item.rev.0, text(&item.value)))
@@ -58,12 +58,12 @@ async fn settle(store: &Store) {
     while store.maintain().await.unwrap() {}
 }
 
-/// The error of a call that must fail, as its variant's name and fields.
+/// The error of a call that must fail.
 fn error_of<T: std::fmt::Debug>(result: Result<T, StoreError>) -> StoreError {
     result.expect_err("the call must fail")
 }
 
-/// Asserts that a result is an error of a shape.
+/// Asserts that a result is an error that matches a pattern.
 macro_rules! assert_fails {
     ($result:expr, $pattern:pat $(if $guard:expr)?) => {{
         let error = $crate::conformance::error_of($result);

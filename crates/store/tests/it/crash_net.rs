@@ -1,5 +1,5 @@
-//! The net under the net: a store that is broken on purpose must be caught by the power-loss tests, and by an image,
-//! not by some accident on the way.
+//! Tests of the power-loss tests: they must find a store that is broken on purpose, and find it by an image, not by
+//! another failure on the way.
 
 use latchwork_store::Sabotage;
 
@@ -9,13 +9,13 @@ use crate::workload::{Run, alone};
 
 async fn check(run: Run) {
     let plan = Plan { seed: 1, images: 500, again: 50, point: None };
-    let violation = examine(&run, plan).await.expect_err("the power-loss tests see a broken store");
+    let violation = examine(&run, plan).await.expect_err("the power-loss tests find a broken store");
     println!("{violation}");
     assert!(violation.point.is_some());
 }
 
 async fn check_both(sabotage: Sabotage) {
-    // A few steps: a longer run would notice by itself that it was lied to.
+    // A few steps only: a longer run would itself notice the wrong answers.
     check(alone(1, 12, Some(sabotage)).await.unwrap()).await;
     check(crowd(1, 10, Some(sabotage)).await.unwrap()).await;
 }

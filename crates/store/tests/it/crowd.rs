@@ -1,5 +1,5 @@
 //! The workload of the crash tests with many callers and the store's own threads: groups form, overlays are frozen and
-//! folded in the background. No two runs are the same; what they must leave behind follows from the receipts.
+//! folded in the background. No two runs are the same. The receipts say what a run must leave on the disk.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::workload::Run;
 
 const TASKS: u64 = 6;
 
-/// Runs tasks that each make `commits` commits.
+/// Runs several tasks that each make `commits` commits.
 pub async fn crowd(seed: u64, commits: u64, sabotage: Option<Sabotage>) -> Result<Run, String> {
     let disk = SimDisk::new();
     let recording = disk.record();
@@ -48,10 +48,10 @@ pub async fn crowd(seed: u64, commits: u64, sabotage: Option<Sabotage>) -> Resul
         })
         .collect();
     for task in tasks {
-        // What is being written while this reads is no damage.
+        // Verifying while tasks write must find no damage.
         while sabotage.is_none() && !task.is_finished() {
             verify(&store).await?;
-            // The clock of this store is virtual; its threads are real.
+            // The clock of this store is virtual, but its threads run in real time.
             #[allow(clippy::disallowed_methods)]
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
@@ -64,7 +64,7 @@ pub async fn crowd(seed: u64, commits: u64, sabotage: Option<Sabotage>) -> Resul
     entries.sort_by_key(|entry| entry.generation);
     let mut ledger = Ledger::default();
     for entry in entries {
-        ensure!(entry.generation == ledger.last() + 1, "generation {} was given twice or never", ledger.last() + 1);
+        ensure!(entry.generation == ledger.last() + 1, "generation {} was used twice or never", ledger.last() + 1);
         ledger.push(entry);
     }
     Ok(Run { recording: recording.stop(), ledger, now: env.now() })
@@ -76,7 +76,7 @@ async fn verify(store: &Store) -> Result<(), String> {
     Ok(())
 }
 
-/// What one task writes: keys of its own, so that it knows their revs.
+/// The keys of one task. No other task writes them, so the task knows their revs.
 struct Own {
     task: u64,
     spaces: Vec<Space>,

@@ -1,5 +1,5 @@
-//! Bytes that change on the medium: whatever is flipped, zeroed or missing, a read gives what was written or an error
-//! that says where, and nothing is taken for the end of the log that is not.
+//! Bytes that change on the medium. If bytes are flipped, zeroed or missing, a read returns what was written or an
+//! error that says where the damage is. Damage is never taken for the end of the log.
 
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -12,7 +12,7 @@ use crate::power_loss::number;
 use crate::recovered::{DIRECTORY, Expected, check_contents, options};
 use crate::workload::{Failing, failing};
 
-/// redb panics on some damage, which the store catches; nobody wants to read of it.
+/// redb panics on some damage, and the store catches the panic. This hides its output.
 fn quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -30,7 +30,7 @@ struct Subject {
     disk: SimDisk,
     ledger: Ledger,
     now: Timestamp,
-    /// The frames that only the log holds: file, offset, bytes.
+    /// The frames that are not folded into the index: file, offset, bytes.
     frames: Vec<(PathBuf, usize, Vec<u8>)>,
 }
 
@@ -80,7 +80,7 @@ impl Subject {
         options(disk, &env).without_threads().open(DIRECTORY).await
     }
 
-    /// Reads everything; what is read must be right.
+    /// Reads everything, and compares it with the ledger.
     async fn read(&self, store: &Store, seed: u64) -> Result<(), String> {
         let generation = store.generation().await.map_err(|error| error.to_string())?.0;
         if generation > self.ledger.last() {
@@ -90,7 +90,7 @@ impl Subject {
         check_contents(store, &expected, generation, &mut fastrand::Rng::with_seed(seed)).await
     }
 
-    /// The log is damaged within frame number `index`; opening must say so, and where.
+    /// The log is damaged within frame number `index`. Opening must fail and name the position.
     async fn check_refused(&self, disk: &SimDisk, index: usize, what: &str) {
         let (path, offset, _) = &self.frames[index];
         match self.open(disk).await {
@@ -103,13 +103,13 @@ impl Subject {
     }
 }
 
-/// How many bytes of a frame carry anything.
+/// How many bytes of a frame are used.
 fn used(frame: &[u8]) -> usize {
     64 + u32::from_le_bytes(frame[4..8].try_into().unwrap()) as usize
 }
 
 #[tokio::test]
-async fn a_flipped_bit_in_the_log_is_named_and_never_taken_for_its_end() {
+async fn a_flipped_bit_in_the_log_is_reported_and_never_taken_for_its_end() {
     let subject = subject().await;
     let mut random = fastrand::Rng::with_seed(number("LATCHWORK_SEED", 1));
     let last = subject.frames.len() - 1;
@@ -139,7 +139,7 @@ async fn a_damaged_last_frame_is_the_end_of_the_log() {
 }
 
 #[tokio::test]
-async fn zeroed_blocks_in_the_middle_of_the_log_are_named() {
+async fn zeroed_blocks_in_the_middle_of_the_log_are_reported() {
     let subject = subject().await;
     let last = subject.frames.len() - 1;
     for (index, (path, offset, bytes)) in subject.frames[..last].iter().enumerate() {
@@ -156,13 +156,13 @@ async fn zeroed_blocks_in_the_middle_of_the_log_are_named() {
     for path in segments.into_iter().filter(|path| *path != last_path) {
         let index = subject.frames.iter().position(|(of, ..)| of == path).unwrap();
         let disk = subject.damaged(path, |file| file.fill(0));
-        // A whole segment of 64 KiB is gone: the frame before it has no follower where it ends.
+        // A whole segment of 64 KiB is zeroed, so that no frame follows the one before it.
         let error = subject.open(&disk).await.map(|_| ()).unwrap_err();
         assert!(matches!(error, StoreError::Corrupt { .. }), "segment of frame {index}: {error}");
     }
 }
 
-/// What opening says of a segment that is gone or cut.
+/// Asserts that opening reports a segment that is missing or truncated.
 async fn check_named(subject: &Subject, disk: &SimDisk, path: &Path, what: &str) {
     let (env, _clock) = Env::seeded(0);
     let opened = [
@@ -178,7 +178,7 @@ async fn check_named(subject: &Subject, disk: &SimDisk, path: &Path, what: &str)
     }
 }
 
-/// Removes a file, or leaves so many bytes of it.
+/// Removes a file, or truncates it to `left` bytes.
 fn cut(disk: &SimDisk, path: &Path, left: Option<usize>) {
     match left {
         Some(left) => disk.damage(path, |bytes| bytes.truncate(left)),
@@ -186,9 +186,9 @@ fn cut(disk: &SimDisk, path: &Path, left: Option<usize>) {
     }
 }
 
-/// The log is not held against the torn end of a crash here: its files are shorter than any crash leaves them.
+/// This cannot be the torn end of a crash: the files are shorter than any crash leaves them.
 #[tokio::test]
-async fn a_missing_or_cut_segment_is_named_whichever_it_is() {
+async fn every_missing_or_truncated_segment_is_reported() {
     let subject = subject().await;
     let mut segments: Vec<&PathBuf> = subject.frames.iter().map(|(path, ..)| path).collect();
     segments.dedup();
@@ -199,7 +199,7 @@ async fn a_missing_or_cut_segment_is_named_whichever_it_is() {
             check_named(&subject, &disk, path, &format!("{left:?}")).await;
         }
     }
-    // The last segments together.
+    // All segments from the second one on.
     let disk = subject.disk.copy();
     segments[1..].iter().for_each(|path| cut(&disk, path, None));
     check_named(&subject, &disk, segments[1], "with all behind it").await;
@@ -209,7 +209,7 @@ async fn a_missing_or_cut_segment_is_named_whichever_it_is() {
 }
 
 #[tokio::test]
-async fn verify_names_the_segment_that_an_open_store_has_lost() {
+async fn verify_reports_a_segment_that_was_lost_while_the_store_is_open() {
     let subject = subject().await;
     let newest = &subject.frames.last().unwrap().0;
     for left in [None, Some((64 << 10) / 3)] {
@@ -223,7 +223,7 @@ async fn verify_names_the_segment_that_an_open_store_has_lost() {
 }
 
 #[tokio::test]
-async fn the_segment_that_a_closed_store_goes_on_in_is_missed_and_a_spare_is_not() {
+async fn the_current_segment_of_a_closed_store_is_needed_and_a_spare_is_not() {
     let subject = subject().await;
     let store = subject.open(&subject.disk).await.unwrap();
     while store.maintain().await.unwrap() {}
@@ -236,7 +236,7 @@ async fn the_segment_that_a_closed_store_goes_on_in_is_missed_and_a_spare_is_not
         let disk = subject.disk.copy();
         cut(&disk, current, left);
         check_named(&subject, &disk, current, &format!("{left:?}")).await;
-        // No commit was ever in it, and a crash may leave it so.
+        // A spare holds no commit, and a crash may leave it incomplete.
         let disk = subject.disk.copy();
         cut(&disk, spare, left);
         let store = subject.open(&disk).await.unwrap();
@@ -244,7 +244,7 @@ async fn the_segment_that_a_closed_store_goes_on_in_is_missed_and_a_spare_is_not
     }
 }
 
-/// A trailer only announces: frames are found without it.
+/// A trailer only announces a segment: frames are found without it.
 #[tokio::test]
 async fn a_damaged_trailer_loses_nothing() {
     let subject = subject().await;
@@ -293,17 +293,17 @@ async fn a_flipped_bit_in_the_index_is_an_error_or_found_by_verify() {
                 assert!(reported, "byte {byte}, bit {bit}: {wrong:?}, and verify found nothing");
             }
         }
-        // Going on may work or fail, but it may not take the process down.
+        // Another commit may succeed or fail, but the process must not abort.
         let key = subject.space().key("k1");
         let _ = store.commit(Commit::new().put(&key, "after the damage")).await;
         let _ = store.maintain().await;
         let _ = store.close().await;
     }
-    println!("{refused} refused, {seen} seen in reads, {harmless} without consequence");
+    println!("{refused} failed to open, {seen} were seen by reads, {harmless} had no effect");
 }
 
 #[tokio::test]
-async fn any_damage_to_format_is_named() {
+async fn any_damage_to_format_is_reported() {
     let subject = subject().await;
     let path = Path::new(DIRECTORY).join("FORMAT");
     for bit in 0..37 * 8 {
@@ -317,7 +317,7 @@ async fn any_damage_to_format_is_named() {
 }
 
 #[tokio::test]
-async fn a_newer_format_is_refused_and_named() {
+async fn a_newer_format_is_refused_with_its_version() {
     let subject = subject().await;
     let disk = subject.damaged(&Path::new(DIRECTORY).join("FORMAT"), |file| {
         *file = b"LATCHWRK\x09\0\0\0and whatever it needs".to_vec();
@@ -338,7 +338,7 @@ async fn an_index_without_format_is_not_a_store() {
 }
 
 #[tokio::test]
-async fn a_damaged_snapshot_is_refused_and_the_store_goes_on() {
+async fn a_damaged_snapshot_is_refused_and_the_store_keeps_working() {
     quiet();
     let disk = SimDisk::new();
     let store = FileOptions::new().disk(disk.clone()).without_threads().open("/store").await.unwrap();

@@ -1,10 +1,10 @@
-//! The data directory on a real disk: who may open it, and what is said to those who may not.
+//! The data directory on a real disk: when it can be opened, and which errors are returned otherwise.
 
 use std::process::Command;
 
 use latchwork_store::*;
 
-/// Names the directory that another process holds.
+/// The variable with the directory that another process has open.
 const HELD: &str = "LATCHWORK_HELD_DIRECTORY";
 
 fn check_locked(result: Result<Store>, directory: &std::path::Path, owner: u32) {
@@ -19,7 +19,7 @@ fn check_locked(result: Result<Store>, directory: &std::path::Path, owner: u32) 
 }
 
 #[tokio::test]
-async fn a_directory_is_open_once() {
+async fn a_directory_is_opened_by_one_process_at_a_time() {
     let home = tempfile::tempdir().unwrap();
     let directory = home.path().join("data");
     let store = Store::open(&directory).await.unwrap();
@@ -37,7 +37,7 @@ async fn a_directory_is_open_once() {
     Store::open(&directory).await.unwrap();
 }
 
-/// Not a test by itself: the other process.
+/// Not a test itself: this is the other process.
 #[tokio::test]
 async fn another_process_finds_it_locked() {
     let Ok(directory) = std::env::var(HELD) else { return };
@@ -47,7 +47,7 @@ async fn another_process_finds_it_locked() {
 }
 
 #[tokio::test]
-async fn a_place_where_no_directory_can_be_is_an_error_that_names_it() {
+async fn an_impossible_path_is_an_error_that_names_it() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("file");
     std::fs::write(&file, "not a directory").unwrap();
@@ -62,7 +62,7 @@ async fn a_place_where_no_directory_can_be_is_an_error_that_names_it() {
 }
 
 #[tokio::test]
-async fn parents_of_a_data_directory_are_made() {
+async fn parents_of_a_data_directory_are_created() {
     let home = tempfile::tempdir().unwrap();
     let directory = home.path().join("a/b/data");
     Store::open(&directory).await.unwrap().close().await.unwrap();
@@ -97,7 +97,7 @@ async fn a_directory_with_other_files_does_not_become_a_store() {
     Store::open(home.path()).await.unwrap();
 }
 
-/// Every file with its contents, but for the lock's.
+/// Every file with its contents, except the lock file.
 fn contents(directory: &std::path::Path) -> Vec<(std::ffi::OsString, Vec<u8>)> {
     let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
     let mut files: Vec<_> = files.filter(|file| !file.ends_with("LOCK")).collect();
@@ -114,7 +114,7 @@ async fn a_restore_changes_nothing_in_the_snapshot() {
     let put = |value: &str| Commit::new().put(&space.key("k"), value.to_owned());
     assert!(store.commit(put("1")).await.unwrap().is_applied());
     store.view().await.unwrap().persist(&snapshot).await.unwrap();
-    // Somebody goes on in the snapshot and is killed: a log that the index has not taken.
+    // A process opens the snapshot as a store, commits and is killed: its log is not folded into the index.
     let copy = Store::open(&snapshot).await.unwrap();
     assert!(copy.commit(put("2")).await.unwrap().is_applied());
     drop(copy);
@@ -125,11 +125,11 @@ async fn a_restore_changes_nothing_in_the_snapshot() {
         assert!(contents(&snapshot) == before, "the snapshot was changed");
     }
     let error = store.restore(&data, Confirm::ReplaceEverything).await.unwrap_err();
-    assert!(matches!(error, StoreError::Locked { .. }), "its own directory is in use: {error}");
+    assert!(matches!(error, StoreError::Locked { .. }), "the store's own directory is in use: {error}");
 }
 
 #[tokio::test]
-async fn looking_at_a_directory_changes_nothing_in_it() {
+async fn opening_read_only_changes_nothing() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("data");
     let store = Store::open(&data).await.unwrap();
@@ -147,7 +147,7 @@ async fn looking_at_a_directory_changes_nothing_in_it() {
         assert!(!store.maintain().await.unwrap());
         assert_eq!(store.verify().await.unwrap(), []);
     }
-    assert!(matches!(Store::open(&data).await, Err(StoreError::Locked { .. })), "it would change what is looked at");
+    assert!(matches!(Store::open(&data).await, Err(StoreError::Locked { .. })), "it would change what `one` reads");
     one.close().await.unwrap();
     assert!(matches!(one.view().await, Err(StoreError::Closed)));
     drop(other);
@@ -156,7 +156,7 @@ async fn looking_at_a_directory_changes_nothing_in_it() {
 }
 
 #[tokio::test]
-async fn looking_at_what_is_no_store_creates_nothing() {
+async fn opening_read_only_without_a_store_creates_nothing() {
     let home = tempfile::tempdir().unwrap();
     let (empty, foreign, file) = (home.path().join("empty"), home.path().join("foreign"), home.path().join("file"));
     std::fs::create_dir(&empty).unwrap();

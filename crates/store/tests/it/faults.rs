@@ -1,5 +1,6 @@
-//! A disk that fails: every sync, write and change of a name in turn. After the first failure nothing is acknowledged
-//! any more, and what was acknowledged before is there when the directory is opened again, also after a power loss.
+//! A disk that fails, at every sync, write and change of a name in turn. After the first failure nothing is
+//! acknowledged any more. What was acknowledged before is there when the directory is opened again, also after a power
+//! loss.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -17,16 +18,16 @@ use crate::workload::{Failing, failing};
 
 const STEPS: usize = 150;
 
-/// Which attempts were made on the data directory, and which of them failed.
+/// The attempts that were made on the data directory, and the one that failed.
 #[derive(Debug, Default)]
 struct Seen {
     attempts: usize,
     failed: Option<PathBuf>,
-    /// Syncs of the same file after its sync had failed.
+    /// Syncs of the same file after its failed sync.
     retried: usize,
 }
 
-/// Makes attempt number `turn` of a kind fail, once.
+/// Makes attempt number `turn` of a kind fail once.
 fn fail_once(disk: &SimDisk, kind: Attempt, turn: usize, fault: Fault) -> Arc<Mutex<Seen>> {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let shared = seen.clone();
@@ -49,7 +50,7 @@ fn fail_once(disk: &SimDisk, kind: Attempt, turn: usize, fault: Fault) -> Arc<Mu
     seen
 }
 
-/// Every call on a store that has failed gives the same answer.
+/// Asserts that every call on a store that has failed returns the same error.
 async fn check_stopped(store: &Store) -> Result<(), String> {
     let key = store.spaces().await.err().map(|error| error.to_string());
     let view = store.view().await.err();
@@ -74,7 +75,7 @@ async fn check_stopped(store: &Store) -> Result<(), String> {
     Ok(())
 }
 
-/// One run in which attempt number `turn` fails. Tells whether it came to that.
+/// Makes one run in which attempt number `turn` fails. Returns whether there were that many attempts.
 async fn fail_at(kind: Attempt, turn: usize, fault: Fault) -> Result<bool, String> {
     let disk = SimDisk::new();
     let recording = disk.record();
@@ -152,12 +153,12 @@ async fn a_short_write_stops_the_store() {
 }
 
 #[tokio::test]
-async fn every_name_that_cannot_be_changed_stops_the_store() {
+async fn every_failed_create_rename_or_remove_stops_the_store() {
     fail_each(Attempt::Rename, BROKEN, 1).await;
     fail_each(Attempt::Create, BROKEN, 1).await;
 }
 
-/// Lets a segment be begun and not completed, as on a disk that is full.
+/// Lets a segment be created but not completed, as on a full disk.
 fn fill_up(disk: &SimDisk, name: &'static str) {
     let mut writes = 0;
     disk.set_faults(move |attempt, path| {
@@ -172,9 +173,9 @@ fn names(disk: &SimDisk) -> Vec<(String, u64)> {
     files.map(|(path, length)| (path.file_name().unwrap().to_string_lossy().into_owned(), length)).collect()
 }
 
-/// Otherwise what is left of it keeps the disk full.
+/// Otherwise the incomplete file keeps the disk full.
 #[tokio::test]
-async fn a_segment_that_could_not_be_completed_is_removed() {
+async fn an_incomplete_segment_is_removed() {
     const SEGMENT: u64 = 16 << 20;
     let disk = SimDisk::new();
     let open = || FileOptions::new().disk(disk.clone()).without_threads().open("/d");
@@ -182,7 +183,7 @@ async fn a_segment_that_could_not_be_completed_is_removed() {
     assert!(matches!(open().await, Err(StoreError::Io { .. })));
     assert!(names(&disk).iter().all(|(name, _)| name == "FORMAT"), "{:?}", names(&disk));
     disk.clear_faults();
-    // The next segment is made beside the others, or, under load, when it is needed.
+    // The next segment is prepared in the background, or, under load, created when it is needed.
     for (made, commits) in [("spare.new", 1), ("log-", 12)] {
         let store = open().await.unwrap();
         let space = store.space(SpaceSpec::new("a")).await.unwrap();
@@ -222,7 +223,7 @@ async fn an_id_counts_as_used_only_once_its_commit_is_durable() {
 }
 
 #[tokio::test]
-async fn a_closed_handle_leaves_the_directory_to_its_next_owner() {
+async fn a_closed_store_does_not_touch_the_directory_of_its_next_owner() {
     let disk = SimDisk::new();
     let open = || FileOptions::new().disk(disk.clone()).without_threads().open("/d");
     let first = open().await.unwrap();
@@ -241,7 +242,7 @@ async fn a_closed_handle_leaves_the_directory_to_its_next_owner() {
 }
 
 #[tokio::test]
-async fn what_is_no_complete_snapshot_is_not_restored_and_not_touched() {
+async fn an_incomplete_snapshot_is_neither_restored_nor_changed() {
     let disk = SimDisk::new();
     let store = FileOptions::new().disk(disk.clone()).without_threads().open("/d").await.unwrap();
     let recording = disk.record();
@@ -266,7 +267,7 @@ async fn what_is_no_complete_snapshot_is_not_restored_and_not_touched() {
 }
 
 #[tokio::test]
-async fn spaces_that_came_with_a_restore_remember_nothing_from_before_it() {
+async fn the_history_of_restored_spaces_starts_with_the_restore() {
     let disk = SimDisk::new();
     let open = |path: &'static str| FileOptions::new().disk(disk.clone()).without_threads().open(path);
     let source = open("/source").await.unwrap();

@@ -1,4 +1,4 @@
-//! The index follows the log in the background, also while commits never pause, and writers wait when it cannot keep
+//! The index follows the log in the background, also while commits never pause. Writers wait when the index cannot keep
 //! up.
 
 use std::time::Duration;
@@ -18,8 +18,8 @@ async fn put(store: &Store, space: &Space, number: usize) {
 }
 
 #[tokio::test]
-async fn an_overlay_is_folded_in_time_although_commits_never_pause() {
-    // An overlay that is not filled by this: only time can fold it.
+async fn an_overlay_is_folded_in_time_while_commits_never_pause() {
+    // The overlay never becomes full, so only the interval makes it fold.
     let options = FileOptions::new().overlay_bytes(1 << 30).fold_interval(Duration::from_millis(300));
     let (_directory, store, space) = opened(options).await;
     for number in 0..20_000 {
@@ -52,7 +52,7 @@ async fn memory_is_bounded_while_many_write_more_than_it_holds() {
     for task in tasks {
         largest = largest.max(task.await.unwrap());
     }
-    // Two overlays, and what was let in before the bound was seen.
+    // Two overlays, and the commits that were staged before the limit was noticed.
     assert!(largest < 3 * OVERLAY, "{largest} bytes");
     assert_eq!(store.generation().await.unwrap().0, 1 + 32 * 400);
     while store.maintain().await.unwrap() {}

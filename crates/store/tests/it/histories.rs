@@ -1,5 +1,6 @@
-//! Concurrent histories: tasks that fight over a few keys, everything they were told, and a check that one order of
-//! commits explains all of it. A history in which hardly anybody lost a race shows nothing and does not count.
+//! Concurrent histories: tasks compete for a few keys, all their answers are recorded, and a check proves that one
+//! order of commits explains all of them. A history in which few commits were refused proves nothing and does not
+//! count.
 
 pub(crate) mod check;
 pub(crate) mod record;
@@ -14,7 +15,7 @@ use crate::backends::small_limits;
 
 const OPERATIONS: usize = 2000;
 
-/// How many histories are made, on all backends together.
+/// The number of histories on all backends together.
 fn histories() -> u64 {
     std::env::var("LATCHWORK_HISTORIES").ok().and_then(|count| count.parse().ok()).unwrap_or(1000)
 }
@@ -23,7 +24,7 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap()
 }
 
-/// A store on files with its threads at work all the time.
+/// A store on files whose threads have work all the time.
 pub(crate) fn options(sabotage: Option<Sabotage>) -> FileOptions {
     let options = FileOptions::new()
         .limits(small_limits())
@@ -34,7 +35,7 @@ pub(crate) fn options(sabotage: Option<Sabotage>) -> FileOptions {
     sabotage.into_iter().fold(options, FileOptions::sabotage)
 }
 
-/// Makes one history on a new store and checks it.
+/// Records one history on a new store and checks it.
 pub(crate) async fn history(store: Store, seed: u64, operations: usize) -> Result<Summary, Violation> {
     let recorded = record::record(&store, seed, operations).await?;
     let summary = check(&recorded)?;
@@ -42,8 +43,8 @@ pub(crate) async fn history(store: Store, seed: u64, operations: usize) -> Resul
     Ok(summary)
 }
 
-/// Checks `count` histories that count. A void one is made again with another seed; a machine on which many are void
-/// is no place for this test, and it says so.
+/// Checks `count` histories that are not void. A void history is repeated with another seed. The test fails on a
+/// machine on which too many are void.
 fn explain(count: u64, open: impl AsyncFn() -> Store) {
     let runtime = runtime();
     let mut total = Summary::default();
@@ -64,7 +65,7 @@ fn explain(count: u64, open: impl AsyncFn() -> Store) {
             break;
         }
     }
-    println!("{counted} histories, {void} more were void: {total:?}");
+    println!("{counted} histories; {void} others were void: {total:?}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! A process under load that is killed, again and again, at moments it does not choose. What it said was done is done,
-//! once. `LATCHWORK_KILLS` sets how often.
+//! A process under load is killed again and again, at random moments. Every commit that it reported as applied is
+//! there, once. `LATCHWORK_KILLS` sets how often.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use latchwork_store::*;
 
 use crate::power_loss::number;
 
-/// Names the data directory to the process that is to be killed.
+/// The variable with the data directory of the process that is killed.
 const DIRECTORY: &str = "LATCHWORK_KILL_DIRECTORY";
 const TASKS: u64 = 4;
 
@@ -45,7 +45,7 @@ fn say(what: std::fmt::Arguments<'_>) {
     std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
 }
 
-/// Counts up a number of its own and, with an id and retries, one that all tasks share.
+/// Increments a number of this task and, with an id and retries, a number that all tasks share.
 async fn work(store: Store, task: u64) {
     let space = space(&store).await;
     let (own, shared) = (space.key(format!("task {task}")), space.key("shared"));
@@ -62,7 +62,7 @@ async fn work(store: Store, task: u64) {
                 .put(&space.key(format!("added by {task}")), (added + 1).to_string())
                 .id(store.commit_id());
             if let Outcome::Applied(first) = store.commit(commit.clone()).await.unwrap() {
-                // As after a lost connection: the same commit is sent again.
+                // Sends the same commit again, as after a lost connection.
                 let again = store.commit(commit).await.unwrap().applied().unwrap();
                 assert!(again.repeated && again.generation == first.generation);
                 say(format_args!("added {task} {}", added + 1));
@@ -72,7 +72,7 @@ async fn work(store: Store, task: u64) {
     }
 }
 
-/// Not a test by itself: the process that is killed.
+/// Not a test itself: this is the process that is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_process_that_is_killed() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
@@ -84,7 +84,7 @@ async fn the_process_that_is_killed() {
     }
 }
 
-/// Runs the process for a while after it has opened the store. Adds what it said to `said`.
+/// Runs the process for `life` after it has opened the store. Adds the lines that it printed to `said`.
 fn run_and_kill(directory: &Path, life: Duration, said: &mut BTreeMap<String, u64>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kill::the_process_that_is_killed", "--nocapture"])
@@ -113,14 +113,14 @@ fn run_and_kill(directory: &Path, life: Duration, said: &mut BTreeMap<String, u6
         if let [what @ ("own" | "added"), task, number] = words[..] {
             let last = said.entry(format!("{what} {task}")).or_default();
             let number = number.parse().unwrap();
-            assert!(number > *last, "{line} was said after {last}");
+            assert!(number > *last, "{line} was printed after {last}");
             *last = number;
         }
     }
 }
 
 #[tokio::test]
-async fn a_killed_process_loses_nothing_and_doubles_nothing() {
+async fn a_killed_process_loses_nothing_and_repeats_nothing() {
     let home = tempfile::tempdir().unwrap();
     let directory = home.path().join("data");
     let mut random = fastrand::Rng::with_seed(number("LATCHWORK_SEED", 1));
@@ -134,12 +134,12 @@ async fn a_killed_process_loses_nothing_and_doubles_nothing() {
             let own = space.key(format!("task {task}"));
             let (rev, counted) = value(&store, &own).await;
             let last = said.get(&format!("own {task}")).copied().unwrap_or(0);
-            assert!(counted == last || counted == last + 1, "task {task} said {last} and is at {counted}");
+            assert!(counted == last || counted == last + 1, "task {task} reported {last} and is at {counted}");
             assert_eq!(rev.map_or(0, |rev| rev.0), counted, "a rev for every number");
             let (_, added) = value(&store, &space.key(format!("added by {task}"))).await;
             let last = said.get(&format!("added {task}")).copied().unwrap_or(0);
-            assert!(added == last || added == last + 1, "task {task} said it added {last}; the store holds {added}");
-            // What was not said and is there counts from now on.
+            assert!(added == last || added == last + 1, "task {task} reported {last} additions, not {added}");
+            // A commit that was applied but not reported counts from now on.
             said.insert(format!("own {task}"), counted);
             said.insert(format!("added {task}"), added);
             sum += added;

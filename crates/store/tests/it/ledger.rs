@@ -1,12 +1,12 @@
-//! The reference model of the crash tests: everything that was ever committed, by generation. It knows nothing of
-//! how the store works; what a store must hold at a generation follows from the list alone.
+//! The reference model of the crash tests: everything that was ever committed, by generation. It does not know how the
+//! store works. The list alone says what a store must contain at a generation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use latchwork_store::*;
 
-/// What a commit made of a key.
+/// The change of a key by a commit: new rev and value.
 pub type Written = (Key, Rev, Option<Vec<u8>>);
 
 /// One generation.
@@ -15,11 +15,11 @@ pub struct Entry {
     pub generation: u64,
     pub time: Timestamp,
     pub changes: Vec<Written>,
-    /// The space this generation declared.
+    /// The space that this generation declared.
     pub declares: Option<(Space, History)>,
-    /// The commit's id, with the commit to send again and its answer.
+    /// The commit's id, the commit itself to send it again, and its answer.
     pub named: Option<(CommitId, Commit, Vec<Option<Rev>>)>,
-    /// The ids whose answers are known from here on: a restore forgets those that came after the snapshot.
+    /// For a restore: the ids whose receipts it kept. It drops the receipts of commits after the snapshot.
     pub restored: Option<BTreeSet<CommitId>>,
 }
 
@@ -29,7 +29,7 @@ impl Entry {
     }
 }
 
-/// What a key held: rev, generation of the write, value.
+/// A version of a key: rev, generation of the write, value.
 pub type Held = (Rev, u64, Option<Vec<u8>>);
 
 #[derive(Debug, Clone, Default)]
@@ -40,7 +40,7 @@ pub struct Ledger {
 
 impl Ledger {
     pub fn push(&mut self, entry: Entry) {
-        assert_eq!(entry.generation, self.last() + 1, "generations are dense");
+        assert_eq!(entry.generation, self.last() + 1, "generations have no gaps");
         for (key, rev, value) in &entry.changes {
             self.keys.entry(key.clone()).or_default().push((*rev, entry.generation, value.clone()));
         }
@@ -56,25 +56,25 @@ impl Ledger {
         &self.entries[..self.entries.partition_point(|entry| entry.generation <= generation)]
     }
 
-    /// When a generation was committed.
+    /// The time of a generation.
     pub fn time(&self, generation: u64) -> Timestamp {
         self.until(generation).last().map_or(Timestamp(0), |entry| entry.time)
     }
 
-    /// The same ledger as if nothing had happened after `generation`.
+    /// A copy of the ledger that ends at `generation`.
     pub fn cut(&self, generation: u64) -> Ledger {
         let mut cut = Ledger::default();
         self.until(generation).iter().cloned().for_each(|entry| cut.push(entry));
         cut
     }
 
-    /// What a key held, traces of deletes included.
+    /// The version of a key, tombstones included.
     pub fn held(&self, key: &Key, at: u64) -> Option<&Held> {
         let versions = self.keys.get(key)?;
         versions[..versions.partition_point(|(_, generation, _)| *generation <= at)].last()
     }
 
-    /// Every key that was ever written up to a generation with what it held.
+    /// Every key that was written up to a generation, with its version.
     pub fn state(&self, at: u64) -> impl DoubleEndedIterator<Item = (&Key, &Held)> {
         self.keys.keys().filter_map(move |key| Some((key, self.held(key, at)?)))
     }
@@ -100,7 +100,7 @@ impl Ledger {
         restores.map(|entry| entry.generation).next_back().unwrap_or(0)
     }
 
-    /// Named commits whose answers a store at this generation must know.
+    /// The commits with an id whose receipts a store at this generation must have.
     pub fn named(&self, at: u64) -> Vec<&Entry> {
         let anew = self.anew(at);
         let kept = self.until(anew).last().and_then(|entry| entry.restored.as_ref());
@@ -111,7 +111,7 @@ impl Ledger {
         known.collect()
     }
 
-    /// The highest floor that a space's rules allow when the store is at `at` and its clock nowhere beyond `now`.
+    /// The highest floor that a space's rules allow if the store is at `at` and its clock not later than `now`.
     pub fn highest_floor(&self, history: History, at: u64, now: Timestamp) -> u64 {
         let by_rule = match history {
             History::None => at,
@@ -126,7 +126,7 @@ impl Ledger {
     }
 }
 
-/// The spaces of every workload. Keys of spaces where they are used once start with `once`.
+/// The spaces of every workload. The names of spaces whose keys are used once start with `once`.
 pub fn specs() -> Vec<(SpaceSpec, History)> {
     let histories = [
         ("plain", History::None),
@@ -140,10 +140,10 @@ pub fn specs() -> Vec<(SpaceSpec, History)> {
     kept.into_iter().chain(once).collect()
 }
 
-/// How many of them are not of that kind; they come first.
+/// The number of spaces whose keys are not used once. They come first.
 pub const KEPT_SPACES: usize = 4;
 
-/// What a restore makes of a key, if anything.
+/// The change of a key by a restore, if it changes.
 pub fn restored(current: &Held, wanted: Option<&Held>) -> Option<(Rev, Option<Vec<u8>>)> {
     match wanted {
         Some(wanted) if wanted == current => None,

@@ -1,6 +1,6 @@
-//! The store's tests at its public API, one file a topic.
+//! The store's tests at its public API, one file per topic.
 
-// A test ends where something unexpected happens, and nothing here is reached from outside.
+// `unwrap`: a test fails when something unexpected happens. `pub`: no other crate uses this one.
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
 mod backends;

@@ -1,5 +1,5 @@
-//! Random command sequences against a store and the reference, every answer compared. Runs without threads on virtual
-//! time, so a failing sequence shrinks and replays exactly.
+//! Runs random command sequences on a store and the reference, and compares every answer. There are no threads and time
+//! is virtual, so that a failing sequence shrinks and replays exactly.
 
 mod command;
 mod world;
@@ -10,19 +10,19 @@ use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 use self::command::Command;
 use self::world::World;
 
-/// How many sequences are tried, on all backends together.
+/// The number of sequences on all backends together.
 fn cases() -> u32 {
     std::env::var("LATCHWORK_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(10_000)
 }
 
-/// What a store is kept in while it is compared.
+/// The backend of the store that is compared.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kept {
     Memory,
     Files(Option<Sabotage>),
 }
 
-/// Compares `cases` random sequences; fails with the smallest one found whose answers differ.
+/// Compares `cases` random sequences. Fails with the smallest sequence found whose answers differ.
 pub(crate) fn compare(kept: Kept, cases: u32) -> Result<(), String> {
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
     let compared = TestRunner::new(config)
@@ -33,7 +33,7 @@ pub(crate) fn compare(kept: Kept, cases: u32) -> Result<(), String> {
     })
 }
 
-/// Plays one sequence.
+/// Runs one sequence.
 fn play(kept: Kept, commands: &[Command]) -> Result<(), String> {
     let mut world = World::new(kept);
     for command in commands {

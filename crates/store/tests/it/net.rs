@@ -1,5 +1,5 @@
-//! The nets themselves: a store that is broken on purpose must be caught by the comparison with the reference and by
-//! the check of histories. A net that lets these through would let others through as well.
+//! Tests of the tests: the comparison with the reference and the check of histories must find a store that is broken on
+//! purpose. A check that misses these defects would also miss others.
 
 use latchwork_store::disk::sim::SimDisk;
 use latchwork_store::{Generation, Outcome, Sabotage, Store};
@@ -9,7 +9,7 @@ use crate::histories::record::{Event, Recorded, What, record};
 use crate::histories::{history, options, runtime};
 use crate::model::{Kept, compare};
 
-/// Histories of a store that is broken in this way; gives the first violation found.
+/// Records histories of a store that is broken in this way. Returns the first violation found.
 fn caught(sabotage: Sabotage) -> Option<Violation> {
     let runtime = runtime();
     (0..20).find_map(|seed| {
@@ -33,8 +33,8 @@ fn histories_notice_that_checks_are_skipped() {
 }
 
 #[test]
-fn histories_notice_answers_that_come_before_the_commit_can_be_seen() {
-    check_caught(Sabotage::AnswerBeforeSeen, "does not know of it");
+fn histories_notice_answers_before_the_commit_is_visible() {
+    check_caught(Sabotage::AnswerBeforeSeen, "has not seen it");
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn a_history_without_lost_races_is_void() {
     assert!(matches!(check(&recorded), Err(Violation::Void { refused: 0, .. })));
 }
 
-/// A history that was not tampered with.
+/// A history that was not changed after its recording.
 fn honest() -> Recorded {
     runtime().block_on(async {
         let store = Store::memory().await.unwrap();
@@ -72,14 +72,14 @@ fn a_history_that_was_tampered_with_is_caught() {
             other => panic!("{other:?} instead of {expected:?}"),
         }
     };
-    check(|recorded| drop(recorded.deliveries[0].remove(3)), "a watcher was given something else");
+    check(|recorded| drop(recorded.deliveries[0].remove(3)), "a watch returned something else");
     check(|recorded| drop(recorded.deliveries[1].pop()), "commits of");
-    check(|recorded| recorded.deliveries[0].swap(4, 5), "a watcher was given something else");
+    check(|recorded| recorded.deliveries[0].swap(4, 5), "a watch returned something else");
     check(|recorded| drop(recorded.events.pop()), "commits of");
     check(|recorded| recorded.events.retain(|event| !takes(event, 7)), "generations have gaps");
     check(|recorded| answers(recorded).for_each(forget_a_check), "refused at generation");
     check(|recorded| reads(recorded).for_each(|generation| generation.0 += 1), " was ");
-    check(stale_read, "does not know of it");
+    check(stale_read, "has not seen it");
 }
 
 fn takes(event: &Event, after: u64) -> bool {
@@ -107,7 +107,7 @@ fn forget_a_check(outcome: &mut Outcome) {
     }
 }
 
-/// Lets the first read happen again at the end.
+/// Repeats the answer of the first read at the end.
 fn stale_read(recorded: &mut Recorded) {
     let last = recorded.events.iter().map(|event| event.ended).max().unwrap();
     let read = recorded.events.iter_mut().find(|event| matches!(event.what, What::Read { .. })).unwrap();

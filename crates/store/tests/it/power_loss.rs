@@ -1,6 +1,6 @@
-//! Power loss at any moment: every image that a disk could be left with is opened, read and held against what was
-//! acknowledged. `LATCHWORK_IMAGES` sets how many, `LATCHWORK_SEED` where to start; a violation prints what it takes
-//! to see that one image again.
+//! Power loss at any moment: images that a power loss could leave on the disk are opened, read and compared with what
+//! was acknowledged. `LATCHWORK_IMAGES` sets the number of images, `LATCHWORK_SEED` the first seed. A violation prints
+//! the values that reproduce its image.
 
 use latchwork_store::Sabotage;
 use latchwork_store::disk::sim::{Event, Loss, Recording};
@@ -9,20 +9,20 @@ use crate::crowd::crowd;
 use crate::recovered::{Expected, check};
 use crate::workload::{self, Run};
 
-/// How many images were looked at.
+/// The number of images that were checked.
 #[derive(Debug, Default)]
 pub struct Report {
     pub images: usize,
     pub recoveries: usize,
 }
 
-/// An image that is not what it must be.
+/// An image that does not contain what it must.
 #[derive(Debug)]
 pub struct Violation {
     pub seed: u64,
-    /// The event of the record before which the power went, or nothing if the workload itself went wrong.
+    /// The event of the recording before which power was lost; `None` if the workload itself failed.
     pub point: Option<(usize, Loss)>,
-    /// The same within the recovery from the first crash.
+    /// The same for a second power loss, during the recovery from the first.
     pub again: Option<(usize, Loss)>,
     pub what: String,
 }
@@ -37,15 +37,15 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// How the images of one record are chosen.
+/// How the images of one recording are chosen.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     pub seed: u64,
-    /// About how many images are made.
+    /// The approximate number of images.
     pub images: usize,
-    /// One of so many images is followed by a crash of its recovery.
+    /// After one of this many images, the recovery is interrupted by another power loss.
     pub again: usize,
-    /// The only point to look at.
+    /// The only point to check, if set.
     pub point: Option<usize>,
 }
 
@@ -60,7 +60,7 @@ fn loss(index: usize, seed: u64) -> Loss {
     }
 }
 
-/// Looks at images of a run.
+/// Checks images of a run.
 pub async fn examine(run: &Run, plan: Plan) -> Result<Report, Violation> {
     let mut random = fastrand::Rng::with_seed(plan.seed);
     let mut report = Report::default();
@@ -98,7 +98,7 @@ pub async fn examine(run: &Run, plan: Plan) -> Result<Report, Violation> {
     }
 }
 
-/// Looks at images of a recovery.
+/// Checks images of a recovery.
 async fn crash_again(recording: Recording, expected: &Expected<'_>) -> Result<usize, (String, Option<(usize, Loss)>)> {
     let mut random = fastrand::Rng::with_seed(expected.seed);
     let mut walk = recording.walk();
@@ -120,7 +120,7 @@ async fn crash_again(recording: Recording, expected: &Expected<'_>) -> Result<us
     }
 }
 
-/// Runs workloads from `seed` on until about `images` images were looked at.
+/// Runs workloads from `seed` on until about `images` images were checked.
 pub async fn lose_power(seed: u64, images: usize, sabotage: Option<Sabotage>) -> Result<Report, Violation> {
     const IMAGES_PER_RUN: usize = 400;
     let mut report = Report::default();
@@ -157,13 +157,13 @@ fn assert_held(result: Result<Report, Violation>) {
 }
 
 #[tokio::test]
-async fn whatever_a_power_loss_leaves_is_what_was_acknowledged() {
+async fn a_power_loss_leaves_every_acknowledged_commit() {
     let images = number("LATCHWORK_IMAGES", 2500) as usize;
     assert_held(lose_power(number("LATCHWORK_SEED", 1), images, None).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_power_loss_under_many_callers_takes_nothing_that_was_acknowledged() {
+async fn a_power_loss_with_many_callers_leaves_every_acknowledged_commit() {
     let images = number("LATCHWORK_IMAGES", 2500) as usize / 4;
     assert_held(lose_power_in_a_crowd(number("LATCHWORK_SEED", 1), images, None).await);
 }

@@ -1,4 +1,4 @@
-//! Opens a data directory that a crash left behind and holds all that can be read there against the ledger.
+//! Opens a data directory after a crash and compares everything that can be read there with the ledger.
 
 use latchwork_store::disk::sim::SimDisk;
 use latchwork_store::*;
@@ -7,7 +7,7 @@ use crate::ledger::{Entry, Ledger};
 
 pub const DIRECTORY: &str = "/data";
 
-/// Small segments, so that they are switched and used again all the time.
+/// Segments are small, so that they are changed and recycled all the time.
 pub fn options(disk: &SimDisk, env: &Env) -> FileOptions {
     let mut limits = Limits::default();
     limits.commit_bytes = 16 << 10;
@@ -24,11 +24,11 @@ pub fn options(disk: &SimDisk, env: &Env) -> FileOptions {
 /// What is known about the run that ended in the crash.
 pub struct Expected<'a> {
     pub ledger: &'a Ledger,
-    /// What was acknowledged for sure.
+    /// The last generation that was acknowledged before the crash.
     pub acknowledged: u64,
-    /// The latest the clock can have been.
+    /// The latest possible time of the clock.
     pub now: Timestamp,
-    /// Decides which of many things are looked at.
+    /// Decides which of many reads are checked.
     pub seed: u64,
 }
 
@@ -45,7 +45,7 @@ pub fn said<T>(result: Result<T>, doing: &str) -> Result<T, String> {
     result.map_err(|error| format!("{doing}: {error}"))
 }
 
-/// Checks everything, then commits once more and folds. Gives the ledger as it is after that.
+/// Checks everything, then commits once more and folds. Returns the ledger after that.
 pub async fn check(disk: &SimDisk, expected: &Expected<'_>) -> Result<Ledger, String> {
     let (env, _clock) = Env::seeded(expected.seed);
     let store = said(options(disk, &env).without_threads().open(DIRECTORY).await, "opening")?;
@@ -56,7 +56,7 @@ pub async fn check(disk: &SimDisk, expected: &Expected<'_>) -> Result<Ledger, St
         "generation {generation} was recovered, and {} was acknowledged",
         expected.acknowledged
     );
-    ensure!(generation <= expected.ledger.last(), "generation {generation} was recovered and never attempted");
+    ensure!(generation <= expected.ledger.last(), "generation {generation} was recovered but never sent");
     let mut random = fastrand::Rng::with_seed(expected.seed);
     check_contents(&store, expected, generation, &mut random).await?;
     check_answers(&store, expected.ledger, generation, &mut random).await?;
@@ -90,9 +90,9 @@ pub async fn check_contents(
     for (space, history) in spaces {
         let oldest = store.oldest(space).0;
         let highest = ledger.highest_floor(*history, generation, expected.now);
-        ensure!(oldest <= highest, "{space:?} forgot up to {oldest}, its rules allow {highest} at {generation}");
+        ensure!(oldest <= highest, "{space:?} has floor {oldest}, its rules allow {highest} at {generation}");
         let anew = ledger.anew(generation);
-        ensure!(oldest >= anew, "{space:?} claims to remember {oldest}, before the restore at {anew}");
+        ensure!(oldest >= anew, "{space:?} has floor {oldest}, before the restore at {anew}");
         for at in [generation, oldest, random.u64(oldest..=generation)] {
             let view = said(store.view_at(Generation(at)).await, "opening a view")?;
             let found = said(view.scan(&space.all(), Order::Ascending, usize::MAX).await, "scanning")?;
@@ -123,7 +123,7 @@ async fn check_changes(store: &Store, ledger: &Ledger, space: &Space, part: (u64
     let mut found = Vec::new();
     while through < view.generation() {
         let changes = said(view.changes_since(&space.all(), through, 100).await, "reading changes")?;
-        ensure!(changes.through > through, "changes of {space:?} do not go on after {through}");
+        ensure!(changes.through > through, "changes of {space:?} do not continue after {through}");
         through = changes.through;
         found.extend(changes.commits);
     }
@@ -142,7 +142,7 @@ async fn check_changes(store: &Store, ledger: &Ledger, space: &Space, part: (u64
     Ok(())
 }
 
-/// Sends some of the named commits again: those that landed are answered as they were, and nothing is written.
+/// Sends some of the commits with an id again. Applied ones must return their first answer and write nothing.
 async fn check_answers(
     store: &Store,
     ledger: &Ledger,
@@ -167,7 +167,7 @@ async fn check_answers(
     Ok(())
 }
 
-/// One more commit: keys that were deleted, a key that is there, and a new one.
+/// Commits once more: deleted keys, an existing key and a new one.
 async fn go_on(store: &Store, ledger: &Ledger, random: &mut fastrand::Rng) -> Result<Option<Entry>, String> {
     let at = ledger.last();
     let spaces: Vec<Space> = ledger.spaces(at).iter().map(|(space, _)| space.clone()).collect();
@@ -201,7 +201,7 @@ async fn go_on(store: &Store, ledger: &Ledger, random: &mut fastrand::Rng) -> Re
     let Outcome::Applied(receipt) = outcome else {
         return Err(format!("a commit after the crash was refused: {outcome:?}"));
     };
-    ensure!(receipt.generation.0 == at + 1, "the first commit after {at} took generation {}", receipt.generation);
+    ensure!(receipt.generation.0 == at + 1, "the first commit after {at} got generation {}", receipt.generation);
     ensure!(receipt.revs == revs, "revs after the crash are {:?} instead of {revs:?}", receipt.revs);
     entry.time = receipt.time;
     entry.named = Some((id, commit, revs));

@@ -1,5 +1,5 @@
-//! A tiny store to compare the real ones with: every version of every key in one map, nothing ever dropped. It is
-//! written apart from the rules it checks and asks the store for nothing but its floors.
+//! A tiny store to compare the real ones with: every version of every key in one map, and nothing is ever dropped. It
+//! does not share code with the rules that it checks. It uses nothing of the store except its floors.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ pub(crate) struct Reference {
     answered: BTreeMap<CommitId, (String, Receipt)>,
 }
 
-/// An answer: an outcome, or what the error says.
+/// An outcome, or the message of an error.
 pub(crate) type Answer = Result<Outcome, String>;
 
 impl Reference {
-    /// A store that has come to `generation` by commits nobody here looks at, such as declarations of spaces.
+    /// Starts at `generation`. Earlier commits, such as declarations of spaces, are not compared.
     pub(crate) fn at(generation: Generation) -> Reference {
         let unseen = |number| Committed {
             generation: Generation(number),
@@ -36,23 +36,23 @@ impl Reference {
         Generation(self.commits.len() as u64)
     }
 
-    /// What a key held at a generation, the trace of a delete included.
+    /// The version of a key at a generation, tombstones included.
     pub(crate) fn version(&self, key: &Key, at: Generation) -> Option<&Version> {
         self.keys.get(key)?.iter().rfind(|version| version.generation <= at)
     }
 
-    /// The same, if it was there.
+    /// The version of a key at a generation, if it has a value.
     pub(crate) fn live(&self, key: &Key, at: Generation) -> Option<&Version> {
         self.version(key, at).filter(|version| version.value.is_some())
     }
 
-    /// The same as a view shows it.
+    /// The value of a key at a generation, as a view returns it.
     pub(crate) fn item(&self, key: &Key, at: Generation) -> Option<Item> {
         let Version { rev, generation, time, value } = self.version(key, at)?.clone();
         value.map(|value| Item { rev, generation, time, value })
     }
 
-    /// The versions of a key up to `at` that a space with this floor still knows, newest first.
+    /// The versions of a key up to `at` that a space with this floor still keeps, newest first.
     pub(crate) fn history(&self, key: &Key, at: Generation, floor: Generation) -> Vec<Version> {
         let mut known = Vec::new();
         for version in self.keys.get(key).into_iter().flatten().rev().filter(|version| version.generation <= at) {
@@ -70,7 +70,7 @@ impl Reference {
         keys.filter_map(|key| Some((key.clone(), self.item(key, at)?))).collect()
     }
 
-    /// The commits in (`after`, `up_to`] that touched a range, with what they did there.
+    /// The commits in (`after`, `up_to`] that touched a range, with their changes in it.
     pub(crate) fn changes(&self, range: &Range, after: Generation, up_to: Generation) -> Vec<Committed> {
         let between = self.commits.iter().filter(|commit| commit.generation > after && commit.generation <= up_to);
         let inside = between.map(|commit| {
@@ -80,12 +80,12 @@ impl Reference {
         inside.filter(|commit| !commit.changes.is_empty()).collect()
     }
 
-    /// The newest generation that was not committed later than `time`.
+    /// The newest generation that was committed at or before `time`.
     pub(crate) fn newest_at(&self, time: Timestamp) -> Generation {
         self.commits.iter().rfind(|commit| commit.time <= time).map_or(Generation(0), |commit| commit.generation)
     }
 
-    /// The checks that do not hold at a generation, or what makes it impossible to tell.
+    /// Returns the checks that do not hold at a generation, or the error if that cannot be decided.
     pub(crate) fn failed(
         &self,
         checks: &[Check],
@@ -115,7 +115,7 @@ impl Reference {
         Ok(failed)
     }
 
-    /// Every way in which a range was changed between two generations.
+    /// Every change of a range between two generations that a refusal may report.
     fn changed(&self, range: &Range, since: Generation, at: Generation) -> Vec<Actual> {
         let keys = self.keys.keys().filter(|key| range.contains(key));
         let last = keys.filter_map(|key| Some((key, self.version(key, at)?.generation)));
@@ -124,7 +124,7 @@ impl Reference {
             .collect()
     }
 
-    /// A refusal may name any changed key of a range; this names the first if the one it names is right.
+    /// A refusal may name any changed key of a range. If it names one of them, this replaces it with the first.
     pub(crate) fn canonical(&self, mut refusal: Refusal) -> Refusal {
         for failed in &mut refusal.failed {
             if let Check::Unchanged(range, since) = &failed.check {
@@ -137,7 +137,7 @@ impl Reference {
         refusal
     }
 
-    /// Decides and applies a commit at the present.
+    /// Decides a commit at the newest generation and applies it.
     pub(crate) fn commit(
         &mut self,
         (id, meta, commit): (Option<CommitId>, &Bytes, &Commit),
@@ -164,7 +164,8 @@ impl Reference {
         Ok(Outcome::Applied(receipt))
     }
 
-    /// Writes without asking. A commit that is `named` takes a generation although it may change nothing.
+    /// Applies writes without checks. A commit that is `named`, with an id, gets a generation even if it changes
+    /// nothing.
     pub(crate) fn apply(&mut self, meta: &Bytes, writes: &[Write], time: Timestamp, named: bool) -> Receipt {
         let now = self.generation();
         let mut receipt = Receipt { generation: now, time, revs: Vec::new(), repeated: false };
@@ -199,7 +200,7 @@ impl Reference {
     }
 }
 
-/// What is said of history that is no longer kept.
+/// The error message for history that is no longer kept.
 pub(crate) fn dropped(space: SpaceId, asked: Generation, oldest: Generation) -> String {
     format!("generation {asked} of space {space} is no longer kept; the oldest left is {oldest}")
 }

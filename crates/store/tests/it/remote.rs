@@ -1,6 +1,6 @@
-//! A backend whose state is elsewhere, as a database server's is: every question is a round trip, commits are decided
-//! in groups on facts that were asked for beforehand, and pins are leases. Behind it is a store in memory, which other
-//! handles may use at the same time. It shows that the trait asks for nothing that only memory can do.
+//! A backend with remote state, like a database server: every read is a round trip, commits are decided in groups on
+//! facts that were read before, and pins are leases. The state is a store in memory, which other handles may use at the
+//! same time. This proves that the trait needs nothing that only local storage can do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ struct Server {
     memory: MemoryBackend,
     env: Env,
     waiting: Mutex<Vec<(Commit, oneshot::Sender<Result<Outcome>>)>>,
-    /// The row that holds the generation: locked by one transaction at a time. The time of the last commit is in it.
+    /// The row with the generation, which one transaction locks at a time. It contains the time of the last commit.
     row: tokio::sync::Mutex<Timestamp>,
     refused: AtomicU64,
     trips: AtomicU64,
@@ -29,12 +29,12 @@ impl Remote {
         Remote(Arc::new(Server { memory, env, waiting: Mutex::default(), row, refused: AtomicU64::new(0), trips }))
     }
 
-    /// The same storage for another process.
+    /// A backend on the same storage, for another process.
     pub fn beside(&self) -> Remote {
         Remote(self.0.clone())
     }
 
-    /// How many times the server was asked.
+    /// The number of round trips.
     pub fn trips(&self) -> u64 {
         self.0.trips.load(Ordering::SeqCst)
     }
@@ -46,7 +46,7 @@ impl Server {
         tokio::task::yield_now().await;
     }
 
-    /// All commits that wait, in one transaction.
+    /// Decides all waiting commits in one transaction.
     async fn transaction(&self) {
         let mut row = self.row.lock().await;
         let group = std::mem::take(&mut *self.waiting.lock());
@@ -79,7 +79,7 @@ impl Server {
         }
     }
 
-    /// Two statements: the row and the heads; the ranges.
+    /// Two statements: one for the row and the heads, one for the ranges.
     async fn facts(&self, group: &[(Commit, oneshot::Sender<Result<Outcome>>)]) -> Result<Facts> {
         self.trip().await;
         let latest = self.memory.latest().await?;
@@ -248,7 +248,7 @@ async fn two_processes() -> (Remote, Store, Store) {
 }
 
 #[tokio::test]
-async fn what_another_process_declares_is_known_when_it_is_needed() {
+async fn a_space_of_another_process_is_learned_when_it_is_used() {
     let (_, one, other) = two_processes().await;
     for (number, history) in [History::Forever, History::None].into_iter().enumerate() {
         let space = other.space(SpaceSpec::new(format!("{number}")).history(history)).await.unwrap();
@@ -260,7 +260,7 @@ async fn what_another_process_declares_is_known_when_it_is_needed() {
 }
 
 #[tokio::test]
-async fn a_rule_that_another_process_has_changed_is_seen_by_the_next_view() {
+async fn a_rule_that_another_process_changed_is_known_to_the_next_view() {
     let (remote, one, other) = two_processes().await;
     let spec = |history| SpaceSpec::new("a").history(history);
     let space = one.space(spec(History::Forever)).await.unwrap();
@@ -270,13 +270,13 @@ async fn a_rule_that_another_process_has_changed_is_seen_by_the_next_view() {
     assert!(matches!(refused, Err(StoreError::NotWatchable { .. })), "{refused:?}");
     other.space(spec(History::Generations(5))).await.unwrap();
     assert!(one.watch(space.all(), Generation(3)).await.is_ok());
-    // As long as nothing is declared, rules are not read again.
+    // While nothing is declared, rules are not read again.
     let before = remote.trips();
     one.view().await.unwrap();
     assert_eq!(remote.trips(), before + 1);
 }
 
-/// Commits that come while a transaction is under way are decided by the next, each on what those before it wrote.
+/// The next transaction decides the commits that arrive during a transaction, each on the writes of those before it.
 #[tokio::test]
 async fn a_group_is_decided_in_few_round_trips() {
     let (remote, store, _) = two_processes().await;
@@ -301,7 +301,7 @@ async fn a_group_is_decided_in_few_round_trips() {
             Err(error) => panic!("{error}"),
         }
     }
-    assert_eq!(applied, 2, "the first, which is named, and the first on its rev");
+    assert_eq!(applied, 2, "the first, which has an id, and the first one on its rev");
     assert!(remote.trips() - before <= 6, "{}", remote.trips() - before);
     let item = store.view().await.unwrap().get(&space.key("k")).await.unwrap().unwrap();
     assert_eq!((item.rev, item.value), (Rev(2), "at rev".into()));

@@ -1,4 +1,4 @@
-//! What the store's own threads do while callers go on, and when they end.
+//! The store's own threads: what they do while callers continue, and when they end.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ async fn put(store: &Store, key: &Key) {
 }
 
 #[tokio::test]
-async fn dropping_a_store_does_not_wait_until_all_dropped_history_is_cleared_away() {
+async fn dropping_a_store_does_not_wait_for_the_removal_of_old_history() {
     let disk = SimDisk::new();
     let store = options(&disk).fold_interval(Duration::from_millis(1)).open("/d").await.unwrap();
     let space = store.space(SpaceSpec::new("a")).await.unwrap();
@@ -42,14 +42,14 @@ async fn dropping_a_store_does_not_wait_until_all_dropped_history_is_cleared_awa
     while store.oldest(&space) == oldest {
         tokio::task::yield_now().await;
     }
-    // The thread is at it now.
+    // The fold thread is removing old history now.
     drop(store);
     let store = options(&disk).without_threads().open("/d").await.unwrap();
     assert!(store.stats().await.unwrap().past_versions > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_restore_comes_to_its_end_although_commits_go_on() {
+async fn a_restore_ends_while_commits_continue() {
     let home = tempfile::tempdir().unwrap();
     let (directory, snapshot) = (home.path().join("data"), home.path().join("snapshot"));
     let store = Store::open(directory).await.unwrap();
@@ -74,7 +74,7 @@ async fn a_restore_comes_to_its_end_although_commits_go_on() {
     tasks.join_all().await;
 }
 
-/// Lets the next sync of the index wait. The first of these tells that it is reached, the other lets it go on.
+/// Makes the next sync of the index wait. The first channel signals that it waits; the second releases it.
 fn stop_at_sync_of_index(disk: &SimDisk) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (reached, at_sync) = mpsc::channel();
     let (go_on, may_go_on) = mpsc::channel();
@@ -93,7 +93,7 @@ fn stop_at_sync_of_index(disk: &SimDisk) -> (mpsc::Receiver<()>, mpsc::Sender<()
 }
 
 #[tokio::test]
-async fn while_a_restore_is_under_way_views_and_commits_wait_for_it_and_nothing_else_waits() {
+async fn only_views_and_commits_wait_for_a_restore() {
     let disk = SimDisk::new();
     let store = options(&disk).open("/d").await.unwrap();
     let key = store.space(SpaceSpec::new("a")).await.unwrap().key("k");
@@ -116,7 +116,7 @@ async fn while_a_restore_is_under_way_views_and_commits_wait_for_it_and_nothing_
         async move { store.commit(Commit::new().delete(&key)).await.unwrap().applied().unwrap().generation }
     });
     let before = store.stats().await.unwrap().generation;
-    // This thread goes on: otherwise nobody would end the wait.
+    // This thread must not wait: it releases the sync.
     #[allow(clippy::disallowed_methods)]
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert!(!viewing.is_finished() && !committing.is_finished());
@@ -128,7 +128,7 @@ async fn while_a_restore_is_under_way_views_and_commits_wait_for_it_and_nothing_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_new_history_is_not_forgotten_while_others_list_the_spaces() {
+async fn a_changed_history_stays_while_other_tasks_list_the_spaces() {
     let store = Store::memory().await.unwrap();
     let declare = |history| store.space(SpaceSpec::new("a").history(history));
     declare(History::None).await.unwrap();
@@ -155,7 +155,7 @@ async fn a_new_history_is_not_forgotten_while_others_list_the_spaces() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn any_number_of_spaces_may_be_declared_at_once() {
+async fn many_spaces_may_be_declared_concurrently() {
     for _ in 0..8 {
         let store = Store::memory().await.unwrap();
         let mut declaring = tokio::task::JoinSet::new();
@@ -168,13 +168,13 @@ async fn any_number_of_spaces_may_be_declared_at_once() {
     }
 }
 
-/// What the syncs of the log were made by, and what they wait for.
+/// Which threads made the syncs of the log, and what the syncs wait for.
 struct Syncs {
-    /// Of each sync, whether the sync thread made it.
+    /// For each sync, whether the sync thread made it.
     aside: Arc<Mutex<Vec<bool>>>,
     /// How long each takes by the store's clock, in milliseconds.
     takes: Arc<AtomicU64>,
-    /// Set when a sync waits; it ends when something is sent.
+    /// Set when a sync waits. It ends when something is sent to `go_on`.
     waits: Arc<AtomicBool>,
     go_on: mpsc::Sender<()>,
 }
@@ -199,9 +199,9 @@ fn watch_syncs(disk: &SimDisk, clock: Arc<VirtualClock>) -> Syncs {
     syncs
 }
 
-/// One caller and one other task on a runtime with one thread. Slow syncs end only when the other task says so.
+/// One caller and one other task on a runtime with one thread. A slow sync ends only when the other task releases it.
 #[tokio::test]
-async fn a_lone_caller_leaves_slow_syncs_to_the_sync_thread_and_makes_quick_ones_itself() {
+async fn a_lone_caller_makes_quick_syncs_itself_and_the_sync_thread_slow_ones() {
     let disk = SimDisk::new();
     let (env, clock) = Env::seeded(1);
     let syncs = watch_syncs(&disk, clock);
@@ -210,7 +210,7 @@ async fn a_lone_caller_leaves_slow_syncs_to_the_sync_thread_and_makes_quick_ones
     let key = store.space(SpaceSpec::new("a")).await.unwrap().key("k");
     put(&store, &key).await;
     put(&store, &key).await;
-    assert_eq!(*syncs.aside.lock(), [true, false, false], "before it was measured, it may be slow");
+    assert_eq!(*syncs.aside.lock(), [true, false, false], "before the first measurement a sync may be slow");
     syncs.takes.store(10, Ordering::SeqCst);
     put(&store, &key).await;
     for _ in 0..5 {
@@ -225,7 +225,7 @@ async fn a_lone_caller_leaves_slow_syncs_to_the_sync_thread_and_makes_quick_ones
         other.await.unwrap();
     }
     assert_eq!(syncs.aside.lock()[3..], [false, true, true, true, true, true]);
-    // The disk has recovered. It is measured by the sync thread, too.
+    // The disk is fast again. Syncs of the sync thread are measured, too.
     syncs.takes.store(0, Ordering::SeqCst);
     for _ in 0..20 {
         put(&store, &key).await;
@@ -245,10 +245,10 @@ async fn without_threads_every_caller_makes_its_own_syncs() {
     assert!(syncs.aside.lock().iter().all(|aside| !aside));
 }
 
-/// A chain of commits on one key, each sent when the one before it was decided and long before it is durable: all of
-/// them land, in order, and share a sync.
+/// A chain of commits on one key. Each is sent when the one before it was decided, long before that is durable. All of
+/// them are applied in order and share a sync.
 #[tokio::test]
-async fn what_is_decided_can_be_built_on_before_it_is_durable() {
+async fn a_commit_can_follow_a_decided_one_before_it_is_durable() {
     use std::task::Poll;
 
     let store = options(&SimDisk::new()).without_threads().open("/d").await.unwrap();

@@ -1,5 +1,5 @@
-//! What the crash tests do to a store while the disk is recorded: commits of all kinds, folds, restores, restarts,
-//! and kills, after which the process is gone but the system's cache is not.
+//! The workload of the crash tests while the disk is recorded: commits of all kinds, folds, restores, restarts and
+//! kills. A kill ends the process, but the cache of the operating system stays.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use latchwork_store::*;
 use crate::ledger::{Entry, KEPT_SPACES, Ledger, restored, specs};
 use crate::recovered::{DIRECTORY, ensure, options};
 
-/// A workload that has ended: what the disk saw and what was said to callers.
+/// A workload that has ended: the recording of the disk and the answers to callers.
 pub struct Run {
     pub recording: Recording,
     pub ledger: Ledger,
@@ -27,20 +27,20 @@ struct Worker {
     store: Option<Store>,
     spaces: Vec<Space>,
     ledger: Ledger,
-    /// What was sent and not answered: it may have happened.
+    /// The commit that was sent and not answered. It may have been applied.
     pending: Option<Entry>,
-    /// Whether the process is killed at times.
+    /// True if the process is killed now and then.
     mortal: bool,
-    /// Whether the process is about to be killed.
+    /// True if the process will be killed soon.
     doomed: bool,
     /// The last snapshot: its directory and generation.
     snapshot: Option<(String, u64)>,
     numbers: u64,
-    /// How many of a hundred steps fold.
+    /// How many of 100 steps are folds.
     folds: u8,
 }
 
-/// Why a step ended early: the store failed, which a kill explains, or it did what it must not.
+/// Why a step ended early: the store failed, which a kill explains, or its answer was wrong.
 enum Trouble {
     Failed(StoreError),
     Wrong(String),
@@ -58,7 +58,7 @@ impl From<String> for Trouble {
     }
 }
 
-/// Runs `steps` steps, all in one task and without threads, so that a seed gives the same record every time.
+/// Runs `steps` steps in one task and without threads, so that a seed always produces the same recording.
 pub async fn alone(seed: u64, steps: usize, sabotage: Option<Sabotage>) -> Result<Run, String> {
     let disk = SimDisk::new();
     let recording = disk.record();
@@ -85,9 +85,9 @@ pub async fn alone(seed: u64, steps: usize, sabotage: Option<Sabotage>) -> Resul
 /// A workload up to its first failure.
 pub struct Failing {
     pub error: Option<StoreError>,
-    /// The store that failed, unless it was being opened or closed.
+    /// The store that failed; `None` if it was being opened or closed.
     pub store: Option<Store>,
-    /// What was acknowledged, and behind it what was sent and not answered.
+    /// The acknowledged commits, and after them the one that was sent and not answered.
     pub ledger: Ledger,
     pub acknowledged: u64,
     pub now: Timestamp,
@@ -163,8 +163,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets the process live for up to `most` more things that it does to the disk, or until it wants to make names
-    /// sure: those moments are rare, and much depends on them.
+    /// Lets the process live for up to `most` more operations on the disk, or until it syncs a directory: such syncs
+    /// are rare, and much depends on them.
     fn doom(&mut self, most: u32) {
         self.doomed = true;
         let mut left = self.random.u32(..most);
@@ -177,7 +177,7 @@ impl Worker {
         });
     }
 
-    /// A new process on the same files: nothing is synced that was not, and everything written is there.
+    /// Starts a new process on the same files. Everything written is there, synced or not.
     async fn revive(&mut self) -> Result<(), String> {
         self.store = None;
         self.disk.clear_faults();
@@ -205,7 +205,7 @@ impl Worker {
         }
         let last = self.ledger.last();
         if last != generation {
-            return Err(format!("opened at generation {generation}, and {last} was acknowledged").into());
+            return Err(format!("opened at generation {generation}, but {last} was acknowledged").into());
         }
         self.disk.note(generation);
         Ok(())
@@ -236,7 +236,7 @@ impl Worker {
                 Ok(())
             }
             Err(error) => {
-                // It may have been declared all the same; a memory store tells what it would be called.
+                // The space may have been declared all the same. A store in memory shows which number it would get.
                 let double = Store::memory().await?;
                 let mut space = None;
                 for (spec, _) in specs().into_iter().take(self.spaces.len() + 1) {
@@ -269,13 +269,13 @@ impl Worker {
         self.pending = Some(entry.clone());
         let generation = self.store().restore(&directory, Confirm::ReplaceEverything).await?;
         if generation.0 != entry.generation {
-            return Err(format!("a restore took generation {generation} instead of {}", entry.generation).into());
+            return Err(format!("a restore got generation {generation} instead of {}", entry.generation).into());
         }
         self.acknowledged(entry);
         Ok(())
     }
 
-    /// Sends a commit again that was answered before.
+    /// Sends an answered commit again.
     async fn repeat(&mut self) -> Result<(), Trouble> {
         let named = self.ledger.named(self.ledger.last());
         let Some(entry) = named.get(self.random.usize(..named.len().max(1))) else { return Ok(()) };
@@ -304,7 +304,7 @@ impl Worker {
         Ok(())
     }
 
-    /// A commit, what it must do, and whether it must be refused.
+    /// Returns a commit, its expected effect, and whether it must be refused.
     fn invent(&mut self) -> (Commit, Entry, bool) {
         let mut commit = Commit::new();
         let mut entry = self.entry();
@@ -348,14 +348,14 @@ impl Worker {
         (commit, entry, refused)
     }
 
-    /// A key to write, and whether to delete it.
+    /// Returns a key to write, and whether to delete it.
     fn pick(&mut self) -> (Key, bool) {
         let index = self.random.usize(..self.spaces.len());
         let space = self.spaces[index].clone();
         if index < KEPT_SPACES {
             return (space.key(format!("k{}", self.random.u8(..12))), self.random.u8(..4) == 0);
         }
-        // A key that a snapshot holds is not deleted: whether its rev is still known then is left open.
+        // A key in a snapshot is not deleted: after a restore it is not defined whether its rev is still known.
         let since = self.snapshot.as_ref().map_or(0, |(_, taken)| *taken);
         let live = self.ledger.live(&space, self.ledger.last());
         let old = live.iter().find(|(key, _)| self.ledger.held(key, since).is_none());
@@ -386,7 +386,7 @@ impl Worker {
 fn check_outcome(outcome: &Outcome, entry: &Entry, refused: bool) -> Result<(), String> {
     match outcome {
         Outcome::Refused(refusal) => {
-            ensure!(refused, "a commit that should have landed: {refusal}");
+            ensure!(refused, "a commit that should have been applied: {refusal}");
         }
         Outcome::Applied(receipt) => {
             ensure!(!refused && !receipt.repeated, "a commit that should have been refused: {receipt:?}");

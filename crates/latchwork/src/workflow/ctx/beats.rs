@@ -1,4 +1,4 @@
-//! Heartbeats: signs of life of an attempt at a step, and how far it is.
+//! Heartbeats: signs of life of an attempt at a step, and its progress.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::workflow::journal::place::Place;
 use crate::workflow::run::{Listed, Run};
 use crate::workflow::stored::record::{Entry, WaitsFor};
 
-/// The attempts under way, and what they have told of themselves: how often the body was begun, and the last progress.
+/// The attempts in progress: the number of each attempt, and the last progress that it has reported.
 #[derive(Default)]
 pub(crate) struct Attempts(BTreeMap<Place, (u32, Option<String>)>);
 
@@ -21,7 +21,7 @@ impl Attempts {
         self.0.insert(place.clone(), (attempt, None));
     }
 
-    /// Notes the progress of an attempt. Gives whether it is under way.
+    /// Records the progress of an attempt. Returns whether the attempt is in progress.
     pub(crate) fn beat(&mut self, place: &Place, attempt: u32, progress: &str) -> bool {
         match self.0.get_mut(place) {
             Some((under_way, told)) if *under_way == attempt => {
@@ -32,7 +32,7 @@ impl Attempts {
         }
     }
 
-    /// The attempt is over. Gives the last progress that it has told of.
+    /// The attempt is over. Returns the last progress that it has reported.
     pub(crate) fn end(&mut self, place: &Place) -> Option<String> {
         self.0.remove(place).and_then(|(_, progress)| progress)
     }
@@ -42,7 +42,7 @@ impl Attempts {
     }
 }
 
-/// When this is dropped, no attempt at the step is under way.
+/// When this is dropped, the attempt at the step is over.
 pub(crate) struct BeatsEnd<'a> {
     pub(crate) run: &'a Run,
     pub(crate) place: &'a Place,
@@ -58,7 +58,7 @@ fn over() -> Failure {
     Failure::new("the attempt is over").with_code("latchwork.attempt.over")
 }
 
-/// Where an attempt tells of itself. From any task.
+/// Where an attempt reports its progress, from any task.
 #[derive(Clone)]
 pub(crate) struct Beats {
     inner: Arc<Inner>,
@@ -67,11 +67,11 @@ pub(crate) struct Beats {
 struct Inner {
     run: Arc<Run>,
     place: Place,
-    /// The number of the run that it is in.
+    /// The number of the execution's run.
     number: u32,
-    /// The step as it was when the attempt began.
+    /// The entry of the step when the attempt began.
     entry: Entry,
-    /// When the last one was, in microseconds by the clock that only goes forward.
+    /// The time of the last heartbeat, in microseconds of the monotonic clock.
     last_us: AtomicU64,
 }
 
@@ -82,13 +82,13 @@ impl Beats {
         Beats { inner: Arc::new(Inner { run, place, number, entry, last_us }) }
     }
 
-    /// How long ago the last one was, or the beginning.
+    /// How long ago the last heartbeat or the beginning of the attempt was.
     pub(crate) fn silence(&self) -> Duration {
         let last = Duration::from_micros(self.inner.last_us.load(Ordering::SeqCst));
         self.inner.run.env().monotonic().saturating_sub(last)
     }
 
-    /// One more, with how far the attempt is.
+    /// Reports a heartbeat with the progress of the attempt.
     pub(crate) async fn beat(&self, progress: &impl Serialize) -> Result<(), Failure> {
         let Inner { run, place, number, entry, last_us } = &*self.inner;
         let progress = run.text("the progress", progress)?;

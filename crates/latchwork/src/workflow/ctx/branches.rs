@@ -1,5 +1,6 @@
-//! Branches: operations of one execution side by side. Each branch has a journal of its own, so a replay gives each
-//! what it had, whatever order they come in; which of them was first, where that counts, is recorded.
+//! Branches: operations of one execution side by side. Each branch has its own journal, so a replay returns the
+//! recorded results to each branch in whatever order the branches run. Where it matters which branch was first, that is
+//! recorded.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -18,40 +19,40 @@ use crate::workflow::journal::replay::Call;
 use crate::workflow::run::Branch;
 use crate::workflow::stored::record::{Entry, EntryState, Kind};
 
-/// A future in a box: its caller need not know what it is made of.
+/// A boxed future.
 pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A branch at work, which ends with its number.
+/// A running branch. It returns its index with its output.
 type Numbered<'a, T> = Boxed<'a, (usize, T)>;
 
-/// A fork that the code has come to.
+/// A fork in the code.
 struct Fork {
-    /// The branch that it is in.
+    /// The branch that the fork is in.
     here: Arc<Branch>,
     place: Place,
     entry: Entry,
-    /// Whether a replay may find something of the branches.
+    /// True if the journal may hold entries of the branches.
     is_replayed: bool,
-    /// Which branch was first, and how many had begun by then, if that was recorded.
+    /// The index of the first branch and how many had begun by then, if that is recorded.
     first: Option<(usize, usize)>,
     in_saga: bool,
-    /// Whether those beside one that has failed come to their end, so that what they have done is undone.
+    /// True if the branches beside a failed one run to their end, so that their work can be undone.
     ends_all: bool,
 }
 
 impl Fork {
-    /// Whether a branch is run: of those of which one was first only that one is again, unless all come to their end.
+    /// True if a branch runs. If one is recorded as the first, only that one runs again, unless all run to their end.
     fn runs(&self, branch: usize) -> bool {
         self.first.is_none_or(|(first, begun)| first == branch || self.ends_all && branch < begun)
     }
 
-    /// Whether a branch is the first, or may be.
+    /// True if a branch is the first, or may still be.
     fn is_first(&self, branch: usize) -> bool {
         self.first.is_none_or(|(first, _)| first == branch)
     }
 }
 
-/// Branches of a fork that are under way. Those that are left when this is dropped are given up.
+/// The running branches of a fork. Branches that still run when this is dropped are dropped.
 struct Branches<'a, T> {
     ctx: &'a Ctx,
     fork: Place,
@@ -69,7 +70,7 @@ impl<'a, T: Send + 'a> Branches<'a, T> {
         self.running.push(running);
     }
 
-    /// The next that has ended.
+    /// The next branch that has ended.
     async fn next(&mut self) -> Option<(usize, T)> {
         let (branch, done) = self.running.next().await?;
         self.numbers.remove(&branch);
@@ -112,8 +113,8 @@ impl Ctx {
         Fork { here, place, entry, is_replayed, first, in_saga, ends_all }
     }
 
-    /// A branch of a fork, if it is run: its code has a context of its own, and has to come to the journal's end.
-    /// `give` makes of its output what the branch gives, with its number.
+    /// A branch of a fork, if it runs: its code has its own context, and has to end where its journal ends. `give`
+    /// converts the output of the branch.
     fn branch<'a, T, U, F>(
         &'a self,
         fork: &Fork,
@@ -141,7 +142,7 @@ impl Ctx {
         }))
     }
 
-    /// Records which branch was first, of so many that have begun.
+    /// Records which branch was first, and how many had begun.
     fn was_first(&self, fork: &Fork, branch: usize, begun: usize) {
         if fork.first.is_none() {
             let entry = Entry { state: EntryState::Done(format!("[{branch},{begun}]")), ..fork.entry.clone() };
@@ -152,8 +153,8 @@ impl Ctx {
         }
     }
 
-    /// The branches beside the first were given up. One that has recorded something, and was not run since the
-    /// execution was taken up again, may hold what only its code would let go of.
+    /// The branches beside the first were dropped. A branch that has recorded something, and has not run since the
+    /// execution was loaded again, may hold locks or reviews that only its code would release.
     async fn gave_up(&self, fork: &Fork, branch: usize) {
         if fork.is_replayed && fork.first.is_none() && !fork.ends_all {
             self.run.release_lost(&fork.place, branch).await;
@@ -161,8 +162,8 @@ impl Ctx {
         fork.here.ends();
     }
 
-    /// Runs the branches of a fork, so many at once at the most, until all have ended, or one has as is not to be.
-    /// Gives what each gave, in their order, and the bad one.
+    /// Runs the branches of a fork, at most `at_once` at a time, until all have ended, or until one output is bad.
+    /// Returns the outputs in the order of the branches, and the bad one.
     async fn all<'a, T: Send + 'a>(
         &'a self,
         fork: &Fork,
@@ -197,14 +198,14 @@ impl Ctx {
             (None, None) => fork.here.ends(),
             (None, Some((first, _))) => {
                 let (path, place) = (fork.place.fork(first), &fork.place);
-                let reason = format!("branch {path} has failed by the journal of operation {place}, and now has not");
+                let reason = format!("branch {path} failed in the journal of operation {place}, and did not fail now");
                 self.run.park(reason).await
             }
         }
         (done.into_iter().flatten().collect(), bad.map(|(_, value)| value))
     }
 
-    /// Runs the branches of a fork until the first has ended. Gives which it was, and what it gave.
+    /// Runs the branches of a fork until the first has ended. Returns its index and its output.
     async fn first<'a, T: Send + 'a>(
         &'a self,
         fork: &Fork,
@@ -216,33 +217,33 @@ impl Ctx {
             begun += 1;
         }
         let Some((branch, done)) = branches.next().await else { return std::future::pending().await };
-        // First what is recorded: what was given up goes by it.
+        // The record comes first: the drop of the other branches depends on it.
         self.was_first(fork, branch, begun);
         drop(branches);
         self.gave_up(fork, branch).await;
         (branch, done)
     }
 
-    /// Runs branches side by side and waits for all of them: a tuple of functions that are given a context each. Gives
-    /// a tuple of what they give.
+    /// Runs branches side by side and waits for all of them. The branches are a tuple of functions, each called with
+    /// its own context. Returns the tuple of their outputs.
     pub fn join<'a, B: JoinBranches<'a>>(&'a self, branches: B) -> Boxed<'a, B::Output> {
         branches.join(self)
     }
 
-    /// Like [`Ctx::join`], for branches that may fail: with the first that does, the others are given up. In a saga,
-    /// they are cancelled instead, and come to their end before what was done is undone.
+    /// Like [`Ctx::join`], for branches that may fail: with the first failure, the others are dropped. In a saga, they
+    /// are cancelled instead, and end before the saga undoes its work.
     pub fn try_join<'a, B: TryJoinBranches<'a>>(&'a self, branches: B) -> Boxed<'a, Result<B::Output, Failure>> {
         branches.try_join(self)
     }
 
-    /// Runs branches side by side until the first has ended, which is recorded; the others are given up. They may give
-    /// different things: what comes back tells which it was.
+    /// Runs branches side by side until the first has ended, and records which it was; the others are dropped. The
+    /// outputs may have different types: the result says which branch was first.
     pub fn select<'a, B: SelectBranches<'a>>(&'a self, branches: B) -> Boxed<'a, B::Output> {
         branches.select(self)
     }
 
-    /// Like [`Ctx::select`], for branches that all give the same, one for each item. Gives the place of the first to
-    /// end, and what it gave. Without items it waits for ever.
+    /// Like [`Ctx::select`], for branches with the same output type, one for each item. Returns the index of the first
+    /// branch that ended, and its output. Without items it waits for ever.
     pub fn race<'a, I, T, F>(
         &'a self,
         items: impl IntoIterator<Item = I>,
@@ -262,8 +263,8 @@ impl Ctx {
         })
     }
 
-    /// Runs a branch for each item, so many at once at the most, and waits for all of them. Gives what they give, in
-    /// the order of the items.
+    /// Runs a branch for each item, at most `at_once` at a time, and waits for all of them. Returns the outputs in the
+    /// order of the items.
     pub fn map<'a, I, T, F>(
         &'a self,
         items: impl IntoIterator<Item = I>,
@@ -279,8 +280,8 @@ impl Ctx {
         Box::pin(async move { self.map_until(items, at_once, code, |_| false).await.0 })
     }
 
-    /// Like [`Ctx::map`], for branches that may fail: with the first that does, the others are given up. In a saga,
-    /// those that have begun are cancelled instead, and come to their end before what was done is undone.
+    /// Like [`Ctx::map`], for branches that may fail: with the first failure, the others are dropped. In a saga, the
+    /// branches that have begun are cancelled instead, and end before the saga undoes its work.
     pub fn try_map<'a, I, T, F>(
         &'a self,
         items: impl IntoIterator<Item = I>,
@@ -299,7 +300,7 @@ impl Ctx {
         })
     }
 
-    /// Runs a branch for each item until all have ended, or one has as is not to be.
+    /// Runs a branch for each item until all have ended, or until one output is bad.
     async fn map_until<'a, I, T, F>(
         &'a self,
         items: Vec<I>,
@@ -321,7 +322,7 @@ impl Ctx {
 
 macro_rules! branches {
     ($selected:ident, $count:literal: $($code:ident $future:ident $output:ident $place:tt $name:ident),+) => {
-        /// Which of several branches was first, and what it gave.
+        /// The first of several branches, and its output.
         #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
         #[allow(missing_docs)] // They are counted.
         pub enum $selected<$($output),+> {
@@ -329,12 +330,12 @@ macro_rules! branches {
         }
 
         impl<$($output),+> $selected<$($output),+> {
-            /// What all branches gave.
+            /// The outputs of all branches, in order.
             fn in_order(done: Vec<Self>) -> ($($output,)+) {
                 let mut done = done.into_iter();
                 ($(match done.next() {
                     Some($selected::$name(value)) => value,
-                    _ => unreachable!("each has ended once"),
+                    _ => unreachable!("each branch has ended once"),
                 },)+)
             }
         }
@@ -397,28 +398,28 @@ macro_rules! branches {
 
 /// Branches for [`Ctx::join`]: tuples of two to six functions.
 pub trait JoinBranches<'a>: Send {
-    /// What they give.
+    /// The outputs.
     type Output: Send;
 
-    /// Runs them.
+    /// Runs the branches.
     fn join(self, ctx: &'a Ctx) -> Boxed<'a, Self::Output>;
 }
 
 /// Branches for [`Ctx::try_join`]: tuples of two to six functions that may fail.
 pub trait TryJoinBranches<'a>: Send {
-    /// What they give.
+    /// The outputs.
     type Output: Send;
 
-    /// Runs them.
+    /// Runs the branches.
     fn try_join(self, ctx: &'a Ctx) -> Boxed<'a, Result<Self::Output, Failure>>;
 }
 
 /// Branches for [`Ctx::select`]: tuples of two to six functions.
 pub trait SelectBranches<'a>: Send {
-    /// Which was first, and what it gave.
+    /// The first branch, and its output.
     type Output: Send;
 
-    /// Runs them.
+    /// Runs the branches.
     fn select(self, ctx: &'a Ctx) -> Boxed<'a, Self::Output>;
 }
 

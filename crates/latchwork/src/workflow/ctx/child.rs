@@ -1,4 +1,4 @@
-//! Children: executions that an execution starts, in the commit that records it, and waits for.
+//! Children: executions that an execution starts, in the commit that records the start, and waits for.
 
 use std::future::IntoFuture;
 use std::marker::PhantomData;
@@ -42,18 +42,18 @@ pub struct Child<O> {
     ctx: Ctx,
     id: ExecutionId,
     birth: u64,
-    /// Whether an execution has started it that this is a fork of: its end is told to that one.
+    /// True if this execution is a fork and its source started the child: the child notifies the source of its end.
     is_of_source: bool,
-    /// Whether it gives a list of one output.
+    /// True if its output is a list with one element.
     is_batch: bool,
     close: Close,
     output: PhantomData<fn() -> O>,
 }
 
-/// How long a fork waits until it looks again whether a child of its source has ended.
+/// How often a fork checks whether a child of its source has ended.
 const LOOKS_AGAIN: Duration = Duration::from_secs(10);
 
-/// Why a child has no result: it took longer than it may.
+/// The error of a child without a result: it exceeded its time limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize, thiserror::Error)]
 #[error("child {id:?} timed out")]
 pub struct ChildTimedOut {
@@ -61,18 +61,19 @@ pub struct ChildTimedOut {
     pub id: String,
 }
 
-/// Why a child has no result: it was cancelled.
+/// The error of a child without a result: it was cancelled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize, thiserror::Error)]
 #[error("child {id:?} was cancelled: {reason}")]
 pub struct ChildCancelled {
     /// The child.
     pub id: String,
-    /// What was said when it was.
+    /// The reason of the cancellation.
     pub reason: String,
 }
 
 impl Ctx {
-    /// A child: another execution that this one starts. Await it for its result, or [`StartChild::start`] it and go on.
+    /// A child: another execution that this one starts. Await it for its result, or call [`StartChild::start`] and
+    /// continue.
     pub fn child<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> StartChild<'_, I, O> {
         let (workflow, labels) = (workflow.clone(), Labels::default());
         StartChild { ctx: self, workflow, input, id: None, close: Close::default(), labels }
@@ -80,25 +81,25 @@ impl Ctx {
 }
 
 impl<I, O> StartChild<'_, I, O> {
-    /// Under this id; without one, one is made of the parent's.
+    /// Sets the id; without this, the id is derived from the parent's.
     pub fn id(mut self, id: impl Into<ExecutionId>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// What becomes of the child when this execution ends before it: it is cancelled, unless this is said.
+    /// What happens to the child when this execution ends first; without this, the child is cancelled.
     pub fn close(mut self, close: Close) -> Self {
         self.close = close;
         self
     }
 
-    /// With this tag.
+    /// Adds a tag.
     pub fn tag(mut self, tag: impl Into<String>) -> Self {
         self.labels.tags.insert(tag.into());
         self
     }
 
-    /// With this search attribute.
+    /// Adds a search attribute.
     pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Self {
         self.labels.attributes.insert(name.into(), value.into());
         self
@@ -106,7 +107,7 @@ impl<I, O> StartChild<'_, I, O> {
 }
 
 impl<I: Serialize, O> StartChild<'_, I, O> {
-    /// Starts the child. That and the record of it are one commit. An id that is taken is a failure.
+    /// Starts the child. The start and the record of it are one commit. An id that is in use is a failure.
     pub async fn start(self) -> Result<Child<O>, Failure> {
         let StartChild { ctx, workflow, input, id, close, labels } = self;
         let name = workflow.name();
@@ -131,7 +132,7 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
                 return run.park(format!("workflow {name:?} is not registered with this engine")).await;
             };
             if !definition.policy.is_empty() {
-                // Its own first commit may go through the lane that is kept for the child's.
+                // The first commit of this execution may need the lane that is held for the child.
                 doing.stored().await;
             }
             let born = birth(&operation);
@@ -145,7 +146,7 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
                     let _ = doing.flush().await;
                 }
                 let mut child = child.clone();
-                // Until its commit is answered, no other start is decided by the same limits.
+                // Until the outcome of this commit is known, no other start is decided under the same limits.
                 let (part, _turn) = match &asked {
                     Some(asked) => match run.engine.admitting(&definition, asked, &id, &mut child).await {
                         Ok(admitting) => admitting,
@@ -172,19 +173,19 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
     }
 }
 
-/// The id of a child that was given none: the same on every replay, and nobody else's.
+/// The id of a child without an explicit id: the same on every replay, and unique.
 fn derived(run: &Run, place: &Place) -> ExecutionId {
     let hash = born_at(&run.id, run.number(), place);
     let parent = crate::workflow::stored::record::shortened(&run.id, 400);
     format!("{parent}.{place}-{hash:016x}").chars().take(512).collect::<String>().into()
 }
 
-/// The same on every replay, and no other's of all children that executions of this id ever start.
+/// The same on every replay, and unique among all children that executions with this id ever start.
 fn born_at(parent: &ExecutionId, (started, number): (u64, u32), place: &Place) -> u64 {
     hash_text(&format!("{parent}/{started}/{number}/{place}"))
 }
 
-/// Notes in an entry that a fork keeps which child it tells of: that of its source.
+/// Records in an entry that a fork keeps which child it is about: the child of its source.
 pub(crate) fn keep_birth(entry: &mut Entry, source: &ExecutionId, execution: &Execution, place: &Place) {
     // The source may be a fork itself.
     if entry.kind == Kind::Child && entry.progress.is_none() {
@@ -192,12 +193,12 @@ pub(crate) fn keep_birth(entry: &mut Entry, source: &ExecutionId, execution: &Ex
     }
 }
 
-/// Which child an entry tells of, if a fork has kept it.
+/// The child that an entry is about, if a fork has kept the entry.
 fn birth_at_source(entry: &Entry) -> Option<u64> {
     entry.progress.as_ref()?.parse().ok()
 }
 
-/// The first commit of a child, as a part of one of its parent's.
+/// The first commit of a child, as a part of a commit of its parent.
 fn first_commit(
     run: &Run,
     doing: &Doing,
@@ -237,19 +238,19 @@ impl<O> Child<O> {
         &self.id
     }
 
-    /// Sends a signal to the child: it is stored in the same commit as the record that it was sent.
+    /// Sends a signal to the child. The signal and the record that it was sent are one commit.
     pub async fn signal(&self, name: &str, payload: &impl Serialize) -> Result<(), Failure> {
         self.ctx.signal(&self.id, name, payload).await
     }
 
-    /// Has the child cancelled.
+    /// Cancels the child.
     pub async fn cancel(&self, reason: &str) -> Result<(), Failure> {
         self.ctx.cancel(&self.id, reason).await
     }
 }
 
 impl Ctx {
-    /// Has another execution cancelled, in the commit that records it. One that has ended is a failure.
+    /// Cancels another execution, in the commit that records this. If that execution has ended, this is a failure.
     pub async fn cancel(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<(), Failure> {
         let id = &id.into();
         let what = format!("cancel {id}");
@@ -264,12 +265,12 @@ impl Ctx {
     }
 }
 
-/// Whether a message tells of the end of this very child.
+/// True if a message reports the end of this very child.
 fn is_end_of(letter: &Letter, id: &ExecutionId, born: u64) -> bool {
     matches!(letter, Letter::Ended { child, birth, .. } if child == id && *birth == born)
 }
 
-/// What a child has come to, as its parent records it.
+/// The result of a child, as its parent records it.
 pub(crate) fn outcome(id: &ExecutionId, status: &Status) -> Result<String, String> {
     match status {
         Status::Completed(output) => Ok(output.clone()),
@@ -283,11 +284,11 @@ pub(crate) fn outcome(id: &ExecutionId, status: &Status) -> Result<String, Strin
 }
 
 impl<O: DeserializeOwned> Child<O> {
-    /// Waits for the child's end: its output, or why there is none. Of one that was abandoned, its parent is not told.
+    /// Waits for the child's end and returns its output or failure. An abandoned child does not notify its parent.
     pub async fn result(self) -> Result<O, Failure> {
         let id = &self.id;
         if self.close == Close::Abandon {
-            let message = format!("child {id:?} was started to be abandoned, and its end cannot be waited for here");
+            let message = format!("child {id:?} was started to be abandoned, so its end cannot be awaited here");
             return Err(Failure::new(message).with_code("latchwork.child.abandoned").not_retryable());
         }
         let call = Call { kind: Kind::ChildEnd, name: id, argument: 0 };
@@ -311,8 +312,8 @@ impl<O: DeserializeOwned> Child<O> {
 }
 
 impl Ctx {
-    /// Waits for the end of a child that another execution has started, of which this is a fork. Only that one is told
-    /// of the end, so it is looked for in the child's record, now and then.
+    /// Waits for the end of a child that the source of this fork has started. The child notifies only the source, so
+    /// this reads the child's record from time to time.
     async fn end_of_another(&self, call: Call<'_>, id: &ExecutionId, birth: u64) -> Result<String, Failure> {
         let what = WaitsFor::Child(id.to_string());
         let again = |_: &Journaled<'_>, text: &str| Ok(text.to_string());
@@ -324,7 +325,7 @@ impl Ctx {
                 let found = run.or_stop(run.engine.read(id).await).await;
                 let found = found.filter(|(child, _)| child.parent.as_ref().is_some_and(|it| it.birth == birth));
                 let Some((Execution { status, .. }, _)) = found else {
-                    let why = "was started by an execution that this is a fork of, and is no longer kept";
+                    let why = "was started by the source of this fork, and is no longer kept";
                     return run.park(format!("child {id:?}, whose end it waits for, {why}")).await;
                 };
                 if status.is_terminal() {
@@ -341,14 +342,14 @@ impl Ctx {
 }
 
 impl Run {
-    /// Waits for the children that are to have ended before it does.
+    /// Waits for the children that have to end before this execution.
     pub(crate) async fn until_children_ended(self: &Arc<Run>) {
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.known.has_children()) {
             return;
         }
         let doing = Listed::begin(self, WaitsFor::Store);
         self.ensure_inbox().await;
-        // Also one that a branch has started which was then given up.
+        // This includes children of branches that were dropped.
         doing.arrived().await;
         let children = self.or_stop(self.engine.children(&self.id).await).await;
         for (child, kept::Child { birth, .. }) in children.into_iter().filter(|(_, it)| it.close == Close::Await) {

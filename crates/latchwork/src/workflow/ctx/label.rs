@@ -1,4 +1,4 @@
-//! Tags and search attributes: what executions can be found by. A workflow changes its own in its commits.
+//! Tags and search attributes, which executions can be found by. A workflow changes its own labels in its commits.
 
 use crate::store::Timestamp;
 use crate::workflow::Failure;
@@ -6,14 +6,14 @@ use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::journal::replay::Call;
 use crate::workflow::stored::record::{Attribute, Kind, Labels, WaitsFor};
 
-/// The longest tag, name or text of an attribute, in bytes.
+/// The longest tag, attribute name or attribute text, in bytes.
 const LONGEST: usize = 256;
 
-/// How many there may be of each.
+/// How many tags, and how many attributes, an execution may have.
 const MOST: usize = 64;
 
 impl Ctx {
-    /// Adds a tag that the execution is found by from the next commit on.
+    /// Adds a tag. The execution can be found by it after the next commit.
     pub async fn tag(&self, tag: &str) -> Result<(), Failure> {
         self.label(&format!("tag {tag}"), 0, |labels| {
             labels.tags.insert(tag.into());
@@ -21,7 +21,7 @@ impl Ctx {
         .await
     }
 
-    /// Takes a tag away.
+    /// Removes a tag.
     pub async fn untag(&self, tag: &str) -> Result<(), Failure> {
         self.label(&format!("untag {tag}"), 0, |labels| {
             labels.tags.remove(tag);
@@ -29,7 +29,7 @@ impl Ctx {
         .await
     }
 
-    /// Sets a search attribute that the execution is found by from the next commit on.
+    /// Sets a search attribute. The execution can be found by it after the next commit.
     pub async fn set_attribute(&self, name: &str, value: impl Into<Attribute>) -> Result<(), Failure> {
         let value = value.into();
         self.label(&format!("set {name}"), hash(&value), |labels| {
@@ -38,7 +38,7 @@ impl Ctx {
         .await
     }
 
-    /// Takes a search attribute away.
+    /// Removes a search attribute.
     pub async fn remove_attribute(&self, name: &str) -> Result<(), Failure> {
         self.label(&format!("remove {name}"), 0, |labels| {
             labels.attributes.remove(name);
@@ -61,7 +61,7 @@ impl Ctx {
 }
 
 impl Labels {
-    /// Refuses what cannot be looked for.
+    /// Refuses labels that cannot be searched for.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let refuse = |what: String| Err(Failure::new(what).with_code("latchwork.labels").not_retryable());
         if self.tags.len() > MOST || self.attributes.len() > MOST {
@@ -69,7 +69,7 @@ impl Labels {
         }
         let names = self.tags.iter().chain(self.attributes.keys());
         if let Some(name) = names.into_iter().find(|name| name.is_empty() || name.len() > LONGEST) {
-            return refuse(format!("{name:?} cannot be a tag or an attribute: they have 1 to {LONGEST} bytes"));
+            return refuse(format!("{name:?} cannot be a tag or an attribute: it must have 1 to {LONGEST} bytes"));
         }
         for (name, value) in &self.attributes {
             match value {
@@ -77,7 +77,7 @@ impl Labels {
                     return refuse(format!("attribute {name:?} is longer than {LONGEST} bytes"));
                 }
                 Attribute::Real(number) if !number.is_finite() => {
-                    return refuse(format!("attribute {name:?} is {number}, which is no number"));
+                    return refuse(format!("attribute {name:?} is {number}, which is not a finite number"));
                 }
                 _ => {}
             }
@@ -99,7 +99,7 @@ macro_rules! attributes {
 attributes!(bool => Boolean, i64 => Integer, i32 => Integer, u32 => Integer, f64 => Real, &str => Text, String => Text);
 
 impl From<u64> for Attribute {
-    /// A number that is no [`i64`] becomes the nearest real one.
+    /// A number that does not fit an [`i64`] becomes the nearest real number.
     fn from(value: u64) -> Attribute {
         i64::try_from(value).map_or(Attribute::Real(value as f64), Attribute::Integer)
     }

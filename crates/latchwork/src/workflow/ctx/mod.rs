@@ -1,4 +1,4 @@
-//! What a workflow's function is given: every operation that is recorded.
+//! The context of a workflow's function: every operation that is recorded.
 
 pub(crate) mod beats;
 pub(crate) mod branches;
@@ -37,7 +37,7 @@ use crate::workflow::{ExecutionId, Failure};
 pub struct Ctx {
     pub(crate) run: Arc<Run>,
     pub(crate) branch: Arc<Branch>,
-    /// Whether its operations go on though the execution is cancelled.
+    /// True if its operations continue when the execution is cancelled.
     pub(crate) is_shielded: bool,
 }
 
@@ -52,7 +52,7 @@ impl Ctx {
         &self.run.engine
     }
 
-    /// The store does not serve a layer above: the execution stops where it is, and goes on when it can.
+    /// The store is unavailable to a layer above: the execution stops where it is, and continues when it can.
     pub(crate) async fn stop_for_store<T>(&self, error: StoreError) -> T {
         self.run.stop_for(self.run.stops(error.into())).await
     }
@@ -62,8 +62,8 @@ impl Ctx {
         &self.run.id
     }
 
-    /// A step: its body runs at least once, and its result is recorded exactly once. Await it, after saying how it is
-    /// to be tried.
+    /// A step: its body runs at least once, and its result is recorded exactly once. Set how it is retried, then await
+    /// it.
     pub fn run<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, Plain<F>>
     where
         F: Fn() -> Fut,
@@ -72,7 +72,7 @@ impl Ctx {
         Step::new(self, name, Plain(body))
     }
 
-    /// Like [`Ctx::run`], with a body that is told which attempt it is, and of its idempotency key.
+    /// Like [`Ctx::run`]; the body receives the number of the attempt and its idempotency key.
     pub fn run_with<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, WithAttempt<F>>
     where
         F: Fn(Attempt) -> Fut,
@@ -81,15 +81,15 @@ impl Ctx {
         Step::new(self, name, WithAttempt(body))
     }
 
-    /// Slots of the store. What is done to them from here is one commit with the record that it was done, so neither a
-    /// crash nor a replay does it twice.
+    /// The slots of the store. A change from here and the record of that change are one commit, so neither a crash nor
+    /// a replay makes the change twice.
     pub fn state(&self) -> CtxState {
         CtxState::new(self.clone())
     }
 
-    /// Starts the execution anew with another input, under the same id and with an empty journal: so that a loop
-    /// without end does not grow without end. Messages that were not received are there for the new run, too. Await it
-    /// and return what it gives; it never does.
+    /// Starts the execution anew with another input, under the same id and with an empty journal, so that the journal
+    /// of an endless loop does not grow for ever. The new run can receive messages that were not received yet. Await
+    /// this and return its result; it never returns to the code.
     pub async fn continue_as_new<T>(&self, input: impl Serialize) -> Result<T, Failure> {
         let input = self.run.text("the next input", &input)?;
         self.expect_no_more(&self.here(), "the code continues as new").await;
@@ -114,13 +114,13 @@ impl Ctx {
         Ctx { run: self.run.clone(), branch, is_shielded: self.is_shielded }
     }
 
-    /// The same place in the code, for operations that go on though the execution is cancelled: for cleaning up.
+    /// A context at the same place in the code whose operations continue when the execution is cancelled: for cleanup.
     pub fn shielded(&self) -> Ctx {
         Ctx { is_shielded: true, ..self.clone() }
     }
 
-    /// Whether the execution, or this branch of it, is to be cancelled, and this context is not shielded from it.
-    /// Operations that can fail do so then; this is for code that wants to know before.
+    /// True if the execution or this branch is to be cancelled, and this context is not shielded. The next operation that
+    /// can fail then does so; this call is for code that needs to know earlier.
     pub async fn is_cancelled(&self) -> bool {
         self.value(Kind::IsCancelled, "", |run| {
             !self.is_shielded && run.with(|state| state.cancelled(&self.here().path).is_some())
@@ -128,40 +128,40 @@ impl Ctx {
         .await
     }
 
-    /// The branch that operations are in: the one whose code does them, whichever context they are done by. So guards
-    /// and children can be taken into branches, and out of them.
+    /// The branch of an operation: the branch whose code is polled, whichever context the operation is called on. So
+    /// guards and children can be moved into branches and out of them.
     pub(crate) fn here(&self) -> Arc<Branch> {
         Branch::polled(&self.run).map_or_else(|| self.branch.clone(), |(branch, _)| branch)
     }
 
-    /// Notes that an operation is under way. Gives the branch that it is in.
+    /// Marks an operation as in progress. Returns its branch.
     pub(crate) async fn begins(&self) -> Arc<Branch> {
-        // What goes on anew goes on nowhere else.
+        // After continue-as-new or a stop, no operation begins.
         if self.run.with(|state| state.residency.continues() || state.residency.is_stopping()) {
             return std::future::pending().await;
         }
         let here = self.here();
         if !here.begins() {
-            let reason = "an operation was begun while another was under way or had been given up half-way; \
-                          await one before the next, or give each a branch of its own by ctx.join or ctx.race";
+            let reason = "an operation began while another was in progress or had been dropped before its end; \
+                          await one before the next, or run each in its own branch by ctx.join or ctx.race";
             self.run.park(reason).await
         }
         here
     }
 
-    /// That a branch has come to its end where the journal has.
+    /// Parks the execution unless the code of the branch ends where its journal ends.
     pub(crate) async fn expect_end(&self) {
         self.expect_no_more(&self.branch, &format!("the code of branch {} has ended", self.branch.path)).await
     }
 
-    /// That the journal holds nothing more of a branch.
+    /// Parks the execution if the journal holds another entry of a branch.
     async fn expect_no_more(&self, branch: &Branch, what: &str) {
         if let Some(Entry { kind, name, .. }) = self.peek(branch).await {
-            self.run.park(format!("{what}, and the journal goes on with {kind} {name:?}")).await
+            self.run.park(format!("{what}, and the journal continues with {kind} {name:?}")).await
         }
     }
 
-    /// What the journal holds next of a branch.
+    /// The next entry of a branch in the journal.
     async fn peek(&self, branch: &Branch) -> Option<Entry> {
         match branch.peek(&self.run).await {
             Ok(next) => next,
@@ -169,7 +169,7 @@ impl Ctx {
         }
     }
 
-    /// Waits. A long wait costs no memory, and goes on after a restart for what is left of it.
+    /// Waits. A long wait uses no memory. After a restart, only the remaining time is waited.
     pub async fn sleep(&self, duration: Duration) -> Result<(), Failure> {
         let argument = hash(&u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
         self.wait(argument, |now| now.plus(duration)).await
@@ -190,7 +190,7 @@ impl Ctx {
             self.run.effect().await;
             let EntryState::Until(until) = operation.entry.state else {
                 let place = &operation.place;
-                let reason = format!("operation {place} is a sleep, and the journal does not say until when");
+                let reason = format!("operation {place} is a sleep, and the journal has no end time for it");
                 return self.run.park(reason).await;
             };
             let (since, until) = (operation.since(), Some(Timestamp(until)));
@@ -203,27 +203,27 @@ impl Ctx {
         .await
     }
 
-    /// The time of day, the same one on every replay.
+    /// The time of day; the same on every replay.
     pub async fn now(&self) -> Timestamp {
         Timestamp(self.value(Kind::Now, "", |run| run.env().now().0).await)
     }
 
-    /// A new id, the same one on every replay.
+    /// A new id; the same on every replay.
     pub async fn uuid(&self) -> Uuid {
         let value = self.value(Kind::Uuid, "", |run| run.env().uuid().as_u128().to_string()).await;
         Uuid::from_u128(value.parse().unwrap_or(0))
     }
 
-    /// A random number, the same one on every replay.
+    /// A random number; the same on every replay.
     pub async fn random(&self) -> u64 {
         self.value(Kind::Random, "", |run| run.env().random()).await
     }
 
-    /// Which version of the code an execution goes by, for code that changes under running ones. Who comes by here for
-    /// the first time gets the last of the range; who did before has the version it had then, or, if this was not asked
-    /// at that time, the first.
+    /// The version of the code that an execution follows, for code that changes while executions run. An execution that
+    /// reaches this call for the first time gets the last version of the range. On a replay it gets the recorded
+    /// version; if it passed this place before the call existed, it gets the first version.
     pub async fn version(&self, change: &str, range: std::ops::RangeInclusive<u32>) -> u32 {
-        // It came by before there was anything to ask, and went on with something else.
+        // The execution passed this place before the call existed.
         let next = self.peek(&self.here()).await;
         if next.is_some_and(|entry| (entry.kind, &*entry.name) != (Kind::Version, change)) {
             return *range.start();
@@ -233,7 +233,7 @@ impl Ctx {
             return version;
         }
         let (first, last) = range.into_inner();
-        let reason = format!("it goes by version {version} of {change:?}, and the code knows {first} to {last}");
+        let reason = format!("it follows version {version} of {change:?}, and the code supports {first} to {last}");
         self.run.park(reason).await
     }
 }

@@ -1,4 +1,4 @@
-//! Published values: what an execution shows of itself to everybody, also when it is out of memory or has ended.
+//! Published values: what an execution shows of itself to every caller, also when it is out of memory or has ended.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,14 +13,14 @@ use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 impl Ctx {
-    /// Publishes a value under a name, in place of the one that was there. It is seen with the next commit, at the
+    /// Publishes a value under a name, in place of an earlier one. The value is visible after the next commit, at the
     /// latest when the workflow waits.
     pub async fn publish(&self, name: &str, value: &impl Serialize) -> Result<(), Failure> {
         let text = self.run.text("the value", value)?;
         let call = Call { kind: Kind::Publish, name, argument: hash(&text) };
         self.replay(WaitsFor::Store, call, |operation| async move {
             self.run.ensure_published().await;
-            // They are one record.
+            // All published values are one record.
             let length = self.run.with(|state| state.published.bytes_with(name, &text));
             self.run.fits("all values together", length).map_err(|failure| operation.gave(failure))?;
             operation.done(&());
@@ -33,8 +33,8 @@ impl Ctx {
         .await
     }
 
-    /// Waits until a value that the execution has published, from another branch, is as it should be; gives that value.
-    /// What it was is recorded.
+    /// Waits until `is_it` accepts a value that another branch of the execution has published. Returns that value, and
+    /// records it.
     pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T, Failure> {
         let what = WaitsFor::Published(name.into());
         let call = Call { kind: Kind::Published, name, argument: 0 };
@@ -55,7 +55,7 @@ impl Ctx {
 }
 
 impl Run {
-    /// Sees to it that what was published is in memory.
+    /// Loads the published values, unless they are in memory.
     async fn ensure_published(&self) {
         let is_known = self.with(|state| {
             if !state.known.is_stored() {
@@ -99,13 +99,13 @@ impl<O> Handle<O> {
         self.engine.query(self.id(), name).await
     }
 
-    /// Waits until a value that the execution has published is as it should be. If the execution ends before, that is
+    /// Waits until `is_it` accepts a value that the execution has published. If the execution ends before that, this is
     /// an error.
     pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T> {
         let (engine, id) = (&self.engine, self.id());
         let look = |_| async {
             let ended = engine.has_ended(id).await?;
-            // What was published last was so before the end was seen.
+            // The last value was published before the end was seen.
             match engine.query::<T>(id, name).await?.filter(|value| is_it(value)) {
                 Some(value) => Ok(Some(value)),
                 None if ended => Err(WorkflowError::Ended { id: id.clone() }),

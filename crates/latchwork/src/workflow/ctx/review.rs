@@ -1,5 +1,5 @@
-//! Reviews: questions to people, with the options that they have. A review is open as long as its key is in the space
-//! of open reviews; what opens it, decides it or no longer waits for it writes that key in the same commit.
+//! Reviews: questions to people, with a list of options. A review is open as long as its key is in the space of open
+//! reviews. The commit that opens it, decides it or gives it up also writes that key.
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
@@ -25,45 +25,46 @@ use crate::workflow::{Boxed, ExecutionId, Failure, Result};
 /// The review is open.
 const OPEN: Tag = Tag("open");
 
-/// The longest name and the longest option, in bytes, and how many options there can be.
+/// The longest name and the longest option, in bytes; and how many options there can be.
 const NAME_BYTES: usize = 256;
 const OPTIONS: usize = 1000;
 
-/// How many reviews one commit closes, if they are more than go with the end of an execution.
+/// How many writes a commit that closes reviews has at most, if they do not fit into the commit that ends the
+/// execution.
 const CLOSED_AT_ONCE: usize = 1000;
 
-/// Why there is no such review.
+/// Why a review is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum ReviewError {
-    /// A name that cannot be.
-    #[error("{name:?} cannot be the name of a review: it has to be of 1 to 256 bytes")]
+    /// The name is not valid.
+    #[error("{name:?} cannot be the name of a review: it must have 1 to 256 bytes")]
     Name { name: String },
-    /// None to choose from, or too many.
-    #[error("review {name:?} has {count} options; it has to be 1 to 1,000")]
+    /// There are no options, or too many.
+    #[error("review {name:?} has {count} options; it must have 1 to 1,000")]
     Options { name: String, count: usize },
-    /// An option that cannot be, or is there twice.
+    /// An option is not valid, or is listed twice.
     #[error("{option:?} cannot be an option of review {name:?}: {reason}")]
     Option { name: String, option: String, reason: String },
 }
 
-/// How a review was decided.
+/// The decision of a review.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Decision {
     /// The option that was chosen.
     pub option: String,
-    /// Who has decided.
+    /// The person or program that decided.
     pub by: String,
-    /// Why; empty if that was not said.
+    /// Why; empty if no reason was stated.
     pub reason: String,
     /// When, in microseconds since 1970.
     pub at_us: u64,
 }
 
 impl Decision {
-    /// When it was decided.
+    /// When the review was decided.
     pub fn at(&self) -> Timestamp {
         Timestamp(self.at_us)
     }
@@ -79,7 +80,7 @@ pub struct Review<'a> {
     options: Vec<String>,
 }
 
-/// The same, waited for so long at the most.
+/// Like [`Review`], with a time limit.
 #[derive(Clone)]
 #[must_use = "nothing is asked until this is awaited"]
 pub struct ReviewFor<'a> {
@@ -87,20 +88,20 @@ pub struct ReviewFor<'a> {
     timeout: Duration,
 }
 
-/// A review that was opened, from within the workflow that waits for it.
+/// A review that was opened, as the workflow that waits for it sees it.
 #[must_use = "a review that is not waited for stays open until the execution ends"]
 pub struct PendingReview {
     ctx: Ctx,
     name: String,
     token: Uuid,
     until: Option<Timestamp>,
-    /// Where it was opened.
+    /// The place where it was opened.
     place: Place,
 }
 
 impl Ctx {
-    /// A review: a question, and the options of which one is to be chosen. Await it for the [`Decision`]. Open reviews
-    /// are listed by [`Engine::reviews`], and decided by [`Engine::review`].
+    /// A review: a question, and options of which one is chosen. Await it for the [`Decision`]. [`Engine::reviews`]
+    /// lists open reviews, and [`Engine::review`] decides them.
     ///
     /// ```
     /// # use latchwork::workflow::{Ctx, Failure};
@@ -126,12 +127,12 @@ impl Ctx {
 }
 
 impl<'a> Review<'a> {
-    /// For so long at the most: then there is no decision, and the review is closed.
+    /// Sets a time limit. Without a decision until then, the review is closed and the result is `None`.
     pub fn timeout(self, timeout: Duration) -> ReviewFor<'a> {
         ReviewFor { review: self, timeout }
     }
 
-    /// Opens the review and goes on: so that its id can be given away before it is waited for.
+    /// Opens the review and continues, so that its id can be passed on before the code waits for it.
     pub async fn open(self) -> Result<PendingReview, Failure> {
         self.opened(None).await
     }
@@ -149,7 +150,7 @@ impl<'a> Review<'a> {
             let reason = match option.len() {
                 0 => "it is empty",
                 length if length > NAME_BYTES => "it is longer than 256 bytes",
-                _ if !seen.insert(option) => "it is there twice",
+                _ if !seen.insert(option) => "it is listed twice",
                 _ => continue,
             };
             return Err(ReviewError::Option { name: name(), option: option.clone(), reason: reason.into() });
@@ -183,7 +184,7 @@ impl<'a> Review<'a> {
             let part = part.put(&run.review_key(name, token), Vec::new());
             run.with(|state| state.known.open_review());
             operation.done_with(&(token, until_us), Some(part.into()));
-            // An end that came before it would have to take it back.
+            // If the execution ended before this commit, its end would have to take the review back.
             let _ = operation.doing.flush().await;
             Ok(((token, until_us), place))
         });
@@ -196,7 +197,7 @@ impl<'a> Review<'a> {
 }
 
 impl ReviewFor<'_> {
-    /// Opens the review and goes on. The time counts from now on.
+    /// Opens the review and continues. The time limit counts from now on.
     pub async fn open(self) -> Result<PendingReview, Failure> {
         self.review.opened(Some(self.timeout)).await
     }
@@ -226,7 +227,7 @@ impl PendingReview {
         format!("{}/{}", self.token, self.ctx.run.id)
     }
 
-    /// Waits until it is decided; nothing if its time is up before.
+    /// Waits until the review is decided. Returns `None` if its time is up before that.
     pub async fn decision(self) -> Result<Option<Decision>, Failure> {
         let (ctx, what) = (&self.ctx, WaitsFor::Review(self.name.clone()));
         let call = Call { kind: Kind::Decision, name: &self.name, argument: 0 };
@@ -275,8 +276,8 @@ impl PendingReview {
         }
     }
 
-    /// Closes it, since it is no longer waited for. Gives whether it was: if it was decided at this very moment, the
-    /// decision is among the messages.
+    /// Closes a review that the code no longer waits for. Returns whether it is closed. If it was decided at the same
+    /// time, the decision is among the messages.
     async fn close(&self, operation: &Journaled<'_>, gave: &Failure) -> bool {
         let (run, doing) = (&self.ctx.run, &operation.doing);
         let key = run.review_key(&self.name, self.token);
@@ -314,8 +315,8 @@ impl Run {
         self.engine.open_reviews().key(review_key(&self.definition.name, name, token, &self.id))
     }
 
-    /// Closes the reviews of branches that were given up and were not run since the execution was taken up again: their
-    /// code is not there to tell of them.
+    /// Closes the reviews of branches that were dropped and have not run since the execution was loaded again: their
+    /// code does not run, so it cannot report the reviews.
     pub(crate) async fn close_lost_reviews(self: &Arc<Run>, fork: &Place, first: usize) {
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.known.has_reviews()) {
             return;
@@ -338,13 +339,13 @@ impl Run {
 }
 
 impl Inner {
-    /// The keys of open reviews.
+    /// The space of open reviews.
     pub(crate) fn open_reviews(&self) -> &Space {
         self.spaces.reviews.as_ref().expect("an engine declares all spaces when it starts")
     }
 
-    /// What goes with the end of an execution, or with its beginning anew: its reviews are closed. A run that begins
-    /// anew leaves nothing of them.
+    /// The parts that close an execution's reviews when it ends or continues as new. Continue-as-new also deletes their
+    /// records.
     pub(crate) async fn closing_reviews(
         self: &Arc<Inner>,
         id: &ExecutionId,

@@ -1,4 +1,4 @@
-//! Signals: messages to an execution, durable before the sender goes on, buffered until they are received.
+//! Signals: messages to an execution. They are durable before the sender continues, and stored until they are received.
 
 use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
@@ -35,20 +35,20 @@ pub struct Signal {
 }
 
 impl Engine {
-    /// A signal to an execution. Await it: when that returns, the signal is stored, and is received once.
+    /// A signal to an execution. Await it: when it returns, the signal is stored, and will be received once.
     pub fn signal(&self, id: impl Into<ExecutionId>, name: &str, payload: &impl Serialize) -> Signal {
         Signal::new(self.inner.clone(), id.into(), name, payload)
     }
 }
 
 impl<O> Handle<O> {
-    /// A signal to the execution. Await it: when that returns, the signal is stored, and is received once.
+    /// A signal to the execution. Await it: when it returns, the signal is stored, and will be received once.
     pub fn signal(&self, name: &str, payload: &impl Serialize) -> Signal {
         Signal::new(self.engine.clone(), self.id().clone(), name, payload)
     }
 }
 
-/// A payload as JSON text.
+/// Encodes a payload as JSON text.
 pub(crate) fn written(engine: &Inner, what: &'static str, payload: &impl Serialize) -> Result<String> {
     let json = json::to_value(payload).map_err(|cause| WorkflowError::Payload { what, cause })?;
     let (text, limit) = (json.to_string(), largest(engine));
@@ -64,7 +64,7 @@ impl Signal {
         Signal { engine, id, name: name.into(), payload, signal_id: None }
     }
 
-    /// Under this id: however often it is sent, it counts once.
+    /// Sets an id: however often the signal is sent under it, it counts once.
     pub fn id(mut self, id: impl Into<String>) -> Signal {
         self.signal_id = Some(id.into());
         self
@@ -100,7 +100,7 @@ pub struct Receive<'a, T> {
     payload: PhantomData<fn() -> T>,
 }
 
-/// The same, for so long at the most.
+/// Like [`Receive`], with a time limit.
 #[must_use = "nothing is received until this is awaited"]
 pub struct ReceiveFor<'a, T> {
     receive: Receive<'a, T>,
@@ -109,13 +109,13 @@ pub struct ReceiveFor<'a, T> {
 
 impl Ctx {
     /// The next signal of this name. Signals of a name are received in the order in which they were stored, each once.
-    /// One whose payload does not fit the type is received, too, and is an error.
+    /// A signal whose payload does not fit the type is received too, and is an error.
     pub fn receive<T: DeserializeOwned>(&self, name: &str) -> Receive<'_, T> {
         Receive { ctx: self, name: name.into(), payload: PhantomData }
     }
 
-    /// Sends a signal to an execution: it is stored in the same commit as the record that it was sent. To one that has
-    /// ended, or is not there, is a failure.
+    /// Sends a signal to an execution. The signal and the record that it was sent are one commit. If that execution has
+    /// ended or does not exist, this is a failure.
     pub async fn signal(
         &self,
         id: impl Into<ExecutionId>,
@@ -125,14 +125,15 @@ impl Ctx {
         let id = id.into();
         let payload = written(&self.run.engine, "the payload of a signal", payload)?;
         let letter = Letter::Signal { name: name.into(), payload };
-        // A fork has another id.
+        // A fork has another id, and has to find the same name in the journal.
         let what =
             if id == self.run.id { format!("signal {name} to itself") } else { format!("signal {name} to {id}") };
         let (id, argument) = (&id, hash(&letter));
         self.send(&what, argument, |engine| {
             let letter = letter.clone();
             async move {
-                // Of itself it knows more than the store; its record is written with its own commits only.
+                // The execution knows its own state better than the store. Only its own part of the commit may write
+                // its record, so the target is `Running`.
                 let own = self.run.with(|state| state.known.rev()).filter(|_| *id == self.run.id);
                 let target = match own {
                     Some(rev) => Target::Running(rev),
@@ -146,7 +147,7 @@ impl Ctx {
 }
 
 impl Ctx {
-    /// Does something to another execution in the commit that records it.
+    /// Changes another execution in the commit that records this operation.
     pub(crate) async fn send<F>(
         &self,
         name: &str,
@@ -160,7 +161,7 @@ impl Ctx {
         self.replay(WaitsFor::Store, call, |operation| async move {
             let (run, doing) = (&self.run, &operation.doing);
             operation.unless_cancelled()?;
-            // It may be meant itself, and has to be there.
+            // The target may be this execution, which then has to be stored.
             if run.with(|state| !state.known.is_stored()) {
                 let _ = doing.flush().await;
             }
@@ -179,7 +180,7 @@ impl Ctx {
         .await
     }
 
-    /// Waits for a message, for so long at the most, and records its receipt. Gives its text; nothing if time is up.
+    /// Waits for a message, with a time limit, and records its receipt. Returns its text; none when the time is up.
     pub(crate) async fn await_text(
         &self,
         call: Call<'_>,
@@ -192,8 +193,8 @@ impl Ctx {
         Ok(received.map(|(_, text)| text))
     }
 
-    /// Waits for a message and records its receipt. Gives since when it was waited for, and what `read` makes of the
-    /// text of the message; nothing if time is up.
+    /// Waits for a message and records its receipt. Returns since when the operation waits, and the text decoded by
+    /// `read`; none when the time is up.
     pub(crate) async fn await_message<T>(
         &self,
         call: Call<'_>,
@@ -216,7 +217,7 @@ impl Ctx {
             if let Some(until) = until {
                 operation.put(EntryState::Until(until.0));
             }
-            // Large messages to branches that wait side by side are more than a commit can hold.
+            // Large messages to several waiting branches can exceed the size of one commit.
             let look = |state: &mut State| match state.is_full() && state.inbox.holds(&is_it) {
                 true => Some(None),
                 false => state.inbox.take(&is_it).map(Some),
@@ -245,7 +246,7 @@ impl Ctx {
 }
 
 impl Letter {
-    /// What its receiver records of it: JSON text, or a failure as JSON text.
+    /// What the receiver records of the message: JSON text, or a failure as JSON text.
     pub(crate) fn text(&self) -> Result<String, String> {
         match self {
             Letter::Signal { payload, .. } => Ok(payload.clone()),
@@ -258,7 +259,7 @@ impl Letter {
 }
 
 impl<'a, T: DeserializeOwned> Receive<'a, T> {
-    /// For so long at the most: then there is none.
+    /// Sets a time limit. Without a signal until then, the result is `None`.
     pub fn timeout(self, timeout: Duration) -> ReceiveFor<'a, T> {
         ReceiveFor { receive: self, timeout }
     }

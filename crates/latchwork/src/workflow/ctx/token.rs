@@ -1,4 +1,4 @@
-//! Tokens: somebody outside completes what an execution waits for, once.
+//! Tokens: code outside of the workflow completes what an execution waits for, once.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::workflow::stored::kept::{Letter, Token};
 use crate::workflow::stored::record::{Kind, WaitsFor, failure_text, fetch};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
-/// Something that somebody outside is to complete.
+/// A wait that code outside of the workflow completes.
 pub struct Completion<T> {
     ctx: Ctx,
     name: String,
@@ -27,8 +27,7 @@ pub struct Completion<T> {
 }
 
 impl Ctx {
-    /// Something that is to be completed from outside, by whoever has the token: give [`Completion::token`] away in a
-    /// step, then wait.
+    /// Creates a token that code outside of the workflow completes: pass [`Completion::token`] on in a step, then wait.
     pub async fn completion<T: DeserializeOwned>(&self, name: &str) -> Completion<T> {
         let text = self.value_with(Kind::Token, name, |run| {
             let token = run.env().uuid();
@@ -46,17 +45,17 @@ impl Ctx {
 }
 
 impl<T: DeserializeOwned> Completion<T> {
-    /// What to give away: whoever has it can complete this, once.
+    /// The token to pass on. Any program that has it can complete this wait, once.
     pub fn token(&self) -> String {
         format!("{}/{}", self.token, self.ctx.run.id)
     }
 
-    /// Waits until it is completed, or has failed.
+    /// Waits until the token is completed, or fails.
     pub async fn wait(&self) -> Result<T, Failure> {
         self.receive(None).await?.ok_or_else(Failure::time)
     }
 
-    /// The same, for so long at the most: then there is nothing.
+    /// Like [`Completion::wait`], with a time limit. Returns `None` when the time is up.
     pub async fn wait_at_most(&self, timeout: Duration) -> Result<Option<T>, Failure> {
         self.receive(Some(timeout)).await
     }
@@ -67,18 +66,18 @@ impl<T: DeserializeOwned> Completion<T> {
         let is_it = |letter: &Letter| matches!(letter, Letter::Completed { token, .. } if *token == its);
         let what = WaitsFor::Completion(self.name.clone());
         let received = self.ctx.await_text(call, what, timeout, is_it).await?;
-        received.map(|text| Failure::read(format!("what completed {:?}", self.name), &text)).transpose()
+        received.map(|text| Failure::read(format!("the value that completed {:?}", self.name), &text)).transpose()
     }
 }
 
 impl Engine {
-    /// Completes what an execution waits for under a token. That can be done once.
+    /// Completes what an execution waits for under a token. This is possible once.
     pub async fn complete(&self, token: &str, value: &impl Serialize) -> Result<()> {
-        let text = written(&self.inner, "what completes something", value)?;
+        let text = written(&self.inner, "the value that completes a token", value)?;
         complete(&self.inner, token, Ok(text)).await
     }
 
-    /// Has what an execution waits for under a token fail. That can be done once, in place of completing it.
+    /// Makes the wait for a token fail. This is possible once, in place of completing it.
     pub async fn fail(&self, token: &str, failure: impl Into<Failure>) -> Result<()> {
         complete(&self.inner, token, Err(failure_text(&failure.into()))).await
     }

@@ -1,5 +1,5 @@
-//! Updates: requests to an execution that are answered. A validator may refuse one before anything is recorded; from
-//! then on it is durable, counts once, and so does its answer.
+//! Updates: requests to an execution that are answered. A validator may refuse an update before anything is recorded.
+//! After that the update is durable and counts once, and so does its answer.
 
 use std::future::IntoFuture;
 use std::marker::PhantomData;
@@ -24,12 +24,12 @@ use crate::workflow::stored::kept::{Delivered, Letter, Published};
 use crate::workflow::stored::record::{Execution, Kind, WaitsFor, failure_text, fetch_execution};
 use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
-/// What a validator is shown of the execution: the values that it has published.
+/// What a validator sees of the execution: its published values.
 #[derive(Debug)]
 pub struct PublishedValues<'a>(pub(crate) &'a Published);
 
 impl PublishedValues<'_> {
-    /// The value under this name, if there is one and if it fits the type.
+    /// The value under this name, if it exists and fits the type.
     pub fn get<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         serde_json::from_str(self.0.0.get(name)?).ok()
     }
@@ -58,7 +58,7 @@ pub struct SentUpdate<A> {
 }
 
 impl Engine {
-    /// An update of an execution. Await it for the answer. Who gives up waiting can ask again under the same id.
+    /// An update of an execution. Await it for the answer. A caller that stops waiting can ask again under the same id.
     pub fn update<A: DeserializeOwned>(
         &self,
         id: impl Into<ExecutionId>,
@@ -70,7 +70,8 @@ impl Engine {
 }
 
 impl<O> Handle<O> {
-    /// An update of the execution. Await it for the answer. Who gives up waiting can ask again under the same id.
+    /// An update of the execution. Await it for the answer. A caller that stops waiting can ask again under the same
+    /// id.
     pub fn update<A: DeserializeOwned>(&self, name: &str, request: &impl Serialize) -> Update<A> {
         Update::new(self.engine.clone(), self.id().clone(), name, request)
     }
@@ -82,13 +83,13 @@ impl<A: DeserializeOwned> Update<A> {
         Update { engine, id, name: name.into(), request, update_id: None, answer: PhantomData }
     }
 
-    /// Under this id: however often it is sent, it counts once, and all get the same answer.
+    /// Sets an id: however often the update is sent under it, it counts once, and all callers get the same answer.
     pub fn id(mut self, id: impl Into<String>) -> Update<A> {
         self.update_id = Some(id.into());
         self
     }
 
-    /// Sends it and does not wait for the answer: when this returns, it is stored.
+    /// Sends the update without waiting for the answer. When this returns, the update is stored.
     pub async fn send(self) -> Result<SentUpdate<A>> {
         let Update { engine, id, name, request, update_id, answer } = self;
         let update_id = engine.send_update(&id, name, request?, update_id).await?;
@@ -97,7 +98,7 @@ impl<A: DeserializeOwned> Update<A> {
 }
 
 impl Inner {
-    /// Stores an update, unless it was stored before, and gives its id.
+    /// Stores an update, unless it was stored before. Returns its id.
     async fn send_update(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -120,7 +121,7 @@ impl Inner {
         let key = self.kept(id).update(update_id);
         let look = |_| async {
             let ended = self.has_ended(id).await?;
-            // What was answered last was so before the end was seen.
+            // The last answer was stored before the end was seen.
             match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
                 Some(Ok(Delivered::Update(_, Some(answer)))) => Ok(Some(answer)),
                 Some(Err(why)) if why.is_version() => Err(why.at(format!("update {update_id:?}")).into()),
@@ -133,7 +134,7 @@ impl Inner {
     }
 }
 
-/// Asks the validator, if there is one. Gives the check that what it was shown is still so.
+/// Calls the validator, if there is one. Returns the check that the published values are unchanged.
 async fn validated(engine: &Inner, id: &ExecutionId, name: &str, request: &str) -> Result<Option<Check>> {
     let view = engine.store.view().await?;
     let found = fetch_execution(&view, &engine.spaces.executions, id).await?;
@@ -151,7 +152,7 @@ async fn validated(engine: &Inner, id: &ExecutionId, name: &str, request: &str) 
 }
 
 impl<A: DeserializeOwned> SentUpdate<A> {
-    /// The id under which the answer can be asked for again.
+    /// The id under which a caller can ask for the answer again.
     pub fn id(&self) -> &str {
         &self.update_id
     }
@@ -171,12 +172,12 @@ impl<A: DeserializeOwned + Send + 'static> IntoFuture for Update<A> {
     }
 }
 
-/// An update that a workflow has received, and is to answer.
+/// An update that a workflow has received and has to answer.
 pub struct Request<R, A> {
     ctx: Ctx,
     id: String,
     name: String,
-    /// What is asked.
+    /// The request.
     pub value: R,
     answer: PhantomData<fn(A)>,
 }
@@ -189,7 +190,7 @@ pub struct ReceiveUpdate<'a, R, A> {
     types: PhantomData<fn(A) -> R>,
 }
 
-/// The same, for so long at the most.
+/// Like [`ReceiveUpdate`], with a time limit.
 #[must_use = "nothing is received until this is awaited"]
 pub struct ReceiveUpdateFor<'a, R, A> {
     receive: ReceiveUpdate<'a, R, A>,
@@ -204,7 +205,7 @@ pub(crate) struct Receipt {
 }
 
 impl Receipt {
-    /// The receipt of an update whose request is this JSON text, as JSON text.
+    /// The receipt of an update with this request, both as JSON text.
     pub(crate) fn text(id: &str, request: &str) -> String {
         let receipt = Receipt { id: id.into(), request: serde_json::from_str(request).unwrap_or_default() };
         serde_json::to_string(&receipt).expect("a receipt can be written as JSON")
@@ -212,21 +213,21 @@ impl Receipt {
 }
 
 impl Ctx {
-    /// The next update of this name, to be answered. They are received in the order in which they were stored, each
-    /// once. One whose request does not fit the type is refused, and the next one is waited for.
+    /// The next update of this name, to be answered. Updates are received in the order in which they were stored, each
+    /// once. An update whose request does not fit the type is refused, and the next one is awaited.
     pub fn receive_update<R: DeserializeOwned, A: Serialize>(&self, name: &str) -> ReceiveUpdate<'_, R, A> {
         ReceiveUpdate { ctx: self, name: name.into(), types: PhantomData }
     }
 }
 
 impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
-    /// For so long at the most: then there is none.
+    /// Sets a time limit. Without an update until then, the result is `None`.
     pub fn timeout(self, timeout: Duration) -> ReceiveUpdateFor<'a, R, A> {
         ReceiveUpdateFor { receive: self, timeout }
     }
 
     async fn receive(&self, timeout: Option<Duration>) -> Result<Option<Request<R, A>>, Failure> {
-        // Those that do not fit do not make it longer.
+        // Refused requests do not extend the time limit.
         let mut end = None;
         loop {
             let call = Call::timed(Kind::Update, &self.name, timeout);
@@ -250,19 +251,19 @@ impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
 }
 
 impl<R, A: Serialize> Request<R, A> {
-    /// The id it was sent under.
+    /// The id that the update was sent under.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Answers. The answer is stored with the next commit, at the latest when the workflow waits.
+    /// Answers the update. The answer is stored with the next commit, at the latest when the workflow waits.
     pub async fn answer(self, answer: &A) -> Result<(), Failure> {
         let text = self.ctx.run.text("the answer", answer)?;
         self.record(Ok(text)).await;
         Ok(())
     }
 
-    /// Answers that this is not to be.
+    /// Refuses the update: the caller gets this failure.
     pub async fn refuse(self, failure: impl Into<Failure>) {
         let failure = failure.into();
         self.record(Err(failure_text(&failure))).await;
@@ -288,7 +289,7 @@ impl<R, A: Serialize> Request<R, A> {
             operation.done_with(&(), Some(part.into()));
             Ok(())
         });
-        // It cannot fail.
+        // This operation cannot fail.
         let _ = answered.await;
     }
 }

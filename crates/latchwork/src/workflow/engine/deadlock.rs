@@ -1,6 +1,6 @@
-//! Executions that wait for each other in a circle, for locks or for the ends of children. Whenever one that holds
-//! locks begins to wait, or one whose parent may, it is looked whether that can ever end; if not, a request is taken
-//! back and whoever made it is told of the circle.
+//! Deadlocks: executions that wait for each other in a cycle, for locks or for the ends of children. Whenever an
+//! execution that holds locks begins to wait, or one whose parent may hold some, the engine checks whether the wait can
+//! ever end. If not, it refuses one request and reports the cycle to the execution that made it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -19,23 +19,23 @@ use crate::workflow::engine::Inner;
 use crate::workflow::stored::record::{Execution, Status, Wait, WaitsFor, next_page};
 use crate::workflow::{ExecutionId, WorkflowError};
 
-/// How many holders of a lock, waiters before a request and waits of an execution are followed. Where there are more,
-/// the suspect is looked at again after a while.
+/// How many holders of a lock, waiters before a request and waits of an execution are followed. If there are more, the
+/// suspect is checked again after a while.
 const MOST: usize = 1000;
 const LATER: Duration = Duration::from_secs(60);
 
-/// One that has begun to wait.
+/// An execution that has begun to wait.
 #[derive(Debug, Clone)]
 pub(crate) struct Suspect {
     pub(crate) id: ExecutionId,
-    /// Whether it has nothing that others could wait for, but may have a parent who waits for it.
+    /// True if other executions cannot wait for it, except a parent that waits for its end.
     pub(crate) is_child: bool,
 }
 
-/// A wait that others have to end.
+/// A wait that only other executions can end.
 enum Waiting {
     Lock(LockWait),
-    /// For the end of a child.
+    /// Waits for the end of a child.
     Child(ExecutionId),
 }
 
@@ -45,26 +45,26 @@ struct LockWait {
     permits: u32,
     free: u32,
     holders: Vec<(Owner, u32)>,
-    /// Waiters before, in the order of tickets, that want more. Others make no difference: the first waiter that never
-    /// gets the lock wants more than will ever be free, and if it wants no more than this one, neither does this one
-    /// get the lock.
+    /// The waiters before it, in the order of tickets, that want more permits. Other waiters make no difference: the
+    /// first waiter that never gets the lock wants more than will ever be free. If it wants no more than this request,
+    /// this request does not get the lock either.
     before: Vec<(Owner, u32)>,
 }
 
-/// Executions that may never go on, with everything they wait for.
+/// Executions that may be stuck, with everything they wait for.
 type Stuck = BTreeMap<ExecutionId, Vec<Waiting>>;
 
-/// What was found of a suspect.
+/// The result for a suspect.
 enum Found {
-    /// It goes on some time.
+    /// It will continue at some time.
     Nothing,
-    /// The request that keeps it waiting for itself, and how.
+    /// The request in a cycle that is refused, and the reason.
     Circle(LockName, u64, LockRefused),
-    /// More is involved than is followed: it is supposed to go on, and looked at again.
+    /// More is involved than is followed: the suspect is assumed to continue, and checked again.
     TooMany,
 }
 
-/// What was followed: all of it, unless there is too much.
+/// What was followed: everything, unless there is too much.
 enum Followed<T> {
     All(T),
     TooMany,
@@ -78,7 +78,7 @@ impl Waiting {
         }
     }
 
-    /// The executions among them.
+    /// The executions among the others.
     fn executions(&self) -> impl Iterator<Item = ExecutionId> {
         self.others().into_iter().filter_map(|owner| match owner {
             Owner::Execution(id) => Some(id),
@@ -93,7 +93,7 @@ impl Waiting {
         }
     }
 
-    /// Whether it never ends if none of these goes on.
+    /// True if this wait never ends as long as all these executions are stuck.
     fn never_ends(&self, stuck: &Stuck) -> bool {
         let wait = match self {
             Waiting::Lock(wait) => wait,
@@ -102,7 +102,7 @@ impl Waiting {
         let is_stuck = |owner: &Owner| matches!(owner, Owner::Execution(id) if stuck.contains_key(id));
         let given = wait.holders.iter().filter(|(owner, _)| !is_stuck(owner));
         let given = given.fold(wait.free, |given, (_, permits)| given.saturating_add(*permits));
-        // Nobody is overtaken. Of sessions it is known only what they want here.
+        // No waiter is overtaken. Of sessions, only their requests for this lock are known.
         let blocks = |(owner, permits): &(Owner, u32)| match owner {
             Owner::Execution(_) => is_stuck(owner),
             Owner::Session(_) => given < *permits,
@@ -111,7 +111,7 @@ impl Waiting {
     }
 }
 
-/// Looks at those that have begun to wait, one after the other.
+/// Checks executions that have begun to wait, one after the other.
 pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<Suspect>) {
     let Some(env) = engine.upgrade().map(|engine| engine.store.env().clone()) else { return };
     loop {
@@ -121,7 +121,7 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<S
             Err(_) if engine.is_stopped() => return,
             Err(error) if error.kind() == ErrorKind::Unavailable => {}
             Err(error) => {
-                tracing::error!(%error, "deadlocks of before the start are not looked for");
+                tracing::error!(%error, "deadlocks from before the start are not detected");
                 break;
             }
         }
@@ -135,7 +135,7 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<S
                 return;
             }
             if error.kind() != ErrorKind::Unavailable {
-                tracing::error!(id = %suspect.id, %error, "it cannot be told whether it waits in a circle");
+                tracing::error!(id = %suspect.id, %error, "cannot check whether the execution is in a deadlock");
                 break;
             }
             engine.store.env().sleep(AGAIN).await;
@@ -144,8 +144,8 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<S
 }
 
 impl Inner {
-    /// Suspects all that have several requests, or one and a parent: an earlier process may have ended before it has
-    /// looked at them.
+    /// Suspects all executions that have several requests, or one request and a parent: an earlier process may have
+    /// ended before it checked them.
     async fn suspect_all(&self) -> Result<()> {
         let (space, range) = (&self.locks.spaces.owned, self.locks.spaces.owned.prefix([0]));
         let Scanned { found: owned, damaged } =
@@ -167,13 +167,13 @@ impl Inner {
         Ok(())
     }
 
-    /// The newest record of an execution. Of one that is damaged nothing is known, and it stands in nobody's way; a
-    /// store that does not answer is an error.
+    /// The newest record of an execution. A damaged one counts as absent and blocks no other; a store error is an
+    /// error.
     async fn recorded(&self, id: &ExecutionId) -> Result<Option<Execution>> {
         match self.read(id).await {
             Err(WorkflowError::Store(error)) if error.kind() != ErrorKind::Corrupt => Err(error.into()),
             Err(error) => {
-                tracing::error!(%id, %error, "it cannot be told what a damaged execution waits for");
+                tracing::error!(%id, %error, "the execution is damaged: what it waits for is unknown");
                 Ok(None)
             }
             Ok(found) => Ok(found.map(|(execution, _)| execution)),
@@ -184,7 +184,7 @@ impl Inner {
         Ok(self.recorded(id).await?.and_then(|execution| execution.parent).map(|parent| parent.id))
     }
 
-    /// Whether one that may wait for an execution's end has to do with locks.
+    /// True if an ancestor, which may wait for the execution's end, has requested locks.
     async fn has_locks_above(&self, id: &ExecutionId) -> Result<bool> {
         let mut next = self.parent_of(id).await?;
         while let Some(id) = next {
@@ -197,12 +197,12 @@ impl Inner {
         Ok(false)
     }
 
-    /// Ends the wait of an execution if it would never end.
+    /// Refuses a request of the execution if its wait would never end.
     async fn untangle(self: &Arc<Inner>, Suspect { id, is_child }: &Suspect) -> Result<()> {
         if *is_child && !self.has_locks_above(id).await? {
             return Ok(());
         }
-        // Waiters are known of a later time than holders: a circle counts if a second look finds it again.
+        // Waiters are read later than holders: a cycle is reported only if a second look finds it again.
         let found = match self.tangle(id).await? {
             Found::Circle(..) => self.tangle(id).await?,
             found => found,
@@ -225,7 +225,7 @@ impl Inner {
         }
     }
 
-    /// Follows the waits of an execution and of all that are involved.
+    /// Follows the waits of an execution and of all executions involved.
     async fn tangle(&self, id: &ExecutionId) -> Result<Found> {
         let view = self.store.view().await?;
         let (mut stuck, mut is_whole) = (Stuck::new(), true);
@@ -245,7 +245,7 @@ impl Inner {
             }
         }
         drop(view);
-        // Whoever can be given something goes on, and so, in time, do those who wait for it.
+        // An execution that can get a lock continues, and so, in time, do the executions that wait for it.
         loop {
             let goes_on = |waits: &[Waiting]| !waits.iter().all(|wait| wait.never_ends(&stuck));
             let goes_on: Vec<ExecutionId> =
@@ -257,7 +257,7 @@ impl Inner {
         }
         let none = || if is_whole { Found::Nothing } else { Found::TooMany };
         let Some(circle) = circle(id, &stuck) else { return Ok(none()) };
-        // It is told itself, unless it waits for children alone; then the last who has asked for a lock.
+        // Its own latest request is refused. If it waits for children only, the latest request in the cycle is refused.
         let own = stuck.get(id).into_iter().flatten().filter_map(Waiting::lock);
         let others = || circle.iter().filter_map(|(_, wait)| wait.lock());
         let last = own.max_by_key(|wait| wait.ticket).or_else(|| others().max_by_key(|wait| wait.ticket));
@@ -270,7 +270,7 @@ impl Inner {
         Ok(Found::Circle(last.lock.clone(), last.ticket, why))
     }
 
-    /// What an execution waits for, if that is nothing but locks and ends of children, and for as long as it takes.
+    /// What an execution waits for, if it waits only for locks and ends of children, without a time limit.
     async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Followed<Vec<Waiting>>> {
         let waits = match self.resident(id) {
             Some(run) => run.with(|state| if state.ops.only_wait() { state.ops.doing() } else { Vec::new() }),
@@ -298,19 +298,19 @@ impl Inner {
                 match self.wait_for(view, &lock, ticket).await {
                     Ok(Followed::All(wait)) => waiting.extend(wait.map(Waiting::Lock)),
                     Ok(Followed::TooMany) => return Ok(Followed::TooMany),
-                    // Its holders are not known: it may be let go.
+                    // The holders are unknown, so the lock may be released.
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
-                        tracing::error!(%id, %lock, %error, "it cannot be told who holds a damaged lock");
+                        tracing::error!(%id, %lock, %error, "the lock is damaged: its holders are unknown");
                     }
                     Err(error) => return Err(error),
                 }
             }
         }
-        // It may have been granted one of them, and not know yet.
+        // One of the requests may have been granted without the execution knowing yet.
         Ok(Followed::All(if waiting.len() < waits.len() { Vec::new() } else { waiting }))
     }
 
-    /// How a request waits, if it does.
+    /// The wait of a request, if it waits.
     async fn wait_for(&self, view: &View, lock: &LockName, ticket: u64) -> Result<Followed<Option<LockWait>>> {
         let spaces = &self.locks.spaces;
         let at = |why: Unreadable, what: &str| LockError::from(why.at(format!("{what} lock {:?}", lock.to_string())));
@@ -323,12 +323,12 @@ impl Inner {
         let head = Head::decode(&head.value).map_err(|why| at(why, "the head of"))?;
         let capacity = head.kind.map_or(0, |kind| kind.capacity());
         let owner = |(_, item): &(Key, Item)| read(item).map(|request| (request.owner, request.permits));
-        // All that hold it were granted it before all that wait.
+        // All holders were granted before all waiters.
         let held = spaces.requests_until(lock, head.granted);
         let held = view.scan(&held, Order::Ascending, MOST + 1).await?;
         let mut before = Vec::new();
         let mut rest = spaces.requests_from(lock, head.granted + 1).before(&spaces.request(lock, ticket));
-        // Of a mutex, and of everything that is wanted whole, no waiter wants more.
+        // If a request wants the whole capacity, as for a mutex, no waiter wants more.
         while permits < capacity && before.len() <= MOST {
             let Some(page) = next_page(view, &mut rest, MOST).await? else { break };
             let page = page.iter().map(owner).collect::<Result<Vec<_>>>()?;
@@ -344,8 +344,8 @@ impl Inner {
     }
 }
 
-/// The shortest way from an execution back to itself, along those who wait. None if it only waits for others who do so
-/// in a circle: one of them is told.
+/// The shortest cycle from an execution back to itself. None if it only waits for other executions that form a cycle:
+/// then one of those is reported.
 fn circle<'a>(id: &'a ExecutionId, stuck: &'a Stuck) -> Option<Vec<(&'a ExecutionId, &'a Waiting)>> {
     let mut came_from: BTreeMap<&ExecutionId, (&ExecutionId, &Waiting)> = BTreeMap::new();
     let mut next = VecDeque::from([id]);

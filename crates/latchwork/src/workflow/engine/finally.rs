@@ -1,5 +1,5 @@
-//! Finalizers: code that runs after any end of an execution. It is an execution of its own, which the commit that ends
-//! the other starts.
+//! Finalizers: code that runs after any end of an execution. A finalizer is an execution of its own, started by the
+//! commit that ends the first one.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::workflow::run::{ROOM, hash_text, largest, turn};
 use crate::workflow::stored::record::{Execution, Labels, Status, shortened};
 use crate::workflow::{ExecutionId, Failure, Result};
 
-/// The longest output, in bytes, that a finalizer is told of though the commit is large.
+/// The longest output, in bytes, that a finalizer receives though the commit is large.
 const SMALL: usize = 64 << 10;
 
 /// How an execution has ended, for its finalizer.
@@ -28,36 +28,37 @@ const SMALL: usize = 64 << 10;
 pub struct Finished<I> {
     /// The execution.
     pub id: ExecutionId,
-    /// What it was started with, or continued with.
+    /// The input it was started or continued with.
     pub input: I,
-    /// What it has come to.
+    /// How it ended.
     pub outcome: FinishedAs,
 }
 
-/// What an execution has come to.
+/// How an execution has ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FinishedAs {
-    /// It has completed with this output. Without one, if the output was too large to be stored once more in the commit
-    /// that ends the execution, which the store's own limits do not let happen: then the execution itself is to be
-    /// asked.
+    /// It has completed with this output. None if the output was too large to be stored a second time in the commit
+    /// that ends the execution; the store's own limits rule that out. In that case, read the result of the execution
+    /// itself.
     Completed(Option<Value>),
     /// It has failed.
     Failed(Failure),
     /// It was cancelled, for this reason.
     Cancelled(String),
-    /// It has taken longer than it may.
+    /// It has exceeded its time limit.
     TimedOut,
     /// An operator has ended it, for this reason.
     Terminated(String),
 }
 
 impl<I, O> Workflow<I, O> {
-    /// Has this run after any end of an execution: completed, failed, cancelled, timed out or terminated. It is an
-    /// execution of its own, of the workflow `NAME.finally`, that is started by the commit that ends the other; so it
-    /// is never missed, and never delays the result. It is registered with its workflow. To be said once, before that:
-    /// a second finalizer is an error at the registration. A workflow with batches has [`Workflow::finally_batch`].
+    /// Runs `function` after any end of an execution: completed, failed, cancelled, timed out or terminated. The
+    /// finalizer is an execution of its own, of the workflow `NAME.finally`. The commit that ends the first execution
+    /// starts it, so it is never missed and never delays the result. It is registered together with its workflow. Call
+    /// this once, before the registration: a second finalizer is an error at the registration. A workflow with batches
+    /// uses [`Workflow::finally_batch`].
     ///
     /// ```
     /// # use latchwork::workflow::{Ctx, Failure, Finished, FinishedAs, workflow};
@@ -71,7 +72,7 @@ impl<I, O> Workflow<I, O> {
     ///     });
     /// assert_eq!(order.name(), "order");
     /// ```
-    #[must_use = "the workflow with its finalizer is to be registered"]
+    #[must_use = "the workflow with its finalizer has to be registered"]
     pub fn finally<F, Fut>(self, function: F) -> Workflow<I, O>
     where
         F: Fn(Ctx, Finished<I>) -> Fut + Send + Sync + 'static,
@@ -81,8 +82,8 @@ impl<I, O> Workflow<I, O> {
         self.with_finalizer(function, false)
     }
 
-    /// The same for a workflow with batches: a finalizer is told what the function was given, a list of inputs. Of a
-    /// batch that has ended before it began, those are the inputs that were gathered by then.
+    /// Like [`Workflow::finally`], for a workflow with batches: the finalizer receives the input of the function, a
+    /// list. If a batch has ended before it began, the list holds the inputs that were gathered until then.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -95,7 +96,7 @@ impl<I, O> Workflow<I, O> {
     ///         Ok(())
     ///     });
     /// ```
-    #[must_use = "the workflow with its finalizer is to be registered"]
+    #[must_use = "the workflow with its finalizer has to be registered"]
     pub fn finally_batch<F, Fut>(self, function: F) -> Workflow<I, O>
     where
         F: Fn(Ctx, Finished<Vec<I>>) -> Fut + Send + Sync + 'static,
@@ -114,11 +115,11 @@ impl<I, O> Workflow<I, O> {
         let name = format!("{}.finally", self.name());
         let finalizer = workflow(name).keep(self.definition.keep).run(function);
         let wrong = match (is_batch, self.definition.policy.batch.is_some()) {
-            (false, true) => Some("it has batches, so its finalizer is given with `finally_batch`"),
-            (true, false) => Some("it has no batches, so its finalizer is given with `finally`"),
+            (false, true) => Some("it has batches, so its finalizer is set with `finally_batch`"),
+            (true, false) => Some("it has no batches, so its finalizer is set with `finally`"),
             _ => self.definition.finalizer.set(finalizer.definition).err().map(|_| "it has two finalizers"),
         };
-        // The first fault is told at the registration.
+        // The registration reports the first error.
         if let Some(wrong) = wrong {
             let _ = self.definition.wrong.set(wrong);
         }
@@ -127,13 +128,14 @@ impl<I, O> Workflow<I, O> {
 }
 
 impl Inner {
-    /// The finalizer of a workflow, if it has one and that can run here.
+    /// The finalizer of a workflow, if it has one that is registered here.
     pub(crate) fn finalizer(&self, workflow: &str) -> Option<&Arc<Definition>> {
         let finalizer = self.definition(workflow)?.finalizer.get()?;
         self.definition(&finalizer.name)
     }
 
-    /// What goes with the end of an execution: the start of its finalizer, if its workflow has one.
+    /// The start of an execution's finalizer, as a part of the commit that ends the execution; none without a
+    /// finalizer.
     pub(crate) async fn finalizing(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -144,7 +146,7 @@ impl Inner {
         let Some(finalizer) = self.finalizer(&before.workflow) else { return Ok(None) };
         let its = self.free_id(id, before.started_us).await?;
         let now = self.store.env().now();
-        // A batch that has not begun has its inputs beside it.
+        // The inputs of a batch that has not begun have records of their own.
         let gathered = if before.is_batch() { Some(self.gathered(id).await?) } else { None };
         let input = gathered.as_deref().unwrap_or(&before.input);
         let leaves_out = how.is_large && !self.has_room(before, status);
@@ -155,8 +157,8 @@ impl Inner {
         Ok(Some(self.waking(part, &its).then(move |_| engine.metrics.started(&first.workflow))))
     }
 
-    /// Whether one commit has room for all that may be large: the record that is left, that of the finalizer, and what
-    /// the parent is told. All else is done before, if the end is large.
+    /// True if one commit has room for everything that may be large: the record that stays, the record of the
+    /// finalizer, and the message to the parent. If the end is large, everything else is committed before.
     fn has_room(&self, before: &Execution, status: &Status) -> bool {
         let output = if let Status::Completed(output) = status { output.len() } else { 0 };
         let both = before.input.len() + output;
@@ -165,8 +167,8 @@ impl Inner {
         left + both + told + ROOM <= self.store.limits().commit_bytes
     }
 
-    /// An id for the finalizer: the same whenever the end is tried again, unless another execution has it. Another one
-    /// that had the same id may have begun at the same time.
+    /// An id for the finalizer: the same whenever the end is tried again, unless another execution has it. An earlier
+    /// execution with the same id may have started at the same time.
     async fn free_id(&self, id: &ExecutionId, started_us: u64) -> Result<ExecutionId> {
         let start = hash_text(&format!("{id}/{started_us}"));
         for number in 0_u64.. {

@@ -1,4 +1,4 @@
-//! What is counted and measured, by the `metrics` facade: whoever installs a recorder gets it.
+//! Metrics of the engine, through the `metrics` facade: a program that installs a recorder gets them.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use metrics::{counter, gauge, histogram};
 
 use crate::workflow::stored::record::{Status, WaitsFor};
 
-/// Where things are counted.
+/// The metrics of an engine.
 pub(crate) struct Metrics {
     commits: metrics::Histogram,
     residents: metrics::Gauge,
@@ -16,7 +16,7 @@ pub(crate) struct Metrics {
     workflows: HashMap<String, Counters>,
 }
 
-/// What is counted of one workflow.
+/// The metrics of one workflow.
 struct Counters {
     starts: metrics::Counter,
     parked: metrics::Counter,
@@ -27,7 +27,7 @@ struct Counters {
 }
 
 impl Metrics {
-    /// By the recorder that is installed at this time, for these workflows.
+    /// Registers the metrics of these workflows with the recorder that is installed now.
     pub(crate) fn new<'a>(workflows: impl Iterator<Item = &'a String>) -> Metrics {
         Metrics {
             commits: histogram!("latchwork_commit_seconds"),
@@ -57,12 +57,12 @@ impl Metrics {
         counter.increment(1);
     }
 
-    /// A step has come to a result or a failure.
+    /// A step has ended with a result or a failure.
     pub(crate) fn stepped(&self) {
         self.steps.increment(1);
     }
 
-    /// A body is begun.
+    /// An attempt begins.
     pub(crate) fn attempted(&self) {
         self.attempts.increment(1);
     }

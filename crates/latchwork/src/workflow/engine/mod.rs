@@ -1,4 +1,4 @@
-//! The engine: owns executions, starts them, finds them again after a restart, and lets go of those that wait.
+//! The engine: owns executions, starts them, loads them after a restart, and evicts those that wait.
 
 pub(crate) mod deadlock;
 pub(crate) mod finally;
@@ -46,7 +46,7 @@ use crate::workflow::{ExecutionId, Result, WorkflowError};
 /// Runs workflows.
 ///
 /// Handles are cheap to clone. When the last one is dropped, or [`Engine::stop`] is called, executions stop where they
-/// are; the next engine on the same store goes on with them.
+/// are; the next engine on the same store continues them.
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) inner: Arc<Inner>,
@@ -61,7 +61,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Stops an engine that is still there when its runtime ends: nobody would do anything any more.
+/// Stops an engine that still exists when its runtime ends: none of its tasks would run any more.
 struct StopWithRuntime(Weak<Inner>);
 
 impl StopWithRuntime {
@@ -90,7 +90,7 @@ pub struct EngineBuilder {
     idle: bool,
 }
 
-/// Told of every attempt at a step, before its body runs.
+/// Called for every attempt at a step, before its body runs.
 pub(crate) type OnStep = Arc<dyn Fn(&ExecutionId, &str) + Send + Sync>;
 
 enum Source {
@@ -100,26 +100,26 @@ enum Source {
 
 pub(crate) struct Inner {
     pub(crate) store: Store,
-    /// Whether the engine has opened it.
+    /// True if the engine has opened the store.
     pub(crate) owns_store: bool,
     pub(crate) spaces: Spaces,
     pub(crate) states: States,
     pub(crate) entities: Entities,
     definitions: HashMap<String, Arc<Definition>>,
     pub(crate) on_step: Option<OnStep>,
-    /// How often in a row something may take the process with it.
+    /// How often in a row an execution may crash the process before it is parked.
     pub(crate) most_crashes: u32,
     pub(crate) rehearsal: Rehearsal,
-    /// Whether no execution is taken up.
+    /// True if no execution is loaded.
     pub(crate) idle: bool,
     /// When it started.
     pub(crate) since: Timestamp,
     pub(crate) node: Arc<Node>,
     /// Executions in memory.
     pub(crate) residents: Mutex<HashMap<ExecutionId, Resident>>,
-    /// Executions that are about to be in memory for the first time.
+    /// Executions that are about to be loaded for the first time.
     pub(crate) unbegun: Unbegun,
-    /// Those who wait for news of executions.
+    /// The callers that wait for news of executions.
     listening: Mutex<BTreeMap<(ExecutionId, News), Arc<Listener>>>,
     /// Messages to the same execution share commits.
     pub(crate) lanes: Lanes<Inner>,
@@ -129,37 +129,37 @@ pub(crate) struct Inner {
     /// Executions that have begun to wait for a lock.
     pub(crate) suspects: mpsc::UnboundedSender<Suspect>,
     pub(crate) metrics: Metrics,
-    /// Told whenever an execution was stored or has left memory.
+    /// Notified whenever an execution was stored or has left memory.
     pub(crate) begun: Notify,
-    /// Executions that cannot run here as things are, and why: others need not wait for that.
+    /// Executions that cannot run here at present, and why. They do not stop the other executions.
     pub(crate) set_aside: Mutex<BTreeMap<ExecutionId, String>>,
     /// Executions whose locks were taken away while they were in memory.
     pub(crate) forced: Mutex<BTreeSet<ExecutionId>>,
     pub(crate) timers: Arc<Alarms>,
     pub(crate) removals: Arc<Alarms>,
     pub(crate) scheduling: Scheduling,
-    /// Whether everything that was running has been found.
+    /// True once every running execution has been found.
     pub(crate) found: tokio::sync::watch::Sender<bool>,
-    /// What the layer above serves on this engine, at most one at a time. Nothing here knows what it is.
+    /// What the layer above serves on this engine, at most one at a time. This layer does not know what it is.
     pub(crate) above: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
 }
 
-/// What callers wait for of an execution.
+/// What callers of an execution wait for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum News {
     /// Its end.
     End,
-    /// That something is published.
+    /// A published value.
     Published,
     /// The answer to the update of this id.
     Answer(String),
 }
 
-/// What those who wait for the same are told by.
+/// Notifies the callers that wait for the same news.
 #[derive(Default)]
 struct Listener {
     told: Notify,
-    /// What the execution has come to, if it has.
+    /// The status that the execution has ended with, once it has.
     ended: OnceLock<Status>,
 }
 
@@ -167,11 +167,11 @@ struct Listener {
 pub(crate) struct Resident {
     pub(crate) task: AbortHandle,
     pub(crate) run: Arc<Run>,
-    /// Whether somebody wanted it taken up meanwhile, for what it may not know of.
+    /// True if it has to be loaded again when it leaves memory, because it may have missed a change.
     pub(crate) missed: bool,
 }
 
-/// The names of the spaces that hold what happened.
+/// The names of the spaces.
 pub(crate) const EXECUTIONS: &str = "workflow.executions";
 pub(crate) const JOURNAL: &str = "workflow.journal";
 pub(crate) const KEPT: &str = "workflow.kept";
@@ -184,7 +184,7 @@ const KEYS: &str = "workflow.keys";
 const NAMES: [&str; 11] =
     [EXECUTIONS, JOURNAL, LISTED, RUNNING, KEPT, TIMERS, REMOVALS, KEYS, REVIEWS, ADMISSION, GATES];
 
-/// Where everything is kept.
+/// The spaces of an engine.
 #[derive(Clone)]
 pub(crate) struct Spaces {
     /// id → execution
@@ -192,9 +192,9 @@ pub(crate) struct Spaces {
     /// id, run, place → entry
     pub(crate) journal: Space,
     pub(crate) lists: Lists,
-    /// id, what → what is kept of an execution beside
+    /// id, kind → the other records of an execution
     pub(crate) kept: Space,
-    /// shard, due time, id → how often it was woken for it in earlier lives
+    /// shard, due time, id → how often it was loaded for it without making progress
     pub(crate) timers: Space,
     /// shard, due time, id → what is to be removed
     pub(crate) removals: Space,
@@ -208,20 +208,20 @@ pub(crate) struct Spaces {
 
 impl Spaces {
     pub(crate) async fn declare(store: &Store) -> Result<Spaces> {
-        // No decision goes by the rev of a record that was removed, so nothing has to stay of it; but for gates.
+        // No check uses the rev of a removed record, so removed keys leave nothing behind; gates are the exception.
         for name in NAMES {
             let spec = SpaceSpec::new(name);
             store.space(if name == GATES { spec } else { spec.keys_used_once() }).await?;
         }
-        Ok(Spaces::find(store).await?.expect("all of them were declared"))
+        Ok(Spaces::find(store).await?.expect("all spaces were declared"))
     }
 
-    /// What is stored of limits, in a store that an engine is on.
+    /// The stored limits, in a store that an engine has opened.
     pub(crate) fn gates(&self) -> &Gates {
         self.limits.as_ref().expect("an engine has declared all spaces")
     }
 
-    /// The spaces of a store. None if no engine was ever on it.
+    /// The spaces of a store. None if no engine has ever opened it.
     pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>> {
         let known = store.spaces().await?;
         let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
@@ -248,42 +248,44 @@ impl EngineBuilder {
         EngineBuilder { source, definitions, on_step: None, most_crashes: 10, rehearsal, idle: false }
     }
 
-    /// Makes a workflow known, so that its executions can run here.
+    /// Registers a workflow, so that its executions can run here.
     pub fn register<I, O>(mut self, workflow: &Workflow<I, O>) -> EngineBuilder {
         self.definitions.push(workflow.definition.clone());
         self.definitions.extend(workflow.definition.finalizer.get().cloned());
         self
     }
 
-    /// Has every attempt at a step told, by the execution's id and the step's name, before its body runs.
+    /// Calls `told` with the execution's id and the step's name for every attempt at a step, before its body runs.
     pub fn on_step(mut self, told: impl Fn(&ExecutionId, &str) + Send + Sync + 'static) -> EngineBuilder {
         self.on_step = Some(Arc::new(told));
         self
     }
 
-    /// Has the engine run as a test asks for.
+    /// Makes the engine run as a test requests.
     #[cfg(feature = "testing")]
     pub(crate) fn rehearse(mut self, ask: impl FnOnce(&mut Rehearsal)) -> EngineBuilder {
         ask(&mut self.rehearsal);
         self
     }
 
-    /// How often in a row an execution may take the process with it before it is parked: ten times unless this is
-    /// said. Counted is how often it was taken up after a restart without having come to anything since the last one.
-    /// So that others are not counted with the one it is, they are then taken up a few at a time, and in the end alone.
+    /// How often in a row an execution may crash the process before it is parked; the default is ten. The engine counts
+    /// how often the execution was loaded after a restart without having made progress since the restart before. So
+    /// that other executions are not counted with the cause of a crash, the engine loads suspects a few at a time, and
+    /// in the end alone.
     pub fn most_crashes(mut self, crashes: u32) -> EngineBuilder {
         self.most_crashes = crashes.max(1);
         self
     }
 
-    /// Has the engine start and take up no execution, wake nothing and remove nothing: for operators who change
-    /// something, such as a lock, and end. What that sets running is recorded so, and runs when the next engine starts.
+    /// Makes the engine load no execution, wake nothing and remove nothing: for operators who change something, such as
+    /// a lock, and end. Executions that such a change makes running are recorded as running, and run in the next
+    /// engine.
     pub fn idle(mut self) -> EngineBuilder {
         self.idle = true;
         self
     }
 
-    /// Starts the engine: it goes on with everything that was running, and wakes what waits when it is due.
+    /// Starts the engine: it continues everything that was running, and wakes waiting executions when they are due.
     pub async fn start(self) -> Result<Engine> {
         tokio::runtime::Handle::try_current().map_err(|_| WorkflowError::NoRuntime)?;
         let (store, owns_store) = match self.source {
@@ -302,7 +304,7 @@ impl EngineBuilder {
         let metrics = Metrics::new(definitions.keys());
         let (spaces, schedules) = (Spaces::declare(&store).await?, ScheduleSpaces::declare(&store).await?);
         let (states, entities) = (States::on(&store).await?, Entities::on(&store).await?);
-        // An engine that only operates owns nothing and replaces no other.
+        // An engine that only operates owns no shards and replaces no other engine.
         let node = if self.idle { Node::idle(&store) } else { Node::owner(&store).await? };
         let locks = Service::on(&node).await?;
         let admissions = Admissions::new(&node);
@@ -350,7 +352,7 @@ impl EngineBuilder {
 }
 
 impl Inner {
-    /// Begins what an engine does by itself.
+    /// Starts the engine's own tasks.
     async fn begin(self: &Arc<Inner>, suspected: mpsc::UnboundedReceiver<Suspect>) -> Result<()> {
         self.locks.sessions.end_previous().await?;
         let running = self.store.view().await?;
@@ -370,7 +372,7 @@ impl Inner {
     }
 }
 
-/// Whenever shards were lost, lets go of what is in them.
+/// Whenever shards were lost, stops the executions in them.
 async fn let_go(engine: Weak<Inner>) {
     loop {
         let Some(node) = engine.upgrade().map(|engine| engine.node.clone()) else { return };
@@ -390,8 +392,9 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
 
 impl Engine {
     /// Releases everything that code outside of workflows holds here, stops all executions where they are, and closes
-    /// the store if the engine has opened it. To be called at the end of a program: what a guard is dropped for then
-    /// would not be done, and the next process that wants the lock would have to wait for the end of the lease.
+    /// the store if the engine has opened it. Call this at the end of a program: locks of guards that are dropped at
+    /// that time would not be released, and the next process that wants such a lock would have to wait until the lease
+    /// expires.
     pub async fn shutdown(&self) -> lock::Result<()> {
         let ended = self.inner.locks.sessions.end_all().await.map_err(Into::into);
         self.stop();
@@ -409,17 +412,17 @@ impl Engine {
         EngineBuilder::new(Source::Directory(directory.as_ref().into()))
     }
 
-    /// An engine on a store, beside other things in it.
+    /// An engine on a store, which may hold other data too.
     pub fn on(store: &Store) -> EngineBuilder {
         EngineBuilder::new(Source::Store(store.clone()))
     }
 
-    /// The store below.
+    /// The store that the engine uses.
     pub fn store(&self) -> &Store {
         &self.inner.store
     }
 
-    /// The state in that store: slots of executions and others, from outside.
+    /// The state in that store: slots of executions and all others, from outside.
     pub fn states(&self) -> &States {
         &self.inner.states
     }
@@ -429,7 +432,7 @@ impl Engine {
         &self.inner.entities
     }
 
-    /// Stops all executions where they are. The next engine on the same store goes on with them.
+    /// Stops all executions where they are. The next engine on the same store continues them.
     pub fn stop(&self) {
         self.inner.stop();
     }
@@ -458,7 +461,7 @@ impl Inner {
         self.locks.stop();
     }
 
-    /// Lets go of executions whose shards are another engine's. Without any shards, nothing is left to do.
+    /// Stops executions whose shards another engine owns. Without any shards, the whole engine stops.
     fn let_go(&self, owns_any: bool) {
         if !owns_any {
             tracing::warn!("another engine has taken over; this one stops");
@@ -475,7 +478,7 @@ impl Inner {
         self.node.is_stopped()
     }
 
-    /// The keys of what is kept of an execution beside its record and journal.
+    /// The keys of an execution's other records.
     pub(crate) fn kept<'a>(&'a self, id: &'a ExecutionId) -> Kept<'a> {
         Kept::new(&self.spaces.kept, id)
     }
@@ -499,17 +502,17 @@ impl Inner {
         Ok(found.map(|(execution, item)| (execution, item.rev)))
     }
 
-    /// An execution that must be there.
+    /// An execution that must exist.
     pub(crate) async fn known(&self, id: &ExecutionId) -> Result<(Execution, Rev)> {
         self.read(id).await?.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })
     }
 
-    /// Whether an execution has ended. What is in memory has not, and need not be read.
+    /// True if an execution has ended. A resident execution has not, and is not read.
     pub(crate) async fn has_ended(&self, id: &ExecutionId) -> Result<bool> {
         Ok(!self.is_resident(id) && self.known(id).await?.0.status.is_terminal())
     }
 
-    /// Tells those who wait for an execution that it has left memory, and what it has come to, if that is known.
+    /// Notifies all callers that wait for an execution that it has left memory, with its final status if that is known.
     pub(crate) fn ended(&self, id: &ExecutionId, status: Option<Status>) {
         if status.is_some() {
             self.set_aside.lock().remove(id);
@@ -526,18 +529,19 @@ impl Inner {
         }
     }
 
-    /// Has everybody look who waits for anything of an execution.
+    /// Notifies all callers that wait for anything.
     pub(crate) fn tell_all(&self) {
         self.listening.lock().values().for_each(|listener| listener.told.notify_waiters());
     }
 
-    /// Tells those who wait for something of an execution.
+    /// Notifies the callers that wait for this news of an execution.
     pub(crate) fn tell(&self, id: &ExecutionId, news: News) {
         self.listening.lock().get(&(id.clone(), news)).iter().for_each(|listener| listener.told.notify_waiters());
     }
 
-    /// Waits until `look` finds something. It is asked at first, and then whenever there are such news, or the
-    /// execution has left memory, or the engine stops. It is told what the execution has come to, if that is known.
+    /// Waits until `look` finds something. `look` is called at once, and then whenever there is such news, the
+    /// execution leaves memory, or the engine stops. Its argument is the final status of the execution, if that is
+    /// known.
     pub(crate) async fn listen<T, F>(
         &self,
         id: &ExecutionId,
@@ -563,13 +567,13 @@ impl Inner {
         }
     }
 
-    /// Whether an execution is in memory. It leaves after its last commit and before those who wait are told.
+    /// True if an execution is in memory. It leaves memory after its last commit and before callers are notified.
     pub(crate) fn is_resident(&self, id: &ExecutionId) -> bool {
         self.residents.lock().contains_key(id)
     }
 }
 
-/// Somebody who listens.
+/// A caller that waits for news.
 struct Listening<'a> {
     engine: &'a Inner,
     key: (ExecutionId, News),
@@ -579,7 +583,7 @@ struct Listening<'a> {
 impl Drop for Listening<'_> {
     fn drop(&mut self) {
         let mut all = self.engine.listening.lock();
-        // The map's and this one: nobody can get another while the map is locked.
+        // One reference of the map and one of this value: no other can be made while the map is locked.
         let is_last = Arc::strong_count(&self.listener) == 2;
         if is_last && all.get(&self.key).is_some_and(|found| Arc::ptr_eq(found, &self.listener)) {
             all.remove(&self.key);

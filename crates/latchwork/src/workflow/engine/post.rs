@@ -1,8 +1,8 @@
-//! Messages to executions: from outside, and from other executions, in the commit that records the sending.
+//! Messages to executions: from outside, and from other executions in the commit that records the sending.
 //!
-//! A message is a record under the execution's id, and a count that is written with it. An execution that waits for it
-//! is set running by the same commit; one that runs learns of it in memory. When an execution goes to wait, it checks
-//! that the count is what it knows: so no message is overlooked between the two.
+//! A message is a record under the execution's id, and a count that is written with it. If the execution waits for the
+//! message, the same commit makes it running; an execution that runs is notified in memory. When an execution goes to
+//! wait, its commit checks that the count is the known one: so no message between the two is missed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
@@ -24,12 +24,12 @@ use crate::workflow::stored::kept::{Delivered, Letter, Message, grant_id};
 use crate::workflow::stored::record::{Execution, Status, Wait};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-/// What the caller of a delivery has asked for beside it.
+/// A check that the caller of a delivery has added.
 const ASKED: Tag = Tag("asked");
 
-/// What is known of an execution that something is sent to.
+/// What is known of an execution that receives a message.
 pub(crate) enum Target {
-    /// It is at work, or about to be.
+    /// It is running.
     Running(Rev),
     Resting(Box<Execution>, Rev),
 }
@@ -43,7 +43,7 @@ impl Target {
 }
 
 impl Inner {
-    /// An execution that something can be sent to. What is in memory is asked there, unless that was out of date.
+    /// An execution that can receive messages. A resident execution answers from memory, unless that was out of date.
     pub(crate) async fn target(&self, id: &ExecutionId, from_store: bool) -> Result<Target> {
         let resident = if from_store { None } else { self.resident(id) };
         let known = resident.and_then(|run| {
@@ -84,7 +84,7 @@ impl Inner {
         let (engine, id) = (self.clone(), id.clone());
         part.then(move |landing: Landing<'_>| {
             if is_woken {
-                // It may be in memory again, for its time is up, and has not written that yet.
+                // The execution may be in memory again because its time has come, and may not have written that yet.
                 engine.resident(&id).iter().for_each(|run| run.doubt());
                 engine.wake_up(&id);
             } else if let (Some(run), Some(count)) = (engine.resident(&id), landing.rev(0)) {
@@ -93,8 +93,8 @@ impl Inner {
         })
     }
 
-    /// Adds to a part that an execution that rests runs from now on, and is to be cancelled if there is a reason.
-    /// Gives also its record from then on.
+    /// Adds to a part that a resting execution runs from now on, and is cancelled if there is a reason. Also returns
+    /// its record after the commit.
     pub(crate) fn woken(
         &self,
         part: Part,
@@ -111,7 +111,7 @@ impl Inner {
         (part, after)
     }
 
-    /// The cancellation of an execution, as a part of a commit. Nothing if that is on its way already.
+    /// The cancellation of an execution, as a part of a commit. None if it is already being cancelled.
     pub(crate) async fn cancelling(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -125,7 +125,7 @@ impl Inner {
         if before.cancel.is_some() {
             return Ok(None);
         }
-        // None of its code has run.
+        // No code of the execution has run.
         if before.is_queued() || before.gathers().is_some() {
             let left = self.leave_line(id, before, rev, Status::Cancelled(reason.into()), tells_parent);
             return Box::pin(left).await.map(Some);
@@ -136,14 +136,14 @@ impl Inner {
             if let Some(run) = engine.resident(&id) {
                 run.cancelled(rev, landing.last(), after);
             }
-            // It may be about to leave memory, if it does not know yet that it waits.
+            // The resident may be about to leave memory because it does not know of this commit.
             if before.status == Status::Waiting {
                 engine.wake_up(&id);
             }
         })))
     }
 
-    /// Has an execution look whether it is as it was, as a part of a commit.
+    /// Makes an execution check its record, as a part of a commit.
     async fn looking(self: &Arc<Inner>, id: &ExecutionId) -> Result<Part> {
         let (before, rev) = self.known(id).await?;
         let part = match before.status {
@@ -157,21 +157,20 @@ impl Inner {
         }))
     }
 
-    /// Adds to a part that an execution is taken into memory with it.
+    /// Adds to a part that the execution is loaded when the commit has landed.
     pub(crate) fn waking(self: &Arc<Inner>, part: Part, id: &ExecutionId) -> Part {
         let (engine, id) = (self.clone(), id.clone());
         part.then(move |_| engine.wake_up(&id))
     }
 
-    /// Does something in a commit of its own, to its end, though the caller may have given up. Gives whether the checks
-    /// held.
+    /// Sends a part in its own commit, to the end, even if the caller is dropped. Returns whether the checks passed.
     pub(crate) async fn perform(self: &Arc<Inner>, part: Part) -> Result<bool> {
         let engine = self.clone();
         let performed = self.node.runtime.run(async move { engine.send(part).await.map(|sent| sent.is_some()) });
         performed.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
-    /// Sends a commit that holds a part and nothing else. Nothing if a check has failed.
+    /// Sends a commit that holds only this part. None if a check failed.
     pub(crate) async fn send(&self, part: Part) -> Result<Option<Receipt>> {
         let (commit, placed, rest) = part.place_whole(Commit::new());
         match self.store.commit(commit).await.inspect_err(|_| self.node.doubt())? {
@@ -187,8 +186,8 @@ impl Inner {
         }
     }
 
-    /// Delivers a message, with checks and writes of the caller's in the same commit. Gives whether the checks held.
-    /// Messages that come while one to the same execution is on its way share the next commit.
+    /// Delivers a message, with checks and writes of the caller in the same commit. Returns whether the checks passed.
+    /// Messages that arrive while a commit to the same execution is in flight share the next commit.
     pub(crate) async fn deliver(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -202,8 +201,8 @@ impl Inner {
 }
 
 impl Inner {
-    /// Delivers a message that counts once under an id of its sender's, however often it is sent. `check` tells what
-    /// else must hold, each time that it is tried.
+    /// Delivers a message that counts once under an id of its sender, however often it is sent. Each try calls `check`
+    /// for a further check.
     pub(crate) async fn deliver_once<F>(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -228,7 +227,7 @@ impl Inner {
             }
             let checks = [Check::Absent(key.clone())].into_iter().chain(check().await?).collect();
             let writes = vec![Write::Put(key.clone(), delivered.encode())];
-            // If it is refused, another caller has sent it, or what else must hold has changed.
+            // A refusal means that another caller has sent the message, or that the further check failed.
             match self.deliver(id, letter.clone(), Some((checks, writes))).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
@@ -240,7 +239,7 @@ impl Inner {
     }
 }
 
-/// A message on its way, and its caller.
+/// A message to deliver, and the channel to its caller.
 pub(crate) struct Delivery {
     letter: Letter,
     asked: Option<(Vec<Check>, Vec<Write>)>,
@@ -260,13 +259,13 @@ pub(crate) struct Deliveries {
     placed: Placed,
 }
 
-/// How many bytes of messages share a commit, about.
+/// Approximately how many bytes of messages share a commit.
 const MOST_BYTES: usize = 1 << 20;
 
 impl Plan for Inner {
     type Key = ExecutionId;
     type Job = Delivery;
-    /// Whether what is in memory of the execution was out of date.
+    /// True if the resident execution was out of date.
     type Known = bool;
     type Batch = Deliveries;
 
@@ -369,7 +368,7 @@ impl Executions for Inner {
                 Ok(_) => Ok(true),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Ok(false),
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
-                    tracing::error!(%id, %error, "a damaged execution is passed over");
+                    tracing::error!(%id, %error, "a damaged execution is skipped");
                     Ok(false)
                 }
                 Err(WorkflowError::Store(error)) => Err(error.into()),
@@ -403,7 +402,7 @@ impl Executions for Inner {
     }
 }
 
-/// Under which a message is kept.
+/// The id that a message is stored under.
 fn letter_id(env: &Env, letter: &Letter) -> Uuid {
     match letter {
         Letter::Lock { lock, ticket, .. } => grant_id(lock, *ticket),
@@ -411,7 +410,7 @@ fn letter_id(env: &Env, letter: &Letter) -> Uuid {
     }
 }
 
-/// What a commit is to do to executions beside its own, each of them once.
+/// What a commit does to other executions, each at most once.
 #[derive(Default)]
 pub(crate) struct Mail(BTreeMap<ExecutionId, Post>);
 
@@ -419,9 +418,9 @@ pub(crate) struct Mail(BTreeMap<ExecutionId, Post>);
 struct Post {
     letters: Vec<Letter>,
     cancel: Option<String>,
-    /// Whether it is to see that it is no longer as it was.
+    /// True if the execution has to check its record, because it has changed.
     looks: bool,
-    /// Whether it matters that the execution has not ended.
+    /// True if the commit must fail when the execution has ended.
     is_needed: bool,
 }
 
@@ -433,17 +432,18 @@ impl Mail {
         post.is_needed = true;
     }
 
-    /// Adds a message that need not be delivered if the execution has ended.
+    /// Adds a message that is dropped if the execution has ended.
     pub(crate) fn notice(&mut self, id: &ExecutionId, letter: Letter) {
         self.0.entry(id.clone()).or_default().letters.push(letter);
     }
 
-    /// Has an execution make a commit soon, by which it sees that a lock was taken away. One that waits runs for that.
+    /// Makes an execution commit soon, so that it notices that a lock was taken away. A waiting execution runs for
+    /// that.
     pub(crate) fn look(&mut self, id: &ExecutionId) {
         self.0.entry(id.clone()).or_default().looks = true;
     }
 
-    /// Adds what executions are told of a lock.
+    /// Adds the notices about a lock.
     pub(crate) fn notices(&mut self, Notices { lock, to }: Notices) {
         for (id, notice) in to {
             let letter = |ticket, refused| Letter::Lock { lock: lock.clone(), ticket, refused };
@@ -464,8 +464,8 @@ impl Mail {
         self.0.entry(id.clone()).or_default().cancel = Some(reason);
     }
 
-    /// What the commit has to hold for that. What is known in memory is asked there, unless that was out of date. The
-    /// records of executions that board the commit are left to them.
+    /// The parts that the commit has to hold. Resident executions answer from memory, unless that was out of date. The
+    /// records of executions that ride on the commit are left to those executions.
     pub(crate) async fn parts(
         self,
         engine: &Arc<Inner>,
@@ -485,7 +485,7 @@ impl Mail {
                 Ok(posted) => parts.extend(posted),
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) if !post.is_needed => {}
                 Err(error) if error.kind() == ErrorKind::Corrupt && !post.is_needed => {
-                    tracing::error!(%id, %error, "a damaged execution is not told of the end of a relative");
+                    tracing::error!(%id, %error, "a damaged execution is not notified of an end");
                 }
                 Err(error) => return Err(error),
             }
@@ -501,12 +501,12 @@ impl Inner {
             parts.push(self.looking(id).await?);
         }
         if let Some(reason) = &post.cancel {
-            // By the end of its parent, which need not be told.
+            // The end of the parent cancels it, so the parent is not notified.
             parts.extend(self.cancelling(id, reason, false).await?);
         }
         if !post.letters.is_empty() {
             let target = match self.target(id, from_store || !parts.is_empty()).await? {
-                // It is set running already.
+                // An earlier part makes it running already.
                 Target::Resting(_, rev) if !parts.is_empty() => Target::Running(rev),
                 target => target,
             };

@@ -1,5 +1,5 @@
-//! Taking executions into memory: all that were running when the engine starts, and each that waits when it is due.
-//! Those that take the process with them each time are counted, and parked.
+//! Loads executions: all running ones when the engine starts, and each waiting one when it is due. An execution that
+//! crashes the process again and again is counted, and parked.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -19,34 +19,34 @@ use crate::workflow::stored::listed::{read_by_status, read_end};
 use crate::workflow::stored::record::{Execution, Status, Supersede, read_count};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-/// How many executions are found at once when the engine starts.
+/// How many executions are read at once when the engine starts.
 const BATCH: usize = 256;
 
-/// How long to wait for those on probation to come to something, and after the store did not serve.
+/// How long to wait for executions on probation to make progress; and the pause after the store was unavailable.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// When to look for what a commit without an answer may have set running.
+/// When to look for executions that a commit without an answer may have made running.
 const DOUBTS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 /// An execution that was running, or due, when the engine started.
 struct Left {
     id: ExecutionId,
-    /// Where it is counted how often it was taken up.
+    /// The key whose value counts how often it was loaded.
     key: Key,
     item: Item,
 }
 
-/// An execution that is to run, with what runs it.
+/// An execution that has to run, with its definition.
 struct Ready {
     execution: Execution,
     rev: Rev,
     definition: Arc<Definition>,
 }
 
-/// Goes on with everything that was running or due as the view shows it. Those that an earlier engine took up without
-/// their coming to anything are suspects: one of them may have taken the process with it. They are taken up a few at a
-/// time, fewer each time, and in the end alone, so that the others are not counted with the one it was.
+/// Continues everything that was running or due in the view. Executions that an earlier engine loaded and that made no
+/// progress are suspects: one of them may have crashed the process. They are loaded a few at a time, fewer each time,
+/// and in the end alone, so that the others are not counted together with the cause of the crash.
 pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
     let Some(shards) = engine.upgrade().map(|inner| inner.node.owned()) else { return };
     let mut suspects = Vec::new();
@@ -89,8 +89,8 @@ pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
     }
 }
 
-/// The next of what an earlier engine has left in a shard, however long the store does not serve. `None` if there is no
-/// more, or the shard is not this engine's any more.
+/// The next executions that an earlier engine left in a shard; retries as long as the store is unavailable. `None` if
+/// there are no more, or if this engine no longer owns the shard.
 async fn next_left(
     engine: &Weak<Inner>,
     before: &View,
@@ -107,17 +107,17 @@ async fn next_left(
                 drop(inner);
                 pause.await;
             }
-            // What was found so far goes on; the rest is told by every call that meets it.
+            // Everything found so far runs. Each later call that reads the damaged part reports the error.
             Err(error) => {
-                tracing::error!(%error, shard, "not everything that was running could be found");
+                tracing::error!(%error, shard, "not all running executions could be found");
                 return None;
             }
         }
     }
 }
 
-/// Whenever a commit had no answer, looks for what that has set running and nobody has taken up: soon, and again when
-/// whatever was on its way has landed or is lost.
+/// Whenever a commit had no answer, looks for executions that the commit made running and that are not loaded: soon,
+/// and again when everything in flight has landed or is lost.
 pub(crate) async fn doubt(engine: Weak<Inner>) {
     loop {
         let Some(inner) = engine.upgrade() else { return };
@@ -131,7 +131,7 @@ pub(crate) async fn doubt(engine: Weak<Inner>) {
             pause.await;
             let Some(inner) = engine.upgrade() else { return };
             if let Err(error) = inner.sweep().await {
-                tracing::debug!(%error, "what runs could not be looked through");
+                tracing::debug!(%error, "the running executions could not be read");
                 inner.node.doubt();
             }
         }
@@ -142,12 +142,12 @@ impl Left {
     fn new(key: Key, item: Item, overdue: bool) -> Option<Left> {
         let id = Left::id(&key, overdue);
         if id.is_none() {
-            tracing::error!(%key, "the key is damaged and is passed over");
+            tracing::error!(%key, "the key is damaged and is skipped");
         }
         Some(Left { id: id?, key, item })
     }
 
-    /// Which execution a key tells of.
+    /// The execution that a key belongs to.
     fn id(key: &Key, overdue: bool) -> Option<ExecutionId> {
         match overdue {
             true => read_alarm_key(key.bytes()).map(|(_, id)| id),
@@ -160,7 +160,7 @@ impl Left {
     }
 }
 
-/// Wakes executions that wait.
+/// Loads waiting executions when they are due.
 pub(crate) struct Wake;
 
 impl Keeper for Wake {
@@ -183,7 +183,7 @@ impl Keeper for Wake {
 }
 
 impl Inner {
-    /// Sets an execution aside: it cannot run here as things are. Others need not wait for that.
+    /// Sets an execution aside: it cannot run here at present. The other executions are not affected.
     pub(crate) fn put_aside(&self, id: &ExecutionId, reason: String) {
         let mut set_aside = self.set_aside.lock();
         if set_aside.get(id) != Some(&reason) {
@@ -192,34 +192,36 @@ impl Inner {
         }
     }
 
-    /// Sets the execution aside that a damaged record is of, as far as its key tells.
+    /// Sets the execution of a damaged record aside, if the key names the execution.
     pub(crate) fn pass_over(&self, key: &Key, id: Option<ExecutionId>) {
         match id {
             Some(id) => self.put_aside(&id, format!("its record {key} is damaged: it cannot be read")),
-            None => tracing::error!(%key, "the record is damaged and is passed over"),
+            None => tracing::error!(%key, "the record is damaged and is skipped"),
         }
     }
 
-    /// The same for alarms.
+    /// Does this for damaged alarms.
     pub(crate) fn pass_over_alarms(&self, damaged: &[Key]) {
         damaged.iter().for_each(|key| self.pass_over(key, read_alarm_key(key.bytes()).map(|(_, id)| id)));
     }
 
-    /// What an error means that came up with one execution: if it stays, the execution is set aside and others go on.
+    /// Returns an error that passes. For any other error of one execution, sets the execution aside, so that others
+    /// run.
     pub(crate) fn unless_passing(&self, id: &ExecutionId, error: WorkflowError) -> Result<()> {
         if error.kind() == ErrorKind::Unavailable {
             return Err(error);
         }
-        self.put_aside(id, format!("it cannot be taken up: {error}"));
+        self.put_aside(id, format!("it cannot be loaded: {error}"));
         Ok(())
     }
 
-    /// Takes up what runs and is not in memory, and has those look who were not told.
+    /// Loads running executions that are not in memory, and makes residents check what they may have missed.
     async fn sweep(self: &Arc<Inner>) -> Result<()> {
         let mut residents: Vec<_> = self.residents.lock().values().map(|resident| resident.run.clone()).collect();
         residents.sort_by(|a, b| a.id.cmp(&b.id));
         residents.iter().for_each(|run| run.doubt());
-        // Time may have jumped since; those that were rung before and are still there are few.
+        // The clock may have jumped, so all alarms are looked at again. Few of them have rung before and are still
+        // stored.
         self.timers.look_again();
         self.removals.look_again();
         self.scheduling.alarms.look_again();
@@ -243,7 +245,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The next executions of a shard that an earlier engine has left. What is damaged is passed over.
+    /// The next executions of a shard that an earlier engine left. Damaged keys are skipped.
     async fn left_page(
         &self,
         view: &View,
@@ -259,7 +261,7 @@ impl Inner {
         Ok(Some(found.into_iter().filter_map(|(key, item)| Left::new(key, item, overdue)).collect()))
     }
 
-    /// Where executions of a shard are found that an earlier engine has left.
+    /// The keys of the executions that an earlier engine left in a shard.
     fn left(&self, shard: u16, overdue: bool) -> (Space, Range) {
         let (timers, running) = (&self.spaces.timers, &self.spaces.lists.running);
         match overdue {
@@ -268,12 +270,12 @@ impl Inner {
         }
     }
 
-    /// How many executions may be taken up together that were so often before.
+    /// How many executions may be loaded together that were loaded this often before.
     fn group(&self, count: u32) -> usize {
         if count + 1 >= self.most_crashes { 1 } else { (BATCH >> (3 * (count - 1)).min(31)).max(1) }
     }
 
-    /// Takes executions up that an earlier engine has left, after that was counted.
+    /// Loads executions that an earlier engine left, after their loads were counted.
     async fn take_up(self: &Arc<Inner>, left: Vec<Left>, probation: Option<Probation>) {
         if left.is_empty() {
             return;
@@ -284,9 +286,9 @@ impl Inner {
                     self.store.env().sleep(PAUSE).await;
                 }
                 taken => {
-                    // What comes up with one of them does not come here.
+                    // Errors of a single execution do not get here.
                     let error = taken.err().filter(|_| !self.is_stopped());
-                    error.iter().for_each(|error| tracing::error!(%error, "executions could not be taken up"));
+                    error.iter().for_each(|error| tracing::error!(%error, "executions could not be loaded"));
                     return;
                 }
             }
@@ -294,7 +296,7 @@ impl Inner {
     }
 
     async fn take_up_once(self: &Arc<Inner>, left: &[Left], probation: &Option<Probation>) -> Result<()> {
-        // What cannot run here is not taken up, and not counted.
+        // Executions that cannot run here are neither loaded nor counted.
         let mut ready = Vec::with_capacity(left.len());
         for left in left {
             if let Some(found) = self.ready(&left.id).await? {
@@ -311,8 +313,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Counts that these are taken up once more, before they are. Gives those that are not to be: what cannot be
-    /// counted is set aside, and what is in another engine's shard is left to that.
+    /// Counts one more load of these executions before they are loaded. Returns the executions not to load: those that
+    /// cannot be counted are set aside, and those in a shard of another engine are left to that engine.
     async fn count<'a>(&self, left: impl Iterator<Item = &'a Left> + Clone) -> Result<BTreeSet<ExecutionId>> {
         let counted = |left: &Left| {
             let part = self.node.for_owner(&left.id).at_rev(RECORD, &left.key, left.item.rev);
@@ -323,8 +325,8 @@ impl Inner {
         match self.store.commit(all.place(Commit::new()).0).await {
             Ok(Outcome::Applied(_)) => return Ok(left_out),
             Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error.into()),
-            // Some of them were taken up meanwhile by a caller that asked for it, or this is a second try; or a record
-            // of one of them is damaged, or its shard lost.
+            // Callers have loaded some of them meanwhile, or this is a second try; or a record of one of them is
+            // damaged, or its shard is lost.
             _ => {}
         }
         for left in left {
@@ -344,20 +346,20 @@ impl Inner {
         Ok(left_out)
     }
 
-    /// Takes an execution up whose last commit may still be on its way. A record of a later rev has that refused.
+    /// Loads an execution whose last commit may still be in flight. A record with a later rev makes that commit fail.
     pub(crate) async fn pick_up_fenced(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
         if let (false, Some((execution, rev))) = (self.is_resident(id), self.read(id).await?)
             && !execution.status.is_terminal()
         {
             let key = self.record_of(id);
             let part = self.node.for_owner(id).at_rev(RECORD, &key, rev).put(&key, execution.encode());
-            // If it is refused, something has landed since, or this engine is no longer the owner.
+            // A refusal means that a commit has landed since, or that this engine is no longer the owner.
             let _ = self.store.commit(part.place(Commit::new()).0).await?;
         }
         self.pick_up(id).await
     }
 
-    /// Takes an execution into memory, in a task of its own, however long the store does not serve.
+    /// Loads an execution in a task of its own, and retries as long as the store is unavailable.
     pub(crate) fn wake_up(self: &Arc<Inner>, id: &ExecutionId) {
         let (inner, id) = (self.clone(), id.clone());
         self.node.runtime.spawn(async move {
@@ -370,7 +372,7 @@ impl Inner {
         });
     }
 
-    /// Takes an execution into memory, if it is not there and is to run.
+    /// Loads an execution, if it is not in memory and has to run.
     pub(crate) async fn pick_up(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
         if self.is_stopped() || self.idle || !self.node.owns(id) || self.is_missed(id) {
             return Ok(());
@@ -381,13 +383,13 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether an execution is in memory. If it is, it is looked at again when it leaves.
+    /// True if an execution is in memory. If so, it is looked at again when it leaves memory.
     fn is_missed(&self, id: &ExecutionId) -> bool {
         let mut residents = self.residents.lock();
         residents.get_mut(id).map(|resident| resident.missed = true).is_some()
     }
 
-    /// An execution that is to run and can. One that cannot run here is set aside.
+    /// An execution that has to run and can. An execution that cannot run here is set aside.
     async fn ready(self: &Arc<Inner>, id: &ExecutionId) -> Result<Option<Ready>> {
         let found = match self.read(id).await {
             Err(error @ (WorkflowError::Corrupt { .. } | WorkflowError::UnknownVersion { .. })) => {
@@ -416,7 +418,7 @@ impl Inner {
             }
             return Ok(None);
         }
-        // It is looked at for another reason than its time, or was put off meanwhile.
+        // It is looked at for another reason than its time, or its begin was postponed meanwhile.
         let is_put_off = execution.status == Status::Waiting && execution.cancel.is_none();
         if let Some(begins) = execution.begins_us.filter(|begins| is_put_off && *begins > now) {
             self.timers.set(id, Timestamp(begins));
@@ -433,7 +435,7 @@ impl Inner {
         Ok(Some(Ready { execution, rev, definition }))
     }
 
-    /// Runs an execution, or parks it if it was taken up too often by now without coming to anything.
+    /// Runs an execution, or parks it if it was loaded too often without making progress.
     async fn take_in(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -446,13 +448,13 @@ impl Inner {
         if count > self.most_crashes {
             let times = count - 1;
             let reason =
-                format!("it was taken up {times} times, and each time the process ended before it came to anything");
+                format!("it was loaded {times} times, and each time the process ended before it made progress");
             loop {
                 match run.close(Next::Rests(Status::Parked(reason.clone()))).await {
                     Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unavailable && !self.is_stopped() => {
                         self.store.env().sleep(PAUSE).await;
                     }
-                    // That it is parked cannot be stored.
+                    // The parking cannot be stored.
                     Err(Stop::Parked(why)) => return self.put_aside(id, why),
                     _ => return,
                 }

@@ -1,5 +1,5 @@
-//! How tests run an engine: with mocks, with operations that take a moment, or on a journal alone. Only the feature
-//! `testing` can ask for any of it; without the feature a rehearsal is empty, and the compiler removes its questions.
+//! How tests run an engine: with mocks, with operations that yield, or on a journal alone. Only the feature `testing`
+//! can request any of this; without the feature a rehearsal is empty, and the compiler removes its checks.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,20 +14,20 @@ use serde_json::Value;
 
 use crate::workflow::{ExecutionId, Failure};
 
-/// What a mock gives in place of a step's body: JSON or a failure.
+/// What a mock returns in place of a step's body: JSON or a failure.
 type Given = Result<Value, Failure>;
 
-/// Stands in for the body of a step. It is given the number of the attempt.
+/// Replaces the body of a step. Its argument is the number of the attempt.
 pub(crate) type Mock = Arc<dyn Fn(u32) -> Given + Send + Sync>;
 
-/// What a test has asked for.
+/// What a test has requested.
 #[derive(Default)]
 pub(crate) struct Rehearsal {
-    /// By the names of steps.
+    /// By step name.
     pub(crate) mocks: HashMap<String, Mock>,
-    /// Whether every operation takes a moment, so that operations that overlap are found however fast the store is.
+    /// True if every operation yields, so that operations that overlap are found however fast the store is.
     pub(crate) is_strict: bool,
-    /// Whether nothing happens that is not in a journal.
+    /// True if only the journal is replayed: nothing happens that is not in it.
     pub(crate) is_replay: bool,
     /// Whether virtual time passes, if it does so only while a test drives it.
     pub(crate) time: Option<Arc<Driven>>,
@@ -100,7 +100,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// Whether anything can be asked for.
+/// True if a test can request anything.
 const IS_ON: bool = cfg!(feature = "testing");
 
 impl Rehearsal {

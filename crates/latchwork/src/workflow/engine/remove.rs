@@ -1,6 +1,6 @@
-//! Removing what is no longer kept: executions some time after their end with everything they have left, and journals
-//! of runs that were continued as new. What is left of a removal that was interrupted is removed the next time, since
-//! the alarm goes last.
+//! Removes what is no longer kept: executions some time after their end, with all their records, and the journals of
+//! runs that were continued as new. An interrupted removal is completed the next time, because its alarm is deleted
+//! last.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::workflow::run::{RECORD, journal_range};
 use crate::workflow::stored::record::{Execution, Keyed, Removal, keyed_key, next_page};
 use crate::workflow::{ExecutionId, Result};
 
-/// How many writes a commit of removals has, about.
+/// Approximately how many writes a commit of removals has.
 const WRITES: usize = 1000;
 
 /// Removes what is due.
@@ -38,7 +38,7 @@ impl Inner {
         match Broom::new(self).remove_all(due).await {
             Ok(true) => return Ok(()),
             Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
-            // One of them has changed meanwhile, or is damaged; the others are not to stay for that.
+            // One of the records has changed meanwhile or is damaged; the others are removed one by one.
             _ => {}
         }
         for due in due {
@@ -52,22 +52,22 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes an execution that has ended, with everything it has left, before its time.
+    /// Removes an execution that has ended, with all its records, before its due time.
     pub(crate) async fn purge(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
         Broom::new(self).until_done(id, None).await
     }
 }
 
-/// Collects what is to be removed into commits of a good size.
+/// Collects removals into commits of a suitable size.
 struct Broom<'a> {
     engine: &'a Arc<Inner>,
     part: Part,
-    /// What the commit removes. Several alarms may come to the same records, and a commit writes a key once.
+    /// The keys that the commit deletes. Several alarms may delete the same record, and a commit writes a key once.
     gone: HashSet<Key>,
-    /// The record whose execution is being removed: nothing of it is, if it is another one's by now.
+    /// The record of the execution that is being removed. The commit checks that it is still the same execution.
     record: Option<(Key, Rev)>,
     is_checked: bool,
-    /// Whether anything could not be removed.
+    /// True if a commit was refused.
     is_refused: bool,
 }
 
@@ -77,7 +77,7 @@ impl<'a> Broom<'a> {
         Broom { engine, part, gone, record: None, is_checked: false, is_refused: false }
     }
 
-    /// Removes everything in as few commits as possible. Tells whether nothing was refused.
+    /// Removes everything in as few commits as possible. Returns whether no commit was refused.
     async fn remove_all(&mut self, due: &[Due]) -> Result<bool> {
         for due in due {
             self.remove(due).await?;
@@ -86,7 +86,7 @@ impl<'a> Broom<'a> {
         Ok(!self.is_refused)
     }
 
-    /// Removes what is due of an execution, or all of it, however often another writer was faster.
+    /// Removes what is due of an execution, or all of it; retries as long as other writers are faster.
     async fn until_done(&mut self, id: &ExecutionId, due: Option<&Due>) -> Result<()> {
         loop {
             self.is_refused = false;
@@ -109,16 +109,16 @@ impl<'a> Broom<'a> {
                 let at = read_alarm_key(due.key.bytes()).map(|(at, _)| at);
                 self.execution(&due.id, at).await?;
             }
-            // A newer program knows what it means.
+            // A newer program knows this removal.
             Err(why) if why.is_version() => return Ok(()),
-            // It tells nothing; the rest is for `verify` to find.
+            // The alarm cannot be read; `verify` finds what stays behind.
             Err(_) => tracing::error!(id = %due.id, key = %due.key, "the alarm of a removal is damaged"),
         }
         self.record = None;
         self.add(&due.key).await
     }
 
-    /// Removes the journals of runs that were continued, unless the id is another execution's by now.
+    /// Removes the journals of earlier runs, unless another execution has the id by now.
     async fn runs_before(&mut self, id: &ExecutionId, run: u32) -> Result<()> {
         match self.engine.read(id).await? {
             Some((execution, rev)) if execution.run >= run => {
@@ -129,13 +129,13 @@ impl<'a> Broom<'a> {
         }
     }
 
-    /// What is removed from here on is of this execution.
+    /// Everything removed from here on belongs to this execution.
     fn of(&mut self, id: &ExecutionId, rev: Rev) {
         self.record = Some((self.engine.record_of(id), rev));
         self.is_checked = false;
     }
 
-    /// Removes an execution that has ended, if it is the one that was to be removed at that time.
+    /// Removes an execution that has ended, if it is the one that was due at that time.
     async fn execution(&mut self, id: &ExecutionId, at: Option<Timestamp>) -> Result<()> {
         let Some((execution, rev)) = self.engine.read(id).await? else { return Ok(()) };
         let is_its = at.is_none_or(|at| execution.removal_us == Some(at.0));
@@ -148,7 +148,7 @@ impl<'a> Broom<'a> {
         self.slots_of_tree(id, &execution).await?;
         self.start_keys(id, &execution).await?;
         self.empty(&self.engine.kept(id).all()).await?;
-        // The rest goes in one commit: as long as there is a record, there is an alarm for it.
+        // The rest is one commit: as long as there is a record, there is an alarm for it.
         let listed = self.engine.spaces.lists.list(Part::default(), id, Some(&execution), None, None);
         let mut last: Vec<Key> = listed.writes().iter().map(|write| write.key().clone()).collect();
         last.extend(execution.removal_us.map(|due| self.engine.spaces.removals.key(alarm_key(Timestamp(due), id))));
@@ -177,8 +177,8 @@ impl<'a> Broom<'a> {
         Ok(())
     }
 
-    /// Removes the slots of the tree with its root. A descendant that outlives the root may have written some since:
-    /// those go with the descendant.
+    /// Removes the slots of the tree together with its root. A descendant that outlives the root may write slots later:
+    /// those are removed with the descendant.
     async fn slots_of_tree(&mut self, id: &ExecutionId, execution: &Execution) -> Result<()> {
         let root = execution.parent.as_ref().map_or(id, |parent| &parent.root);
         if root != id && self.engine.get(&self.engine.record_of(root)).await?.is_some() {
@@ -202,7 +202,7 @@ impl<'a> Broom<'a> {
         }
     }
 
-    /// Adds the removal of a record, and sends the commit when it is large.
+    /// Adds the deletion of a record, and sends the commit when it is large.
     async fn add(&mut self, key: &Key) -> Result<()> {
         self.note(key);
         if self.part.writes().len() >= WRITES { self.sweep().await } else { Ok(()) }
@@ -231,7 +231,7 @@ impl<'a> Broom<'a> {
     }
 }
 
-/// What is stored under an idempotency key of an execution's start.
+/// The key of an idempotency key, if it belongs to this execution.
 async fn keyed(engine: &Inner, id: &ExecutionId, execution: &Execution, key: &str) -> Result<Option<Key>> {
     let key = engine.spaces.keys.key(keyed_key(&execution.workflow, key));
     let found = engine.store.view().await?.get(&key).await?;

@@ -1,6 +1,6 @@
-//! Starts that take the place of another execution of the same id. The first record of the new one is stored with the
-//! mark that the old one is to end, in one commit; the commit that ends the old one puts the new one in its place. It
-//! counts as a further run, so that the journals of both cannot be taken for each other.
+//! Starts that take the place of another execution with the same id. One commit stores the first record of the new
+//! execution and marks the old one to end. The commit that ends the old execution puts the new one in its place. The
+//! new one has a higher run number, so that the journals of both cannot be confused.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::workflow::operate::steer::Ending;
 use crate::workflow::stored::record::{Admission, Execution, Needed, Status, Supersede, fetch, keyed_key};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-/// What the old execution has left is as it was found.
+/// The records that the old execution left are unchanged.
 const LEFT: Tag = Tag("left");
 
-/// How many records the commit that ends the old execution removes at the most; what is more is removed before.
+/// How many records the commit that ends the old execution deletes at most. If there are more, they are deleted before.
 const MOST: usize = 1000;
 
 /// Why the old execution ends.
@@ -28,7 +28,7 @@ impl Execution {
         matches!(self.status, Status::Parked(_))
     }
 
-    /// Whether it needs the same permits.
+    /// True if it needs the same permits.
     fn needs_as(&self, other: &Execution) -> bool {
         let keys = |it: &Execution| -> Vec<Option<String>> {
             it.admission.iter().flat_map(|admission| &admission.gates).map(|needed| needed.key.clone()).collect()
@@ -37,19 +37,19 @@ impl Execution {
     }
 }
 
-/// What became of a start that is to take the place of an execution.
+/// The outcome of a start that takes the place of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Marked {
-    /// The execution is marked, and is to end.
+    /// The execution is marked, and will end.
     Ends,
-    /// None of its code had run, and it was given what the start brings.
+    /// No code of the execution had run, so it got the input of the new start.
     Given,
-    /// It was changed meanwhile.
+    /// The execution was changed meanwhile.
     Refused,
 }
 
 impl Inner {
-    /// Has a start take the place of the execution of its id. Gives whether there was one that had not ended.
+    /// Makes a start take the place of the execution with its id. Returns whether there was one that had not ended.
     pub(crate) async fn take_place(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -68,7 +68,7 @@ impl Inner {
             }
             let its = before.admission.iter().flat_map(|admission| &admission.gates).map(|needed| &needed.key);
             if !asked.map(|asked| asked.gates.iter()).into_iter().flatten().eq(its) {
-                let reason = "the execution whose place it takes has other keys of concurrency; its permits go over";
+                let reason = "the execution whose place it takes has other concurrency keys, so its permits do not fit";
                 return Err(WorkflowError::Start { workflow: before.workflow, reason });
             }
             let gates = asked.iter().flat_map(|asked| &asked.gates);
@@ -99,7 +99,7 @@ impl Inner {
         }
     }
 
-    /// Marks an execution as one whose place another takes.
+    /// Marks an execution whose place another one takes.
     pub(crate) async fn supersede(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -110,13 +110,13 @@ impl Inner {
         if before.status.is_terminal() {
             return Err(WorkflowError::Ended { id: id.clone() });
         }
-        // It may be another one than was looked at.
+        // Another execution may have the id by now.
         if before.workflow != successor.workflow || !before.needs_as(successor) {
             return Ok(Marked::Refused);
         }
         let part = self.at_record(id, Some(rev));
         if before.is_queued() {
-            // None of its code has run: it is given what the other brings.
+            // No code of it has run: it gets the input of the new start.
             let (input, labels) = (successor.input.clone(), successor.labels.clone());
             let begins_us = successor.begins_us;
             let mut after = Execution { input, labels, begins_us, ..before.clone() };
@@ -144,14 +144,14 @@ impl Inner {
         Ok(self.send(part).await?.map_or(Marked::Refused, |_| Marked::Ends))
     }
 
-    /// Ends a parked execution as cancelled, with another in its place: it runs no code, so there is no cleaning up to
-    /// wait for. Gives whether that was done; an operator may have let it go on meanwhile.
+    /// Ends a parked execution as cancelled and puts another one in its place. It runs no code, so there is no cleanup
+    /// to wait for. Returns whether that was done; an operator may have resumed it meanwhile.
     async fn replace_parked(self: &Arc<Inner>, id: &ExecutionId, successor: &Execution) -> Result<bool> {
         let view = self.store.view().await?;
         let (mut before, rev) = self.known(id).await?;
         let is_same = before.workflow == successor.workflow && before.needs_as(successor);
         if !before.is_parked() || !is_same || self.is_resident(id) {
-            // It is about to leave memory, or to go on.
+            // The execution is about to leave memory, or to continue.
             tokio::task::yield_now().await;
             return Ok(false);
         }
@@ -168,7 +168,7 @@ impl Inner {
         Ok(false)
     }
 
-    /// Marks an execution that cannot be ended in the same commit: one that is in memory, or waits in a line.
+    /// Marks an execution that cannot be ended in the same commit: it is in memory, or waits in a queue.
     pub(crate) async fn mark_if_need_be(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -181,8 +181,8 @@ impl Inner {
         self.supersede(id, successor, Supersede::Terminate).await.map(Some)
     }
 
-    /// The record that takes the place of an execution's, in the commit that ends it, if another takes its place. What
-    /// the commit has to hold for that is added to its parts.
+    /// The record that replaces the record of an execution in the commit that ends it, if another one takes its place.
+    /// Adds to `parts` what the commit has to hold for that.
     pub(crate) async fn succession(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -216,7 +216,7 @@ impl Inner {
         Ok(Some(Execution { run: before.run + 1, admission, ..first }))
     }
 
-    /// What is left in ranges, of which most is removed at once if it is much, and the generation at which that was so.
+    /// The remaining keys in these ranges, and the generation of that view. If there are many, most are deleted first.
     async fn left_by(&self, id: &ExecutionId, ranges: &[Range]) -> Result<(Vec<Key>, crate::store::Generation)> {
         loop {
             let view = self.store.view().await?;
@@ -228,7 +228,7 @@ impl Inner {
             if found.len() < MOST {
                 return Ok((found, view.generation()));
             }
-            // Its code has ended. What is left of it is read by none, as long as this engine is its owner.
+            // Its code has ended. As long as this engine is the owner, its remaining records are not read.
             let successor = self.kept(id).successor();
             let gone = found.iter().filter(|key| **key != successor);
             let part = gone.fold(self.node.for_owner(id), Part::delete);
@@ -238,19 +238,19 @@ impl Inner {
         }
     }
 
-    /// Whether an execution has ended and another has taken its place.
+    /// True if the execution has ended and its successor has taken its place.
     pub(crate) fn is_followed(&self, found: &Execution, successor: Option<&Execution>) -> bool {
         successor.is_some_and(|it| found.superseded.is_none() && found.started_us == it.started_us)
     }
 
-    /// Ends an execution that was to be when the process ended.
+    /// Ends an execution that an earlier process marked for termination and did not end.
     pub(crate) fn end_superseded(self: &Arc<Inner>, id: &ExecutionId) {
         let (engine, id) = (self.clone(), id.clone());
         self.node.runtime.spawn(async move {
             match engine.terminate_now(&id, REASON, None, true).await {
                 Ok(()) | Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
                 Err(error) => {
-                    tracing::warn!(%id, %error, "an execution whose place another takes could not be ended yet");
+                    tracing::warn!(%id, %error, "an execution that another start replaces could not be ended yet");
                     engine.node.doubt();
                 }
             }

@@ -1,4 +1,4 @@
-//! Where operations stand: the branch of the code that an operation is in, and how many came before it there.
+//! Places of operations: the branch of the code that an operation is in, and how many operations come before it there.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A branch of the code: for each fork on the way to it, the fork's number and which of its branches it is. The
-/// function itself is the branch with none of them.
+/// A branch of the code: for each fork on the way to it, the number of the fork and the index of the branch. The
+/// workflow function itself is the branch with an empty path.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub(crate) struct Path(Option<Arc<[(u32, u32)]>>);
 
-/// Where an operation stands. In the order of these, what a branch holds comes one after the other.
+/// The place of an operation. In the order of places, the operations of one branch are consecutive.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Place {
     pub(crate) branch: Path,
@@ -24,12 +24,12 @@ impl Path {
         self.0.as_deref().unwrap_or_default()
     }
 
-    /// One of the branches of a fork in this one.
+    /// A branch of a fork in this branch.
     pub(crate) fn fork(&self, number: u32, branch: u32) -> Path {
         Path(Some(self.steps().iter().copied().chain([(number, branch)]).collect()))
     }
 
-    /// Whether this is that branch or one that was forked off on the way of it.
+    /// True if this is the other branch, or was forked within it.
     pub(crate) fn is_within(&self, other: &Path) -> bool {
         self.steps().starts_with(other.steps())
     }
@@ -38,7 +38,7 @@ impl Path {
         Place { branch: self.clone(), number }
     }
 
-    /// As a part of keys: those of one branch are together, and in order.
+    /// Appends the path to a key. The keys of one branch are consecutive and in order.
     pub(crate) fn write(&self, key: &mut Vec<u8>) {
         let steps = self.steps();
         key.extend_from_slice(&(steps.len() as u16).to_be_bytes());
@@ -50,24 +50,24 @@ impl Path {
 }
 
 impl Place {
-    /// One of the branches of the fork that stands here.
+    /// A branch of the fork at this place.
     pub(crate) fn fork(&self, branch: usize) -> Path {
         self.branch.fork(self.number, branch as u32)
     }
 
-    /// Which of the branches of the fork that stands here this is, or is within.
+    /// The index of the branch of this fork that `branch` is, or is within.
     pub(crate) fn beside(&self, branch: &Path) -> Option<usize> {
         let (number, which) = branch.steps().strip_prefix(self.branch.steps())?.first()?;
         (*number == self.number).then_some(*which as usize)
     }
 
-    /// For putting operations into order: what a fork's branches do comes after the fork and before what follows it.
+    /// A sort key for operations: those of a fork's branches come after the fork and before what follows it.
     pub(crate) fn along(&self) -> Vec<u32> {
         let steps = self.branch.steps().iter().flat_map(|(number, branch)| [*number, *branch]);
         steps.chain([self.number]).collect()
     }
 
-    /// The place that the end of a key tells.
+    /// Reads the place from the end of a key.
     pub(crate) fn read(bytes: &[u8]) -> Option<Place> {
         let (count, rest) = bytes.split_first_chunk::<2>()?;
         let (steps, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*count)) * 8)?;

@@ -1,5 +1,5 @@
-//! How every operation goes: it takes its place in the journal. What the journal tells of its end is given again;
-//! otherwise it is done, anew or from where it was.
+//! How every operation runs: it takes its place in the journal. If the journal holds its result, the operation returns
+//! that; otherwise it runs, from its beginning or from its recorded state.
 
 use std::future::Future;
 use std::task::{Context, Poll};
@@ -16,16 +16,16 @@ use crate::workflow::run::{Doing, Effect, Listed, Run, Stop};
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
 use crate::workflow::{Failure, Result};
 
-/// An operation that the code has come to.
+/// An operation that the code calls.
 pub(crate) struct Call<'a> {
     pub(crate) kind: Kind,
     pub(crate) name: &'a str,
-    /// A hash of what it was given.
+    /// A hash of its arguments.
     pub(crate) argument: u64,
 }
 
 impl<'a> Call<'a> {
-    /// A wait for so long at the most.
+    /// A wait with a time limit.
     pub(crate) fn timed(kind: Kind, name: &'a str, timeout: Option<Duration>) -> Call<'a> {
         Call { kind, name, argument: timeout.map_or(0, |timeout| hash(&(timeout.as_micros() as u64))) }
     }
@@ -40,13 +40,13 @@ pub(crate) struct Journaled<'a> {
     pub(crate) ctx: &'a Ctx,
     pub(crate) doing: Doing,
     pub(crate) place: Place,
-    /// As it is recorded, or is to be if the code comes to it for the first time.
+    /// The recorded entry, or the entry to record if the code calls the operation for the first time.
     pub(crate) entry: Entry,
     pub(crate) is_new: bool,
 }
 
 impl Ctx {
-    /// Does an operation that gives JSON, which fits its type on every replay.
+    /// Runs an operation whose result is JSON. The result has to fit its type on every replay.
     pub(crate) async fn replay<'a, T, F>(
         &'a self,
         what: WaitsFor,
@@ -60,8 +60,7 @@ impl Ctx {
         self.replay_as(what, call, |_, text| serde_json::from_str(text), anew).await
     }
 
-    /// Does an operation. If the journal tells of its end, `read` makes of that what the operation gives; otherwise it
-    /// is done by `anew`.
+    /// Runs an operation. If the journal holds its result, `read` decodes that; otherwise `anew` runs the operation.
     pub(crate) async fn replay_as<'a, T, F>(
         &'a self,
         what: WaitsFor,
@@ -83,7 +82,7 @@ impl Ctx {
         .await
     }
 
-    /// Something that is chosen once. It leaves nothing behind, so it rides on the next commit.
+    /// A value that is chosen once. It has no effects, so the next commit records it.
     pub(crate) async fn value<T: Serialize + DeserializeOwned>(
         &self,
         kind: Kind,
@@ -93,7 +92,7 @@ impl Ctx {
         self.value_with(kind, name, |run| (choose(run), None)).await
     }
 
-    /// Something that is chosen once, with what is done in the commit that records it.
+    /// A value that is chosen once, with an effect of the commit that records it.
     pub(crate) async fn value_with<T: Serialize + DeserializeOwned>(
         &self,
         kind: Kind,
@@ -108,11 +107,11 @@ impl Ctx {
         });
         match chosen.await {
             Ok(value) => value,
-            Err(failure) => self.run.park(format!("{kind} {name:?} has failed by the journal: {failure}")).await,
+            Err(failure) => self.run.park(format!("{kind} {name:?} failed in the journal: {failure}")).await,
         }
     }
 
-    /// Has an operation under way, in the branch that polls it.
+    /// Runs an operation in the branch that is polled.
     pub(crate) async fn operation<T, F>(&self, what: WaitsFor, operation: impl FnOnce(Doing) -> F) -> T
     where
         F: Future<Output = T>,
@@ -123,7 +122,7 @@ impl Ctx {
             tokio::task::yield_now().await;
         }
         if self.run.is_full() {
-            // It has nothing in there that could be refused.
+            // This operation has nothing pending that could be refused.
             let _ = doing.flush().await;
         }
         let mut operation = std::pin::pin!(operation(doing.clone()));
@@ -141,7 +140,7 @@ impl Ctx {
         done
     }
 
-    /// What was read of what an operation gave. If that does not fit, the execution is parked.
+    /// The decoded result of an operation. A result that does not fit its type parks the execution.
     pub(crate) async fn recorded<T>(&self, place: &Place, entry: &Entry, read: serde_json::Result<T>) -> T {
         match read {
             Ok(value) => value,
@@ -153,7 +152,7 @@ impl Ctx {
         }
     }
 
-    /// An operation with its place, and what the journal holds there.
+    /// An operation with its place and its entry in the journal.
     pub(crate) async fn journaled(&self, call: &Call<'_>, doing: Doing) -> Journaled<'_> {
         let (place, found) = self.take(call).await;
         let is_new = found.is_none();
@@ -161,13 +160,14 @@ impl Ctx {
         Journaled { ctx: self, doing, place, entry, is_new }
     }
 
-    /// The next operation's place, and what the journal holds there. What does not belong there parks the execution.
+    /// The place of the next operation, and its entry in the journal. An entry of another operation parks the
+    /// execution.
     pub(crate) async fn take(&self, call: &Call<'_>) -> (Place, Option<Entry>) {
         let here = self.here();
         if let Err(stop) = here.read_ahead(&self.run).await {
             return self.run.stop_for(stop).await;
         }
-        // The future that was told to stop may have been dropped, and the code gone on.
+        // The future that was to stop may have been dropped, and the code may have continued.
         if self.run.with(|state| state.residency.is_stopping()) {
             return std::future::pending().await;
         }
@@ -176,7 +176,7 @@ impl Ctx {
         match &found {
             None => self.run.effect().await,
             Some(found) if found.kind != *kind || *found.name != **name || !found.is_given(*argument) => {
-                let other = if found.kind == *kind && *found.name == **name { ", given something else" } else { "" };
+                let other = if found.kind == *kind && *found.name == **name { ", with other arguments" } else { "" };
                 let reason = format!(
                     "operation {place} is {kind} {name:?} in the code, and {} {:?} in the journal{other}",
                     found.kind, found.name
@@ -194,49 +194,49 @@ impl Journaled<'_> {
         &self.ctx.run
     }
 
-    /// When the code came to it.
+    /// When the code called it first.
     pub(crate) fn since(&self) -> Timestamp {
         Timestamp(self.entry.since_us)
     }
 
-    /// Keeps how far it is for the next commit.
+    /// Keeps its state for the next commit.
     pub(crate) fn put(&mut self, state: EntryState) {
         self.entry.state = state;
         self.run().put(&self.place, self.entry.clone());
     }
 
-    /// Keeps what it gave for the next commit, with what is to be done in that.
+    /// Keeps its result for the next commit, with an effect of that commit.
     pub(crate) fn ends(&self, state: EntryState, effect: Option<Effect>) {
         self.run().put_with(&self.place, Entry { state, ..self.entry.clone() }, effect);
     }
 
-    /// It gave this.
+    /// Records its result.
     pub(crate) fn done(&self, value: &impl Serialize) {
         self.done_with(value, None);
     }
 
     pub(crate) fn done_with(&self, value: &impl Serialize, effect: Option<Effect>) {
-        let text = serde_json::to_string(value).expect("what an operation gives can be written as JSON");
+        let text = serde_json::to_string(value).expect("the result of an operation can be written as JSON");
         self.ends(EntryState::Done(text), effect);
     }
 
-    /// It failed for good.
+    /// Records its final failure.
     pub(crate) fn gave(&self, failure: Failure) -> Failure {
         self.ends(EntryState::Gave(failure_text(&failure)), None);
         failure
     }
 
-    /// It was not done because the execution is cancelled.
+    /// Records that it did not run because it is cancelled.
     pub(crate) fn cancelled(&self) -> Failure {
         self.gave(self.run().why_cancelled(&self.place))
     }
 
-    /// Fails if the execution is cancelled.
+    /// Fails if the operation is cancelled.
     pub(crate) fn unless_cancelled(&self) -> Result<(), Failure> {
         if self.doing.is_cancelled() { Err(self.cancelled()) } else { Ok(()) }
     }
 
-    /// What was read of what it gave.
+    /// The decoded result of the operation.
     pub(crate) async fn fits<T>(&self, read: serde_json::Result<T>) -> T {
         self.ctx.recorded(&self.place, &self.entry, read).await
     }

@@ -1,4 +1,4 @@
-//! The same for many executions: whatever a filter means is cancelled, terminated, signalled or tried again.
+//! Operations on many executions: everything that a filter selects is cancelled, terminated, signalled or retried.
 
 use std::future::Future;
 
@@ -9,16 +9,16 @@ use crate::workflow::engine::Engine;
 use crate::workflow::operate::filter::Filter;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-/// How many executions are found at once, and how many are worked on at once.
+/// How many executions are read at once, and how many are changed at once.
 const PAGE: usize = 500;
 const AT_ONCE: usize = 32;
 
-/// How many failures are told.
+/// How many failures a report lists.
 const TOLD: usize = 1000;
 
-/// Something that is about to be done to many executions.
+/// An operation on many executions that has not started.
 #[derive(Clone)]
-#[must_use = "nothing is done until it is said what"]
+#[must_use = "nothing is done until an operation is called"]
 pub struct Bulk {
     engine: Engine,
     filter: Filter,
@@ -26,24 +26,24 @@ pub struct Bulk {
     operation: Option<String>,
 }
 
-/// What was done to many executions.
+/// The result of an operation on many executions.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct BulkReport {
-    /// How many were meant.
+    /// How many executions the filter selected.
     pub matched: u64,
-    /// For how many it was done.
+    /// For how many the operation succeeded.
     pub done: u64,
-    /// How many had ended before it came to them, or, if they were to try again, did not wait for that.
+    /// How many were skipped: they had ended already, or, for a retry, did not wait for one.
     pub passed_over: u64,
-    /// For how many it failed.
+    /// For how many the operation failed.
     pub failures: u64,
-    /// The first 1000 of those, with the reasons.
+    /// The first 1000 failures, with the reasons.
     pub failed: Vec<(ExecutionId, WorkflowError)>,
 }
 
 impl Engine {
-    /// Does the same to all executions that a filter means and that are there by now.
+    /// Does the same to all executions that a filter selects and that exist by now.
     ///
     /// ```
     /// # use latchwork::workflow::{Engine, Filter, Status, Result};
@@ -60,25 +60,25 @@ impl Engine {
 }
 
 impl Bulk {
-    /// Only counts which executions are meant.
+    /// Only counts the selected executions.
     pub fn dry_run(mut self) -> Bulk {
         self.is_dry = true;
         self
     }
 
-    /// Under this id: a signal that is sent to many once more, under the same id, counts once for each of them.
+    /// Sets an id: a signal that is sent again under the same id counts once for each execution.
     pub fn operation(mut self, id: impl Into<String>) -> Bulk {
         self.operation = Some(id.into());
         self
     }
 
-    /// Has them cancelled.
+    /// Cancels them.
     pub async fn cancel(self, reason: &str) -> Result<BulkReport> {
         let engine = &self.engine;
         self.each(|id| async move { engine.cancel(id, reason).await }).await
     }
 
-    /// Ends them as failed, without any more of their code being run.
+    /// Ends them as failed; their code does not run any more.
     pub async fn terminate(self, reason: &str) -> Result<BulkReport> {
         let engine = &self.engine;
         self.each(|id| async move { engine.terminate(id, reason).await }).await
@@ -92,7 +92,7 @@ impl Bulk {
         self.each(|id| engine.signal(id, name, payload).id(&signal_id).into_future()).await
     }
 
-    /// Has them try at once what they pause before, and resumes those that are parked.
+    /// Retries at once the steps that wait for their next attempt, and resumes the executions that are parked.
     pub async fn retry(self) -> Result<BulkReport> {
         let engine = &self.engine;
         self.each(|id| async move { engine.retry_now(id).await }).await
@@ -102,7 +102,7 @@ impl Bulk {
     where
         F: Future<Output = Result<()>>,
     {
-        // What is started from now on is not meant: there would be no end to it.
+        // Executions that start from now on are not selected: the loop would not end.
         let filter = self.filter.clone().started(..=self.engine.store().env().now());
         let (mut report, mut cursor) = (BulkReport::default(), None);
         loop {
@@ -130,7 +130,7 @@ impl BulkReport {
         use WorkflowError::{Ended, NotFound, NotRetrying, Stopped};
         match outcome {
             Ok(()) => self.done += 1,
-            // Nothing can be done to any other, either.
+            // The engine has stopped: all other operations would fail, too.
             Err(Stopped) => return Err(Stopped),
             Err(Ended { .. } | NotFound { .. } | NotRetrying { .. }) => self.passed_over += 1,
             Err(error) => {

@@ -1,4 +1,4 @@
-//! What happened to an execution, page by page: for those that have done more than is to be read at once.
+//! The operations of an execution, page by page: for executions with more operations than one read should return.
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
@@ -13,7 +13,7 @@ use crate::workflow::operate::history::{Operation, read_entry};
 use crate::workflow::stored::record::{Entry, Intent, journal_key, run_key};
 use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
-/// How many operations a page holds, unless it is said, and at the most.
+/// How many operations a page holds by default, and at most.
 const PAGE: usize = 100;
 const MOST: usize = 1000;
 
@@ -33,12 +33,12 @@ pub struct Operations {
 pub struct OperationsPage {
     /// The operations: first those of the function itself, then those of its branches, branch by branch.
     pub operations: Vec<Operation>,
-    /// The place after which the next page goes on, if there is one.
+    /// The place after which the next page begins, if there is one.
     pub next: Option<String>,
 }
 
 impl Engine {
-    /// What happened to an execution so far, page by page. Await it for a page.
+    /// The recorded operations of an execution, page by page. Await it for a page.
     pub fn operations(&self, id: impl Into<ExecutionId>) -> Operations {
         Operations::new(self.inner.stored(), id.into())
     }
@@ -49,14 +49,13 @@ impl Operations {
         Operations { stored, id, after: None, limit: PAGE }
     }
 
-    /// What comes after this place, as `7`, or `4.1/0` for the first operation in the second branch of the fork at
-    /// place 4.
+    /// Continues after this place: `7`, or `4.1/0` for the first operation in the second branch of the fork at place 4.
     pub fn after(mut self, place: impl Into<String>) -> Operations {
         self.after = Some(place.into());
         self
     }
 
-    /// So many on a page: 100 unless this is said, 1 at the least and 1000 at the most.
+    /// The size of a page: 100 by default, at least 1 and at most 1000.
     pub fn limit(mut self, limit: usize) -> Operations {
         self.limit = limit.clamp(1, MOST);
         self
@@ -77,7 +76,7 @@ impl Operations {
         let mut range = spaces.journal.prefix(run_key(&id, execution.run));
         if let Some(after) = &after {
             let key = key(after);
-            // The record there may tell of the next operation, too.
+            // The record at this place may also hold the intent of the next operation.
             if let Some(item) = view.get(&key).await? {
                 let next = read_entry(&id, &key, &item.value)?.2;
                 intents.extend(next.map(|next| (after.branch.at(after.number + 1), next, item.time)));
@@ -96,8 +95,8 @@ impl Operations {
                 found.insert(key(place), (place.clone(), entry.clone(), changed));
             }
         }
-        // What has a record of its own is told by that. The last of these may have one that was not read; but then it
-        // is not on this page.
+        // An entry of its own replaces an intent. The entry of the last intent may not have been read, but then the
+        // operation is not on this page.
         for (place, entry, recorded) in intents {
             found.entry(key(&place)).or_insert((place, entry, recorded));
         }

@@ -1,5 +1,5 @@
-//! What a store holds of executions, for those who only look: needs no engine, runs nothing and writes nothing. An
-//! engine reads by the same code.
+//! The executions in a store, for programs that only read: this needs no engine, runs nothing and writes nothing. An
+//! engine uses the same code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,11 +29,11 @@ use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, Workfl
 #[derive(Clone)]
 pub struct Executions {
     pub(crate) store: Store,
-    /// `None` if no engine was ever on the store.
+    /// `None` if no engine has ever opened the store.
     pub(crate) spaces: Option<Spaces>,
 }
 
-/// Everything that is known of an execution but for its operations.
+/// Everything that is known of an execution except its operations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Description {
@@ -41,21 +41,21 @@ pub struct Description {
     pub id: ExecutionId,
     /// The workflow's name.
     pub workflow: String,
-    /// How it is, with its output or failure if it has ended.
+    /// Its state, with its output or failure if it has ended.
     pub state: ExecutionState,
     /// How often it was continued as new.
     pub run: u32,
-    /// How often an operator has let it go on.
+    /// How often an operator has resumed it.
     pub resumes: u32,
-    /// What it was started with, or continued with.
+    /// The input it was started or continued with.
     pub input: Value,
     /// When it was started, in microseconds since 1970.
     pub started_us: u64,
-    /// When it was last changed as a whole, in microseconds since 1970: for one that has ended, its end.
+    /// When its record was last changed, in microseconds since 1970: for an execution that has ended, its end.
     pub changed_us: u64,
-    /// When it is to be ended for having taken too long, in microseconds since 1970.
+    /// When it times out, in microseconds since 1970.
     pub deadline_us: Option<u64>,
-    /// When it is removed, if it has ended, in microseconds since 1970.
+    /// When it is due for removal, if it has ended, in microseconds since 1970.
     pub removal_us: Option<u64>,
     /// The idempotency key of its start.
     pub idempotency_key: Option<String>,
@@ -65,19 +65,19 @@ pub struct Description {
     pub tags: BTreeSet<String>,
     /// Its search attributes.
     pub attributes: BTreeMap<String, Attribute>,
-    /// The execution that has started it, if one has.
+    /// The execution that started it, if it has a parent.
     pub parent: Option<ExecutionId>,
-    /// What becomes of it when that ends before it.
+    /// What happens to it when its parent ends first.
     pub close: Option<Close>,
     /// The children that it has started and that have not ended.
     pub children: Vec<ExecutionId>,
-    /// The execution whose results it has kept, if it is a fork.
+    /// The execution that it was forked from, if it is a fork.
     pub forked: Option<ExecutionId>,
-    /// The schedule that has started it, if one has.
+    /// The schedule that started it, if a schedule did.
     pub schedule: Option<String>,
     /// Why it is to be cancelled, if it is.
     pub cancel: Option<String>,
-    /// What it has published, by name.
+    /// Its published values, by name.
     pub published: BTreeMap<String, Value>,
 }
 
@@ -87,17 +87,17 @@ impl Executions {
         Ok(Executions { store: store.clone(), spaces: Spaces::find(store).await? })
     }
 
-    /// Executions, found by what they are, wait for or are labelled with, as [`Engine::list`] finds them.
+    /// Lists executions by their state, waits and labels, as [`Engine::list`] does.
     pub fn list(&self, filter: Filter) -> List {
         List::new(self.clone(), filter)
     }
 
-    /// What happened to an execution so far, page by page. Await it for a page.
+    /// The recorded operations of an execution, page by page. Await it for a page.
     pub fn operations(&self, id: impl Into<ExecutionId>) -> Operations {
         Operations::new(self.clone(), id.into())
     }
 
-    /// Everything that is known of an execution but for its operations.
+    /// Everything that is known of an execution except its operations.
     pub async fn describe(&self, id: impl Into<ExecutionId>) -> Result<Description> {
         let id = id.into();
         let view = self.store.view().await?;
@@ -113,7 +113,8 @@ impl Executions {
         Ok(Description { children, published, ..Description::new(id, execution, changed) })
     }
 
-    /// What an execution waits for, as far as the store knows: not what it does in the memory of a process.
+    /// What an execution waits for, as far as the store knows. This does not include what it does in a process's
+    /// memory.
     pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
         let (id, view) = (id.into(), self.store.view().await?);
         let (spaces, execution, changed) = self.read(&view, &id).await?;
@@ -124,7 +125,7 @@ impl Executions {
         Ok(Why { queue, ..Why::stored(id, execution, changed) })
     }
 
-    /// An execution that must be there, and when it was last changed.
+    /// An execution that must exist, and when its record was last changed.
     pub(crate) async fn read(&self, view: &View, id: &ExecutionId) -> Result<(&Spaces, Execution, Timestamp)> {
         let missing = || WorkflowError::NotFound { id: id.clone() };
         let spaces = self.spaces.as_ref().ok_or_else(missing)?;
@@ -136,14 +137,14 @@ impl Executions {
 shown!(Executions, _it => );
 
 impl Inner {
-    /// What this engine's store holds, to be read.
+    /// The executions in this engine's store, for reading.
     pub(crate) fn stored(&self) -> Executions {
         Executions { store: self.store.clone(), spaces: Some(self.spaces.clone()) }
     }
 }
 
 impl Engine {
-    /// Everything that is known of an execution but for its operations.
+    /// Everything that is known of an execution except its operations.
     pub async fn describe(&self, id: impl Into<ExecutionId>) -> Result<Description> {
         self.inner.stored().describe(id).await
     }

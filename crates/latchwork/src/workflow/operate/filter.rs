@@ -1,5 +1,4 @@
-//! What executions are looked for by, for lists and for whatever is done to many at once. Every part of it is answered
-//! by keys that list executions.
+//! Filters for lists and for operations on many executions. List keys answer every part of a filter.
 
 use std::collections::BTreeSet;
 use std::ops::{Bound, RangeBounds};
@@ -13,10 +12,10 @@ use crate::workflow::stored::listed::{by_attribute, by_status, by_tag, by_value,
 use crate::workflow::stored::record::{Attribute, Execution, WaitsFor};
 use crate::workflow::{Result, WorkflowError};
 
-/// The longest text that anything can be found by, in bytes.
+/// The longest text in a filter, in bytes.
 const LONGEST: usize = 1024;
 
-/// Which executions are meant: those that everything is true of that is said here. Without a word, all of them.
+/// Selects the executions that meet all conditions. Without conditions, it selects all executions.
 ///
 /// ```
 /// use latchwork::workflow::{Filter, Status};
@@ -36,7 +35,7 @@ pub struct Filter {
     to_us: Option<u64>,
 }
 
-/// That an attribute lies on one side of a value.
+/// The condition that an attribute is on one side of a value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Limit {
     name: String,
@@ -53,7 +52,7 @@ enum Side {
     Below,
 }
 
-/// Values of an attribute, as a run of keys.
+/// A range of values of an attribute, as a range of keys.
 pub(crate) struct Values {
     pub(crate) name: String,
     start: Vec<u8>,
@@ -61,7 +60,7 @@ pub(crate) struct Values {
 }
 
 impl Limit {
-    /// The keys of the values that are meant. They are all of one kind.
+    /// The keys of the selected values, which are all of the same kind.
     fn keys(&self) -> (Vec<u8>, Vec<u8>) {
         let value = by_value(&self.name, &self.value);
         let kind = &value[..=by_attribute(&self.name).len()];
@@ -75,65 +74,65 @@ impl Limit {
 }
 
 impl Values {
-    /// The keys of these values, from first to last.
+    /// The keys of these values, in order.
     pub(crate) fn stream(&self, reader: &Reader<'_>) -> Stream {
         Stream::new(reader.listed(by_attribute(&self.name)), self.start.clone(), self.end.clone())
     }
 }
 
 impl Filter {
-    /// All executions.
+    /// Selects all executions.
     pub fn new() -> Filter {
         Filter::default()
     }
 
-    /// Those of this workflow. Said more than once: of any of these.
+    /// Selects executions of this workflow; after several calls, of any of these workflows.
     pub fn workflow(mut self, name: impl Into<String>) -> Filter {
         self.workflows.insert(name.into());
         self
     }
 
-    /// Those that are so. Said more than once: that are any of these.
+    /// Selects executions of this status; after several calls, of any of these.
     pub fn is(mut self, is: Status) -> Filter {
         self.is.insert(is);
         self
     }
 
-    /// Those that wait for this, out of memory. Said more than once: for any of these. [`WaitsFor::Timer`] means those
-    /// that are [`Status::Asleep`].
+    /// Selects executions that wait for this, out of memory; after several calls, for any of these. [`WaitsFor::Timer`]
+    /// selects those that are [`Status::Asleep`].
     pub fn waits_for(mut self, what: WaitsFor) -> Filter {
         self.waits.push(what);
         self
     }
 
-    /// Those that have this tag. Said more than once: that have all of these.
+    /// Selects executions that have this tag; after several calls, all of these tags.
     pub fn tag(mut self, tag: impl Into<String>) -> Filter {
         self.tags.insert(tag.into());
         self
     }
 
-    /// Those whose search attribute of this name has this value.
+    /// Selects executions whose search attribute of this name has this value.
     pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
         self.attributes.push((name.into(), value.into()));
         self
     }
 
-    /// Those whose search attribute of this name is of the value's kind and not less.
+    /// Selects executions whose search attribute of this name is of the same kind as the value, and equal or greater.
     pub fn at_least(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
         self.limit(name, Side::AtLeast, value)
     }
 
-    /// Those whose search attribute of this name is of the value's kind and greater.
+    /// Selects executions whose search attribute of this name is of the same kind as the value, and greater.
     pub fn greater_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
         self.limit(name, Side::Above, value)
     }
 
-    /// Those whose search attribute of this name is of the value's kind and not greater.
+    /// Selects executions whose search attribute of this name is of the same kind as the value, and equal or less.
     pub fn at_most(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
         self.limit(name, Side::AtMost, value)
     }
 
-    /// Those whose search attribute of this name is of the value's kind and less.
+    /// Selects executions whose search attribute of this name is of the same kind as the value, and less.
     pub fn less_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
         self.limit(name, Side::Below, value)
     }
@@ -143,7 +142,7 @@ impl Filter {
         self
     }
 
-    /// Those that were started between these times. Said more than once: between all of these.
+    /// Selects executions that were started between these times; after several calls, within all of these ranges.
     pub fn started(mut self, times: impl RangeBounds<Timestamp>) -> Filter {
         self.from_us = self.from_us.max(match times.start_bound() {
             Bound::Unbounded => 0,
@@ -159,13 +158,13 @@ impl Filter {
         self
     }
 
-    /// Refuses what cannot be looked for.
+    /// Refuses conditions that cannot be searched for.
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |reason: String| Err(WorkflowError::List { reason });
         for what in &self.waits {
             match what {
                 WaitsFor::Step(_) | WaitsFor::Store => {
-                    return refuse(format!("{what:?} is not waited for out of memory, and only such waits are listed"));
+                    return refuse(format!("{what:?} is not a wait out of memory; only such waits are listed"));
                 }
                 what => what.listed().map_or(Ok(()), |(_, name)| is_short(name))?,
             }
@@ -177,7 +176,7 @@ impl Filter {
             match value {
                 Attribute::Text(text) => is_short(text)?,
                 Attribute::Real(number) if !number.is_finite() => {
-                    return refuse(format!("attribute {name:?} cannot be {number}, which is no number"));
+                    return refuse(format!("attribute {name:?} cannot be {number}, which is not a finite number"));
                 }
                 _ => {}
             }
@@ -185,7 +184,7 @@ impl Filter {
         Ok(())
     }
 
-    /// The values that the order goes by: those of the first attribute that was given a limit.
+    /// The values that the list is ordered by: those of the first attribute with a limit.
     pub(crate) fn values(&self) -> Option<Values> {
         let first = self.limits.first()?;
         let its = self.limits.iter().filter(|limit| limit.name == first.name).map(Limit::keys);
@@ -193,7 +192,7 @@ impl Filter {
         Some(Values { name: first.name.clone(), end: end.max(start.clone()), start })
     }
 
-    /// Whether an execution is meant.
+    /// True if the filter selects an execution.
     pub(crate) fn is_met(&self, execution: &Execution) -> bool {
         let status = Status::of(execution);
         let is_waited = |what: &WaitsFor| match what {
@@ -215,8 +214,8 @@ impl Filter {
             && self.to_us.is_none_or(|to| execution.started_us < to)
     }
 
-    /// The keys that list what is meant, in the order of start times: an execution has to be in all of these. Limits of
-    /// attributes are not among them. None only if nothing but limits is asked for.
+    /// The keys of the selected executions, in the order of start times: an execution has to be in all of these unions.
+    /// Limits of attributes are not included. The list is empty only if the filter has nothing but limits.
     pub(crate) async fn unions(&self, reader: &Reader<'_>) -> Result<Vec<Union>> {
         let mut unions = Vec::new();
         let mut add = |prefixes: Vec<Prefix>| {
@@ -245,7 +244,7 @@ impl Filter {
         Ok(unions)
     }
 
-    /// What keys start with that list executions of these statuses, of the workflows that are meant.
+    /// The prefixes of keys that list executions of these statuses, of the selected workflows.
     async fn prefixes(&self, reader: &Reader<'_>, statuses: &[Status]) -> Result<Vec<Prefix>> {
         let mut prefixes = Vec::new();
         for status in statuses {
@@ -262,7 +261,7 @@ impl Filter {
         Ok(prefixes)
     }
 
-    /// Keys of one prefix, of executions that were started between the times that are meant.
+    /// The keys of one prefix whose executions were started within the selected times.
     fn timed(&self, prefix: Prefix) -> Stream {
         let start = [&prefix.bytes[..], &self.from_us.to_be_bytes()].concat();
         let end = match self.to_us {
@@ -277,6 +276,6 @@ fn is_short(text: &str) -> Result<()> {
     if text.len() <= LONGEST {
         return Ok(());
     }
-    let reason = format!("nothing is found by a text of {} bytes; the limit is {LONGEST}", text.len());
+    let reason = format!("a filter cannot use a text of {} bytes; the limit is {LONGEST}", text.len());
     Err(WorkflowError::List { reason })
 }

@@ -1,4 +1,4 @@
-//! Forks: new executions that keep what another has recorded before some place, and do the rest anew.
+//! Forks: new executions that keep what another has recorded before a place, and run the rest again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use crate::workflow::stored::record::{
 };
 use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
 
-/// How much one commit holds of a journal at the most.
+/// How many writes of a fork one commit holds at most.
 const WRITES: usize = 1000;
 
 /// A fork that is about to be started.
-#[must_use = "nothing starts until it is said"]
+#[must_use = "a fork does nothing until it is started"]
 pub struct Fork {
     engine: Arc<Inner>,
     source: ExecutionId,
@@ -44,17 +44,17 @@ enum At {
     Step(String),
 }
 
-/// An execution that is forked, as one view shows it.
+/// The execution that is forked, in one view.
 struct Source {
     execution: Execution,
-    /// In the order in which the code came to them.
+    /// In the order of the code.
     entries: Vec<(Place, Recorded)>,
 }
 
 impl Engine {
-    /// Forks an execution: a new one keeps what this has recorded before some place, and does the rest anew, by the
-    /// code that is registered now. What was sent to this one and not received goes to this one only. The fork has
-    /// slots of its own, that hold what was in this one's at that place.
+    /// Forks an execution. The new execution keeps what the source has recorded before a place, and runs the rest
+    /// again, with the code that is registered now. Messages that the source has not received stay with the source. The
+    /// fork has its own slots, with the values that the slots of the source had at that place.
     ///
     /// ```
     /// # use latchwork::workflow::{Engine, Result};
@@ -68,33 +68,33 @@ impl Engine {
 }
 
 impl Fork {
-    /// At the operation of this place, which is the first to be done anew: as `3`, or `3.1/0` for the first operation
-    /// in the second branch of the fork at place 3. Branches beside that keep what they have recorded. Unless a place
-    /// is said, nothing is kept.
+    /// Forks at the operation of this place, which is the first to run again: `3`, or `3.1/0` for the first operation
+    /// in the second branch of the fork at place 3. The branches beside that one keep what they have recorded. Without
+    /// a place, nothing is kept.
     pub fn at(mut self, place: impl Into<String>) -> Fork {
         self.at = At::Place(place.into());
         self
     }
 
-    /// At the first step of this name.
+    /// Forks at the first step of this name.
     pub fn at_step(mut self, name: impl Into<String>) -> Fork {
         self.at = At::Step(name.into());
         self
     }
 
-    /// Under this id; without one, a UUIDv7 is made. An id that is taken is refused.
+    /// Sets the id; without this, the id is a new UUIDv7. An id that is in use is refused.
     pub fn id(mut self, id: impl Into<ExecutionId>) -> Fork {
         self.id = Some(id.into());
         self
     }
 
-    /// With another input. What is kept stays, whatever it was given.
+    /// Sets another input. Kept results stay, though they may come from the old input.
     pub fn input(mut self, input: &impl Serialize) -> Fork {
         self.input = Some(json::to_value(input).map(|input| input.to_string()));
         self
     }
 
-    /// Starts the fork, and gives its id: when this returns, it is stored and survives anything.
+    /// Starts the fork and returns its id. When this returns, the fork is stored and survives a crash.
     pub async fn start(self) -> Result<ExecutionId> {
         let Fork { engine, source: source_id, at, id, input } = self;
         if let Some(id) = &id {
@@ -125,7 +125,7 @@ impl Fork {
             slots.extend(found.into_iter().map(|(key, value)| Write::Put(its.namesake(&key, &own), value)));
         }
         for (place, entry) in &mut kept {
-            // What an operation was given may follow from the input, or from the execution's id.
+            // The arguments of an operation may depend on the input or on the execution's id.
             entry.argument = ANYTHING;
             keep_birth(entry, &source_id, &source.execution, place);
         }
@@ -137,7 +137,7 @@ impl Fork {
         let mut writes = source.writes(&engine, &view, &source_id, &id, &kept).await?;
         writes.extend(reviews);
         writes.extend(slots);
-        // It is taken up though the caller may have given up.
+        // The fork is loaded even if the caller is dropped.
         let (inner, forked) = (engine.clone(), id.clone());
         let stored = engine.node.runtime.run(async move {
             store(&inner, &forked, execution, writes, &definition).await?;
@@ -158,7 +158,7 @@ impl Source {
         Ok(Source { execution, entries })
     }
 
-    /// The place of the first operation that is done anew. None if that is everything.
+    /// The place of the first operation that runs again. None if everything does.
     fn place(&self, id: &ExecutionId, at: &At) -> Result<Option<Place>> {
         let (at, found) = match at {
             At::Start => return Ok(None),
@@ -172,11 +172,11 @@ impl Source {
                 (format!("step {name:?}"), found)
             }
         };
-        let reason = || "it has not come to such an operation".to_string();
+        let reason = || "it has not reached such an operation".to_string();
         found.map(Some).ok_or_else(|| WorkflowError::Fork { id: id.clone(), at, reason: reason() })
     }
 
-    /// What the fork keeps.
+    /// The entries that the fork keeps.
     fn kept(&self, at: Option<&Place>) -> BTreeMap<Place, Entry> {
         let Some(at) = at else { return BTreeMap::new() };
         let mut kept = BTreeMap::new();
@@ -187,8 +187,8 @@ impl Source {
                 Fate::Dropped => None,
             };
         }
-        // Nothing has failed yet in a branch that is gone through anew: those beside it go on where they were called
-        // off.
+        // In a branch that runs again nothing has failed yet: the branches beside it continue where they were
+        // cancelled.
         let is_reset = |place: &Place| {
             kept.iter().any(|(fork, it): (&Place, &Entry)| {
                 is_fork(it) && it.state == EntryState::Begun && fork.beside(&place.branch).is_some()
@@ -198,7 +198,7 @@ impl Source {
         let called_off: Vec<Place> = called_off.map(|(place, _)| place.clone()).collect();
         let is_after = |place: &Place, cut: &Place| place.branch.is_within(&cut.branch) && place.along() >= cut.along();
         kept.retain(|place, _| !called_off.iter().any(|cut| is_after(place, cut)));
-        // Only what has come to something is kept. What the code has given up half-way, and then gone on, stays.
+        // Finished operations are kept, and also unfinished ones before them: the code dropped those and continued.
         let mut last: BTreeMap<Path, u32> = BTreeMap::new();
         for (place, entry) in &kept {
             let is_kept = is_fork(entry) || is_finished(entry);
@@ -212,14 +212,14 @@ impl Source {
         kept
     }
 
-    /// The slots that a fork has copies of, and where those are: the source's own, and those of its tree. A fork is
-    /// the root of a tree of its own.
+    /// The slots that the fork copies, and their copies: the slots of the source and those of its tree. A fork is the
+    /// root of its own tree.
     fn scopes(&self, states: &States, id: &ExecutionId, fork: &ExecutionId) -> [(Slots, Slots); 2] {
         let root = self.execution.parent.as_ref().map_or(id, |parent| &parent.root);
         [(states.execution(id), states.execution(fork)), (states.tree(root), states.tree(fork))]
     }
 
-    /// Slots as what is kept has left them, by the source's keys.
+    /// The values of slots after the kept operations, by the keys of the source.
     async fn slots(
         &self,
         engine: &Inner,
@@ -252,8 +252,8 @@ impl Source {
         Ok(slots)
     }
 
-    /// The reviews that were opened by what is kept, under the fork's id. Those that the fork is still to wait for are
-    /// open: they are decided for each by itself.
+    /// The reviews that kept operations opened, under the fork's id. Reviews that the fork still has to wait for are
+    /// open: each execution gets a decision of its own.
     async fn reviews(
         &self,
         engine: &Inner,
@@ -286,7 +286,7 @@ impl Source {
         Ok(writes)
     }
 
-    /// Everything that is stored of the fork but its record, its slots and its reviews.
+    /// All records of the fork except its execution record, its slots and its reviews.
     async fn writes(
         &self,
         engine: &Inner,
@@ -315,7 +315,7 @@ impl Source {
         for entry in of_kind(Kind::Token) {
             let EntryState::Done(text) = &entry.state else { continue };
             let Ok(token) = text.trim_matches('"').parse::<Uuid>() else { continue };
-            // Under the fork's id, so that what it waits for can be completed, too.
+            // The token also exists under the fork's id, so that the wait of the fork can be completed, too.
             let left = completed.get_mut(&*entry.name).filter(|left| **left > 0);
             let is_used = left.map(|left| *left -= 1).is_some();
             let record = Token { name: entry.name.to_string(), is_used };
@@ -325,7 +325,7 @@ impl Source {
     }
 }
 
-/// Stores a fork, in one commit unless it is too large for that: then it is parked until everything is there.
+/// Stores a fork, in one commit if it fits. Otherwise the fork is parked until everything is stored.
 async fn store(
     engine: &Arc<Inner>,
     id: &ExecutionId,
@@ -335,17 +335,17 @@ async fn store(
 ) -> Result<()> {
     let asked = definition.asked_by_fork(&execution.input)?;
     let limits = engine.store.limits();
-    // What it is listed by comes with the record.
+    // The list keys are written with the record and need room, too.
     let most = limits.commit_bytes.saturating_sub(execution.encode().len() + (limits.commit_bytes >> 2));
     let mut chunks = chunks(writes, most, WRITES.min(limits.operations / 2));
     let last = chunks.pop().unwrap_or_default();
     let mut before = None;
     if !chunks.is_empty() {
-        // A fork that a limit rejects is, before anything is stored.
+        // If a limit rejects the fork, that happens before anything is stored.
         if let Some(asked) = &asked {
             engine.would_run(definition, asked).await?;
         }
-        let reason = "its fork was not completed; terminate it and fork anew".to_string();
+        let reason = "the fork is incomplete; terminate it and fork again".to_string();
         let mut parked = Execution { status: Status::Parked(reason), ..execution.clone() };
         let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut parked, None);
         let rev = landed(engine, id, part).await?;
@@ -375,14 +375,15 @@ async fn store(
             timer.into_iter().for_each(|timer| engine.timers.set(id, Timestamp(timer)));
             return Ok(());
         }
-        // Refused for its id, or because other starts were faster.
+        // Refused because the id is in use, or because other starts were faster.
         if asked.is_none() || engine.read(id).await?.map(|(_, rev)| rev) != rev {
             return Err(WorkflowError::AlreadyStarted { id: id.clone() });
         }
     }
 }
 
-/// Takes away what is stored of a fork that a limit rejects after all. It has never begun, so its end is told to none.
+/// Removes what is stored of a fork that a limit has rejected after all. It has never begun, so its end notifies no
+/// one.
 async fn discard(engine: &Arc<Inner>, id: &ExecutionId, parked: Option<(&Execution, Rev)>) -> Result<()> {
     let Some((parked, rev)) = parked else { return Ok(()) };
     let mut ended = Execution { status: Status::Cancelled("a limit has rejected the fork".into()), ..parked.clone() };
@@ -393,13 +394,13 @@ async fn discard(engine: &Arc<Inner>, id: &ExecutionId, parked: Option<(&Executi
     Ok(())
 }
 
-/// Commits a part, and gives the rev of what it has written last.
+/// Commits a part, and returns the rev of its last write.
 async fn landed(engine: &Inner, id: &ExecutionId, part: Part) -> Result<Rev> {
     let receipt = engine.send(part).await?.ok_or_else(|| WorkflowError::AlreadyStarted { id: id.clone() })?;
     Ok(receipt.revs.last().copied().flatten().unwrap_or_default())
 }
 
-/// Writes in portions of at most so many bytes, and so many of them.
+/// Splits writes into chunks of at most this many bytes and writes.
 fn chunks(writes: Vec<Write>, bytes: usize, count: usize) -> Vec<Vec<Write>> {
     let (mut chunks, mut length): (Vec<Vec<Write>>, usize) = (Vec::new(), 0);
     for write in writes {
@@ -417,16 +418,16 @@ fn chunks(writes: Vec<Write>, bytes: usize, count: usize) -> Vec<Vec<Write>> {
     chunks
 }
 
-/// What becomes of a recorded operation in a fork.
+/// What happens to a recorded operation in a fork.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Kept,
-    /// It is a fork of the code on the way to the place: which of its branches was first is forgotten.
+    /// A fork of the code on the way to the place: which of its branches was first is forgotten.
     Reset,
     Dropped,
 }
 
-/// What becomes of an operation when an execution is forked at a place.
+/// What happens to an operation when an execution is forked at a place.
 fn fate(place: &Place, at: &Place) -> Fate {
     let (its, way) = (place.branch.steps(), at.branch.steps());
     let mut depth = 0;
@@ -448,7 +449,7 @@ fn fate(place: &Place, at: &Place) -> Fate {
     }
 }
 
-/// What the source held at that place, the fork has to acquire itself; what it waited for, it asks for again.
+/// The fork has to acquire the locks that the source held at that place, and requests again what the source waited for.
 fn acquire_anew(kept: &mut BTreeMap<Place, Entry>) {
     let released = |entry: &Entry| match &entry.state {
         EntryState::Done(text) if entry.kind == Kind::Unlock => serde_json::from_str::<Unlocked>(text).ok(),
@@ -469,7 +470,7 @@ fn acquire_anew(kept: &mut BTreeMap<Place, Entry>) {
     }
 }
 
-/// What a slot held at a generation, without the changes of some at the end.
+/// The value of a slot at a generation, without the changes of the `undone` commits.
 async fn slot_at(
     engine: &Inner,
     key: &Key,
@@ -490,7 +491,7 @@ async fn slot_at(
     Ok(Some(item.value))
 }
 
-/// Whether slots may have been changed in the commit that recorded this.
+/// True if the commit that recorded this entry may have changed slots.
 fn changes_slots(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Slot | Kind::Transaction) && matches!(entry.state, EntryState::Done(_))
 }
@@ -499,7 +500,7 @@ fn is_fork(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Join | Kind::Race)
 }
 
-/// Whether what stands at a place is in a branch that was given up, since one beside it was first.
+/// True if a place is in a branch that was dropped because another branch was first.
 fn is_given_up(place: &Place, kept: &BTreeMap<Place, Entry>) -> bool {
     kept.iter().filter(|(_, entry)| is_fork(entry)).any(|(fork, entry)| {
         let EntryState::Done(text) = &entry.state else { return false };
@@ -508,13 +509,13 @@ fn is_given_up(place: &Place, kept: &BTreeMap<Place, Entry>) -> bool {
     })
 }
 
-/// Whether it was cancelled because a branch beside it has failed.
+/// True if it was cancelled because a branch beside it has failed.
 fn is_called_off(entry: &Entry) -> bool {
     let EntryState::Gave(text) = &entry.state else { return false };
     read_failure(text).get::<Cancelled>().is_some_and(|cancelled| cancelled.reason == CALLED_OFF)
 }
 
-/// Whether what it waited for was completed, or failed: its time may have run out.
+/// True if the token was completed or failed; false if the wait timed out or was cancelled.
 fn is_completed(entry: &Entry) -> bool {
     match &entry.state {
         EntryState::Gave(text) => {
@@ -534,7 +535,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_before_a_place_is_kept_in_every_branch_on_the_way() {
+    fn operations_before_the_place_are_kept_in_every_branch_on_the_way() {
         let all =
             ["0", "3", "4", "2.0/5", "3.0/0", "3.0/9", "3.1/0", "3.1/1", "3.1/2", "3.1/1.0/0", "3.1/0.1/7", "4.0/0"];
         let cases: [(&str, &[&str], &[&str]); 4] = [

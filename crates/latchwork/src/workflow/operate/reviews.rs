@@ -1,5 +1,5 @@
-//! Reviews from outside: those that are open, page by page, and their decisions. A review is decided by the commit that
-//! takes its key from the open ones, so by one caller only.
+//! Reviews from outside: the open ones, page by page, and their decisions. The commit that decides a review deletes its
+//! key among the open ones, so only one caller can decide it.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::workflow::stored::kept::{Kept, Letter, ReviewRecord};
 use crate::workflow::stored::record::review_key;
 use crate::workflow::{Boxed, Cursor, Decision, ExecutionId, Result, WorkflowError};
 
-/// How many reviews a page holds, unless it is said, and at the most.
+/// How many reviews a page holds by default, and at most.
 const PAGE: usize = 100;
 const MOST: usize = 1000;
 
@@ -30,25 +30,25 @@ const REASON_BYTES: usize = 64 << 10;
 pub struct ReviewDescription {
     /// Its id.
     pub id: String,
-    /// The execution that has opened it.
+    /// The execution that opened it.
     pub execution: ExecutionId,
-    /// The workflow of that.
+    /// The workflow of that execution.
     pub workflow: String,
     /// Its name.
     pub name: String,
-    /// What is asked.
+    /// The question.
     pub question: Value,
-    /// What can be chosen.
+    /// The options to choose from.
     pub options: Vec<String>,
     /// When it was opened, in microseconds since 1970.
     pub opened_us: u64,
-    /// Until when it is waited for at the most, in microseconds since 1970.
+    /// Until when the execution waits for it at most, in microseconds since 1970.
     pub until_us: Option<u64>,
     /// Whether it can be decided.
     pub state: ReviewState,
 }
 
-/// How a review is.
+/// The state of a review.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -57,7 +57,7 @@ pub enum ReviewState {
     Open,
     /// It was decided.
     Decided(Decision),
-    /// It is no longer waited for, and was not decided.
+    /// The execution no longer waits for it, and it was not decided.
     Closed,
 }
 
@@ -78,7 +78,7 @@ pub struct Reviews {
 pub struct ReviewsPage {
     /// The reviews: by workflow, then by name, then the oldest first.
     pub reviews: Vec<ReviewDescription>,
-    /// Where the next page goes on, if there is one.
+    /// Where the next page begins, if there is one.
     pub next: Option<Cursor>,
 }
 
@@ -111,12 +111,12 @@ impl Engine {
 }
 
 impl Executions {
-    /// The open reviews, as [`Engine::reviews`] gives them.
+    /// The open reviews, as [`Engine::reviews`] lists them.
     pub fn reviews(&self) -> Reviews {
         Reviews { stored: self.clone(), workflow: None, name: None, limit: PAGE, after: None }
     }
 
-    /// A review, open or not. It is known as long as its execution is kept, and has not begun anew since.
+    /// A review, open or not. It is known as long as its execution is kept and has not continued as new.
     pub async fn review(&self, id: &str) -> Result<ReviewDescription> {
         let unknown = || WorkflowError::UnknownReview { review: id.into() };
         let spaces = self.spaces.as_ref().ok_or_else(unknown)?;
@@ -127,25 +127,25 @@ impl Executions {
 }
 
 impl Reviews {
-    /// Of this workflow only.
+    /// Only reviews of this workflow.
     pub fn workflow(mut self, workflow: impl Into<String>) -> Reviews {
         self.workflow = Some(workflow.into());
         self
     }
 
-    /// Of this name only.
+    /// Only reviews of this name.
     pub fn name(mut self, name: impl Into<String>) -> Reviews {
         self.name = Some(name.into());
         self
     }
 
-    /// So many on a page: 100 unless this is said, 1 at the least and 1000 at the most.
+    /// The size of a page: 100 by default, at least 1 and at most 1000.
     pub fn limit(mut self, limit: usize) -> Reviews {
         self.limit = limit.clamp(1, MOST);
         self
     }
 
-    /// What comes after an earlier page.
+    /// Continues after an earlier page.
     pub fn after(mut self, cursor: impl Into<Option<Cursor>>) -> Reviews {
         self.after = cursor.into();
         self
@@ -185,7 +185,7 @@ impl Reviews {
         }
     }
 
-    /// What the keys start with of those that are meant, as far as one range tells.
+    /// The prefix of the selected keys, as far as one range can express the selection.
     fn prefix(&self) -> Vec<u8> {
         let mut prefix = Vec::new();
         if let Some(workflow) = &self.workflow {
@@ -195,14 +195,15 @@ impl Reviews {
         prefix
     }
 
-    /// Where to look next, if a review is not meant: at this name in the same workflow, or in the next.
+    /// Where to continue if a review has another name: at the wanted name in the same workflow, or in the next
+    /// workflow.
     fn skips(&self, space: &Space, open: &OpenKey<'_>) -> Option<Range> {
         let name = self.name.as_deref().filter(|name| *name != open.name)?;
         let (mut found, mut wanted, mut next) = (Vec::new(), Vec::new(), Vec::new());
         write_text(&mut found, open.name);
         write_text(&mut wanted, name);
         write_text(&mut next, open.workflow);
-        // No length of a text is so large.
+        // No text has such a length.
         let rest = if found < wanted { wanted } else { vec![0xff; 2] };
         next.extend(rest);
         Some(space.range(next..))
@@ -218,7 +219,7 @@ impl IntoFuture for Reviews {
     }
 }
 
-/// What the key of an open review tells.
+/// The parts of the key of an open review.
 pub(crate) struct OpenKey<'a> {
     pub(crate) workflow: &'a str,
     pub(crate) name: &'a str,
@@ -235,7 +236,7 @@ impl<'a> OpenKey<'a> {
         Some(OpenKey { workflow, name, token: Uuid::from_bytes(*token), execution })
     }
 
-    /// The review, as a view shows it. One that cannot be read is passed over: the others can still be listed.
+    /// The review, in a view. A review that cannot be read is skipped, so that the others can still be listed.
     async fn describe(&self, spaces: &Spaces, view: &View) -> Result<Option<ReviewDescription>> {
         let kept = Kept::new(&spaces.kept, &self.execution);
         let record = match view.get(&kept.review(self.token, self.name)).await {
@@ -267,7 +268,7 @@ impl ReviewDescription {
         Timestamp(self.opened_us)
     }
 
-    /// Until when it is waited for at the most.
+    /// Until when the execution waits for it at most.
     pub fn until(&self) -> Option<Timestamp> {
         self.until_us.map(Timestamp)
     }
@@ -278,7 +279,7 @@ struct Found {
     execution: ExecutionId,
     token: Uuid,
     record: ReviewRecord,
-    /// Where the record is, and where the review is while it is open.
+    /// The key of the record, and the key that exists while the review is open.
     key: Key,
     open: Key,
     is_open: bool,
@@ -305,15 +306,15 @@ impl ReviewHandle {
         &self.id
     }
 
-    /// What is known of it.
+    /// Everything that is known of the review.
     pub async fn describe(&self) -> Result<ReviewDescription> {
         self.engine.stored().review(&self.id).await
     }
 
-    /// Decides the review: one of its options, who has chosen it, and why. That can be done once, and when it returns,
-    /// it is stored. Whoever comes later is told of the decision that was made.
+    /// Decides the review: one of its options, the person or program that chose it, and the reason. This is possible
+    /// once; when it returns, the decision is stored. A later caller gets an error with the decision that was made.
     pub async fn decide(&self, option: &str, by: &str, reason: &str) -> Result<Decision> {
-        check_name("the one who decides a review", by)?;
+        check_name("the decider of a review", by)?;
         if reason.len() > REASON_BYTES {
             let what = "the reason of a decision";
             return Err(WorkflowError::PayloadTooLong { what, length: reason.len(), limit: REASON_BYTES });
@@ -343,9 +344,9 @@ impl ReviewHandle {
             let writes = vec![Write::Put(key, record.encode()), Write::Delete(open.clone())];
             match engine.deliver(&execution, letter, Some((vec![Check::Present(open)], writes))).await {
                 Ok(true) => return Ok(decision),
-                // Another caller was faster, or it is no longer waited for: the next look tells.
+                // Another caller was faster, or the execution no longer waits: the next look finds out.
                 Ok(false) => {}
-                // It may have ended with the decision of another caller.
+                // The execution may have ended with the decision of another caller.
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {
                     let view = engine.store.view().await?;
                     let found = Found::read(&engine.spaces, &view, &self.id).await?;

@@ -1,5 +1,5 @@
-//! Runs of sorted keys that are gone through side by side: what is in any of several, and what is in all of several.
-//! They jump to where the others are, so that little is read of what does not count.
+//! Streams of sorted keys that are read side by side: unions (in any of several) and joins (in all of several). Each
+//! stream jumps to the position of the others, so that few keys are read that do not count.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::workflow::operate::status::Status;
 use crate::workflow::stored::listed::{Lists, by_shard, read_by_status};
 use crate::workflow::{Result, WorkflowError};
 
-/// How many keys are read at once at the most.
+/// How many keys are read at once at most.
 const BATCH: usize = 256;
 
 /// One view of the keys that list executions, in one direction.
@@ -17,66 +17,66 @@ pub(crate) struct Reader<'a> {
     pub(crate) view: &'a View,
     pub(crate) lists: &'a Lists,
     pub(crate) order: Order,
-    /// How much was read by now.
+    /// How many keys were read so far.
     pub(crate) looks: usize,
 }
 
-/// Where to go in a run of keys. Positions are what follows the prefix.
+/// The target of a seek. A position is the part of a key after the prefix.
 #[derive(Clone, Copy)]
 pub(crate) enum To<'p> {
     Start,
-    /// There, or to what comes next.
+    /// This position or the next one.
     At(&'p [u8]),
-    /// To what comes next.
+    /// The next position after this one.
     After(&'p [u8]),
 }
 
-/// What keys of a space start with.
+/// The prefix of keys in a space.
 pub(crate) struct Prefix {
     pub(crate) space: Space,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Keys of one prefix, of which no two have the same rest.
+/// The keys of one prefix. Their positions are distinct.
 pub(crate) struct Stream {
     prefix: Prefix,
     range: Range,
     /// The positions that were read and not passed.
     found: VecDeque<Vec<u8>>,
-    /// How many are to be read next.
+    /// How many keys the next read asks for.
     batch: usize,
-    /// Whether there are no more to read.
+    /// True if there are no more keys to read.
     is_done: bool,
 }
 
-/// What is in any of several runs of keys.
+/// The positions that are in any of several streams.
 pub(crate) struct Union {
     streams: Vec<Stream>,
 }
 
-/// What is in all of several unions.
+/// The positions that are in all of several unions.
 pub(crate) struct Join {
     unions: Vec<Union>,
 }
 
-/// What comes next in a join.
+/// The next result of a join.
 pub(crate) enum Next {
     Found(Vec<u8>),
-    /// So much was read that it is enough; nothing was missed up to here.
+    /// The read limit is reached. No result was missed up to this position.
     Tired(Vec<u8>),
     End,
 }
 
-/// The first string that no string with this prefix reaches.
+/// The first string after all strings with this prefix.
 pub(crate) fn successor(prefix: &[u8]) -> Vec<u8> {
-    let kept = prefix.iter().rposition(|byte| *byte != 0xff).expect("what keys start with is a letter or a shard");
+    let kept = prefix.iter().rposition(|byte| *byte != 0xff).expect("a prefix starts with a letter or a shard");
     let mut end = prefix[..=kept].to_vec();
     end[kept] += 1;
     end
 }
 
 impl Reader<'_> {
-    /// Whether one position comes before another.
+    /// True if one position comes before another.
     pub(crate) fn is_before(&self, a: &[u8], b: &[u8]) -> bool {
         match self.order {
             Order::Ascending => a < b,
@@ -84,7 +84,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The keys of lists that start so.
+    /// The prefix of list keys.
     pub(crate) fn listed(&self, bytes: Vec<u8>) -> Prefix {
         Prefix { space: self.lists.listed.clone(), bytes }
     }
@@ -97,8 +97,8 @@ impl Reader<'_> {
         }
     }
 
-    /// What keys start with that list executions of a status, for each of its workflows; for those that run, in each
-    /// shard.
+    /// The prefixes of keys that list executions of a status, for each of its workflows; for running executions also for
+    /// each shard.
     pub(crate) async fn workflows(&self, status: Status) -> Result<Vec<Prefix>> {
         let (space, whole) = self.lists.with_status(status);
         let (mut rest, mut prefixes) = (whole, Vec::new());
@@ -108,13 +108,13 @@ impl Reader<'_> {
             let damaged = || WorkflowError::corrupt(format!("key {key} of a list"));
             let (_, end) = read_by_status(key.bytes()).ok_or_else(damaged)?;
             let bytes = key.bytes()[..key.bytes().len() - end.len()].to_vec();
-            // Past all others of that name.
+            // Skip the other keys of this workflow.
             rest = rest.from(&space.key(successor(&bytes)));
             prefixes.push(Prefix { space: space.clone(), bytes });
         }
     }
 
-    /// What keys start with that list executions of a workflow that run, for each shard in which there are some.
+    /// The prefixes of keys that list running executions of a workflow, for each shard that has some.
     pub(crate) async fn running(&self, workflow: &str) -> Result<Vec<Prefix>> {
         let space = &self.lists.running;
         let (mut prefixes, mut shard) = (Vec::new(), 0);
@@ -124,7 +124,7 @@ impl Reader<'_> {
             let Some((key, _)) = found.first() else { break };
             let is_its = key.bytes().starts_with(&bytes);
             let found = key.bytes().first_chunk().map_or(shard, |shard| u16::from_be_bytes(*shard));
-            // This shard is done; those in which nothing runs are passed over.
+            // This shard is done; shards without running executions are skipped.
             shard = if found > shard { found } else { shard + 1 };
             if is_its {
                 prefixes.push(Prefix { space: space.clone(), bytes });
@@ -135,7 +135,7 @@ impl Reader<'_> {
 }
 
 impl Stream {
-    /// The keys of a prefix, from `start` on and before `end`.
+    /// The keys of a prefix, from `start` to before `end`.
     pub(crate) fn new(prefix: Prefix, start: Vec<u8>, end: Vec<u8>) -> Stream {
         let range = prefix.space.range(start..end);
         Stream { prefix, range, found: VecDeque::new(), batch: 1, is_done: false }
@@ -143,7 +143,7 @@ impl Stream {
 
     async fn seek(&mut self, reader: &mut Reader<'_>, to: To<'_>) -> Result<Option<&[u8]>> {
         while let Some(first) = self.found.front().filter(|first| reader.is_passed(first, to)) {
-            // Where much is jumped over, little is read ahead.
+            // After a long jump, few keys are read ahead.
             if !matches!(to, To::After(after) if after == first) {
                 self.batch = 1;
             }
@@ -201,12 +201,12 @@ impl Join {
         Join { unions }
     }
 
-    /// Whether nothing is asked for.
+    /// True if there are no unions.
     pub(crate) fn is_empty(&self) -> bool {
         self.unions.is_empty()
     }
 
-    /// The first position from there on that is in all unions. Gives up when about so much was read.
+    /// The first position at or after `to` that is in all unions. Stops early after about `most` keys were read.
     pub(crate) async fn next(&mut self, reader: &mut Reader<'_>, to: To<'_>, most: usize) -> Result<Next> {
         let Some(first) = self.unions.first_mut() else { return Ok(Next::End) };
         let Some(mut position) = first.seek(reader, to).await? else { return Ok(Next::End) };

@@ -1,4 +1,4 @@
-//! Commits: what they hold of an execution, and what becomes of it.
+//! Commits of an execution: what a commit holds of it, and how the outcome changes it.
 
 use parking_lot::MutexGuard;
 
@@ -19,22 +19,22 @@ use crate::workflow::stored::record::{
     Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, branch_key, keyed_key,
 };
 
-/// The record of an execution is as it is known.
+/// The record of the execution is as the engine knows it.
 pub(crate) const RECORD: Tag = Tag("record");
-/// The execution holds the locks that its code has guards of.
+/// The execution still holds the locks that its code has guards of.
 const HELD: Tag = Tag("held");
 /// No execution was started under the idempotency key.
 pub(crate) const KEYED: Tag = Tag("keyed");
-/// There are no messages that the execution does not know of.
+/// The inbox holds no message that the execution does not know.
 const INBOX: Tag = Tag("inbox");
 
-/// What is done in the commit that records an operation.
+/// What the commit that records an operation does in addition.
 #[derive(Default)]
 pub(crate) struct Effect {
-    /// The operation, which is told if a check has failed.
+    /// The operation, which is notified if a check of the part fails.
     pub(crate) op: u64,
     pub(crate) part: Part,
-    /// The message that is received with it.
+    /// The message that the operation receives with this commit.
     pub(crate) receives: Option<Address>,
 }
 
@@ -45,7 +45,7 @@ impl From<Part> for Effect {
 }
 
 impl Effect {
-    /// The receipt of a message.
+    /// Receives a message.
     pub(crate) fn receipt(address: Address) -> Effect {
         Effect { part: Part::default().delete(&address.1), receives: Some(address), ..Effect::default() }
     }
@@ -54,41 +54,41 @@ impl Effect {
 /// What a commit holds of an execution.
 #[derive(Default)]
 pub(crate) struct Boarded {
-    /// Its number among the commits on their way.
+    /// The number of this commit among those in flight.
     flight: u64,
     pending: Vec<Pending>,
-    /// Where its own part is, and those of effects, by the place in `pending`.
+    /// Where the commit holds the execution's own part, and the parts of effects by their index in `pending`.
     own: Placed,
     effects: Vec<(usize, Placed)>,
-    /// The record from then on, and the place of its write.
+    /// The record after the commit, and the index of its write.
     after: Option<(Execution, usize)>,
-    /// Whether it tells what was published.
+    /// True if the commit writes published values.
     publishes: bool,
     is_first: bool,
-    /// The reviews that it closes, since they were given up.
+    /// The reviews that the commit closes because they were given up.
     closed: Vec<Key>,
-    /// How many locks it checks that the code has let go of.
+    /// How many of the checked locks the code has already let go of.
     left: usize,
-    /// Whether the record was to be written.
+    /// True if the record was to be written.
     wants_record: bool,
-    /// Whether the execution has come to something with it.
+    /// True if the execution makes progress with this commit.
     progress: bool,
-    /// When something of it is to be removed.
+    /// When the stored data of the execution, or of earlier runs, is due for removal.
     removal: Option<Timestamp>,
-    /// What it has come to, if another takes its place.
+    /// The status that the execution ends with, if another takes its place.
     succeeded: Option<Status>,
 }
 
-/// What a refusal means.
+/// What a refusal means for the execution.
 pub(crate) enum Verdict {
     Stop(Stop),
-    /// It is nothing that the execution would have to stop for.
+    /// The refusal is no reason for the execution to stop.
     Again,
 }
 
 impl Run {
-    /// Adds to a commit that the execution is this engine's and as it was, everything pending, and, if that changes,
-    /// its record.
+    /// Adds to a commit: the checks that this engine owns the execution and that its record is unchanged, everything
+    /// pending, and the record if it changes.
     pub(crate) fn board(&self, commit: Commit, next: Next) -> (Commit, Boarded) {
         let mut state = self.state.lock();
         let mut part = self.as_it_was(&state, &next);
@@ -99,7 +99,7 @@ impl Run {
             wants_record: state.known.take_wanted(),
             ..Boarded::default()
         };
-        // Most often the record stays as it is, and is not copied.
+        // In most commits the record stays as it is, and is not copied.
         if !boarded.is_first && matches!(next, Next::Runs) && !state.is_changed() {
             part = self.journaled(part, &state, None, &boarded);
             boarded.progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
@@ -138,13 +138,14 @@ impl Run {
         self.placed(commit, part, state, boarded)
     }
 
-    /// That the execution is this engine's, as it was, and holds what its code has guards of.
+    /// Checks that this engine owns the execution, that its record is unchanged, and that it holds the locks that its
+    /// code has guards of.
     fn as_it_was(&self, state: &State, next: &Next) -> Part {
         let part = self.engine.node.for_owner(&self.id);
         let residency = &state.residency;
         let is_gone = residency.is_stopping() || residency.has_left() || state.known.stored().status.is_terminal();
         let part = match state.known.rev() {
-            // It was to stop; whatever was on its way to be done is not.
+            // The execution has stopped: this check can never pass, so its other commits are refused.
             _ if is_gone && !matches!(next, Next::Rests(_) | Next::Succeeds(..)) => {
                 part.at_rev(RECORD, &self.key, Rev(u64::MAX))
             }
@@ -154,7 +155,8 @@ impl Run {
         state.guards.checked().fold(part, |part, key| part.check(HELD, Check::Present(key.clone())))
     }
 
-    /// Adds what is published to the execution's own part, and that with the parts of operations to the commit.
+    /// Adds the published values to the execution's own part, and then this part and the parts of operations to the
+    /// commit.
     fn placed(
         &self,
         commit: Commit,
@@ -181,7 +183,7 @@ impl Run {
         (commit, boarded)
     }
 
-    /// Takes back, where the execution was found, how often it was taken up, once it has come to something.
+    /// Clears the stored count of loads once the execution has made progress.
     fn counted(&self, part: Part, state: &State, boarded: &Boarded) -> Part {
         if state.residency.loads() == 0 || !boarded.progress {
             return part;
@@ -215,7 +217,7 @@ impl Run {
         part
     }
 
-    /// Adds the records of operations. A step that is begun for the first time is told of by the record before it.
+    /// Adds the entries of operations. A step that begins for the first time is stored in the entry before it.
     fn journaled(&self, mut part: Part, state: &State, mut after: Option<&mut Execution>, boarded: &Boarded) -> Part {
         let entries = &boarded.pending;
         let is_small = entries.len() <= TAIL && entries.iter().all(|pending| pending.entry.is_small());
@@ -225,7 +227,7 @@ impl Run {
         }
         let is_very_first =
             |pending: &Pending| boarded.is_first && pending.place == Path::default().at(0) && pending.entry.is_intent();
-        // The execution's own record tells of the very first.
+        // The execution's own record stores the first step of all.
         if let (Some(first), Some(after)) = (entries.first().filter(|first| is_very_first(first)), &mut after) {
             after.intent = Some(Intent::of(&first.entry));
         }
@@ -255,7 +257,7 @@ impl Run {
         part
     }
 
-    /// A commit with the execution in it has landed.
+    /// A commit that holds the execution has landed.
     pub(crate) fn landed(&self, boarded: Boarded, receipt: &Receipt) {
         let mut state = self.state.lock();
         state.journal.arrive(boarded.flight);
@@ -274,7 +276,7 @@ impl Run {
         if let Some(due) = boarded.removal {
             self.engine.removals.set(&self.id, due);
         }
-        // Operations that wait for a commit look whether it was theirs.
+        // Operations that wait for a commit check whether it was theirs.
         state.ops.wake_busy();
         if let Some(started) = started {
             let _ = started.send(Ok(()));
@@ -287,7 +289,7 @@ impl Run {
         effects.into_iter().for_each(|(part, placed)| part.land(placed.landing(receipt)));
     }
 
-    /// A commit with the execution in it was refused. If that was for a reason of the execution's own, it has to stop.
+    /// A commit that holds the execution was refused. If one of the execution's own checks failed, it has to stop.
     pub(crate) fn refused(&self, mut boarded: Boarded, refusal: &Refusal) -> Verdict {
         let mut stop = None;
         for (_, tag, _) in boarded.own.failed(refusal) {
@@ -296,7 +298,7 @@ impl Run {
                 RECORD | KEYED if boarded.is_first => Some(Stop::Taken),
                 RECORD => Some(Stop::Changed),
                 HELD => {
-                    // It is run again from its journal, and looks which of its locks were taken away.
+                    // The execution is replayed, and checks which of its locks were taken away.
                     self.engine.forced.lock().insert(self.id.clone());
                     Some(Stop::Changed)
                 }
@@ -324,7 +326,7 @@ impl Run {
         stop.map_or(Verdict::Again, Verdict::Stop)
     }
 
-    /// What was not committed is still to be.
+    /// Puts everything back that a commit held and did not make durable.
     pub(crate) fn put_back(&self, boarded: Boarded) {
         let mut state = self.state.lock();
         if boarded.wants_record {
@@ -341,7 +343,7 @@ impl Run {
     }
 }
 
-/// That there were so many messages and no more.
+/// Checks that the inbox has had exactly this many deliveries.
 pub(crate) fn at_count(key: Key, count: u64) -> Check {
     if count == 0 { Check::Absent(key) } else { Check::AtRev(key, Rev(count)) }
 }
@@ -352,7 +354,7 @@ impl Inner {
         self.spaces.executions.key(id.as_bytes())
     }
 
-    /// What any node does to an execution whose record is at this rev; without one, to an execution that is not there.
+    /// A part for any node, with the check that the record is at this rev; without a rev, that there is no record.
     pub(crate) fn at_record(&self, id: &ExecutionId, rev: Option<Rev>) -> Part {
         let (part, key) = (self.node.for_any(id.as_bytes()), self.record_of(id));
         match rev {
@@ -362,8 +364,8 @@ impl Inner {
     }
 }
 
-/// Adds to a part the change of an execution's record, which is its last write, and what goes with that. Gives when
-/// something of the execution is to be removed.
+/// Adds the change of an execution's record to a part, with everything that follows from the change. The write of the
+/// record is the last one. Returns when stored data of the execution is due for removal.
 pub(crate) fn turn(
     engine: &Inner,
     mut part: Part,
@@ -395,7 +397,7 @@ pub(crate) fn turn(
     if after.status != Status::Waiting {
         after.admission.iter_mut().for_each(|admission| admission.gathers = None);
     }
-    // What has begun gathers no more.
+    // An execution that has begun gathers no more.
     if let Some(gathers) = before.and_then(Execution::gathers).filter(|_| after.gathers().is_none()) {
         let partition = Partition::new(&after.workflow, gathers.key.as_deref());
         part = part.delete(&spaces.gates().gathering(&partition, gathers.batch.is_some()));
@@ -418,7 +420,7 @@ pub(crate) fn turn(
     (part.put(&engine.record_of(id), after.encode()), removal.map(|(due, _)| due))
 }
 
-/// Whether an entry tells of anything but of a body that is begun once more.
+/// False only for an entry that begins another attempt of the same body.
 fn is_progress(entry: &Entry) -> bool {
     entry.state != EntryState::Begun || entry.attempts <= 1
 }

@@ -1,4 +1,4 @@
-//! A branch of an execution: how far its code is in what the journal holds of it.
+//! A branch of an execution: how far its code has replayed the branch's journal.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -23,15 +23,15 @@ thread_local! {
     static POLLED: RefCell<Option<Polled>> = const { RefCell::new(None) };
 }
 
-/// Whose code a thread polls.
+/// The execution and branch whose code a thread polls.
 struct Polled {
     run: *const Run,
-    /// The innermost.
+    /// The innermost branch.
     branch: Arc<Branch>,
     in_saga: bool,
 }
 
-/// What a thread has polled before, which it goes on with.
+/// What the thread polled before; restored on drop.
 struct Before(Option<Polled>);
 
 impl Drop for Before {
@@ -43,24 +43,24 @@ impl Drop for Before {
 struct Cursor {
     /// The number of the next operation.
     next: u32,
-    /// What the journal holds from there on, as far as it was read.
+    /// The entries from there on that were read.
     read: VecDeque<Entry>,
-    /// Whether there is more to read.
+    /// True if the store may hold more entries.
     more: bool,
-    /// What is next if there is no more.
+    /// The entry after the last one, if there are no more.
     intent: Option<Entry>,
-    /// Whether an operation is under way, or was given up half-way.
+    /// True if an operation is in progress, or was dropped before it ended.
     operates: bool,
 }
 
 impl Branch {
-    /// The function itself.
+    /// The branch of the workflow function itself.
     pub(crate) fn root(run: &Run) -> Arc<Branch> {
         let (more, intent) = run.with(|state| (!state.residency.is_fresh(), state.known.stored().intent.clone()));
         Branch::new(Path::default(), more, intent.filter(|_| more).and_then(Intent::into_entry))
     }
 
-    /// One that was forked off. `more` tells whether the journal may tell of it.
+    /// A forked branch. `more` says whether the journal may hold entries of it.
     pub(crate) fn forked(path: Path, more: bool) -> Arc<Branch> {
         Branch::new(path, more, None)
     }
@@ -76,8 +76,8 @@ impl Branch {
         poll()
     }
 
-    /// The branch of this execution whose code is being polled, and whether that is the code of a saga. There is none
-    /// where something else polls, such as a task that the code has spawned.
+    /// The branch of this execution whose code this thread polls, and whether that is the code of a saga. None if the
+    /// thread polls something else, such as a task that the code has spawned.
     pub(crate) fn polled(run: &Run) -> Option<(Arc<Branch>, bool)> {
         POLLED.with_borrow(|polled| {
             let Polled { run: of, branch, in_saga } = polled.as_ref()?;
@@ -85,7 +85,7 @@ impl Branch {
         })
     }
 
-    /// Whether it is this branch whose code is being polled, as far as is known.
+    /// False if this thread polls another branch of the same execution.
     pub(crate) fn is_polled(self: &Arc<Branch>, run: &Run) -> bool {
         POLLED.with_borrow(|polled| match polled {
             Some(polled) if std::ptr::eq(polled.run, run) => Arc::ptr_eq(&polled.branch, self),
@@ -93,14 +93,14 @@ impl Branch {
         })
     }
 
-    /// Where the next operation will stand; none while one is under way.
+    /// The place of the next operation; none while one is in progress.
     pub(crate) fn upcoming(&self) -> Option<Place> {
         let cursor = self.cursor.lock();
         (!cursor.operates).then(|| self.path.at(cursor.next))
     }
 
-    /// Notes that an operation is under way. There is one at a time: if there were two, a replay could come to them in
-    /// another order.
+    /// Marks an operation as in progress, and returns whether that is allowed. A branch does one operation at a time: a
+    /// replay could reach two of them in another order.
     pub(crate) fn begins(&self) -> bool {
         !std::mem::replace(&mut self.cursor.lock().operates, true)
     }
@@ -109,7 +109,7 @@ impl Branch {
         self.cursor.lock().operates = false;
     }
 
-    /// The next operation's place, and what the journal holds there.
+    /// The place of the next operation, and its entry in the journal.
     pub(crate) fn next(&self) -> (Place, Option<Entry>) {
         let mut cursor = self.cursor.lock();
         let number = cursor.next;
@@ -117,13 +117,13 @@ impl Branch {
         (self.path.at(number), cursor.read.pop_front())
     }
 
-    /// What the journal holds next, where the code has not come to it.
+    /// The next entry of the journal that the code has not reached.
     pub(crate) async fn peek(&self, run: &Run) -> Result<Option<Entry>, Stop> {
         self.read_ahead(run).await?;
         Ok(self.cursor.lock().read.front().cloned())
     }
 
-    /// Sees to it that the next entry of the journal is in memory, if there is one.
+    /// Loads the next entry of the journal, if there is one.
     pub(crate) async fn read_ahead(&self, run: &Run) -> Result<(), Stop> {
         let from = {
             let cursor = self.cursor.lock();
@@ -148,9 +148,9 @@ impl Branch {
                 (Some(place), Err(why)) if why.is_version() => {
                     return Err(Stop::unknown_version(why.at(format!("operation {place} of its journal"))));
                 }
-                _ => return Err(Stop::Parked(format!("the journal is damaged behind operation {}{from}", self.path))),
+                _ => return Err(Stop::Parked(format!("the journal is damaged from operation {}{from} on", self.path))),
             };
-            // A step that was begun and never ended, because the code has dropped it.
+            // A step that began and never ended, because the code has dropped it.
             if expected < number
                 && let Some(begun) = intent.take()
             {
@@ -158,10 +158,10 @@ impl Branch {
                 expected += 1;
             }
             if expected < number {
-                // What comes before the gap may still be read.
+                // The entries before the gap can still be read.
                 if expected == from {
                     let at = self.path.at(from);
-                    let reason = format!("the journal does not tell of operation {at}, which the code has dropped");
+                    let reason = format!("the journal has no entry for operation {at}, which the code has dropped");
                     return Err(Stop::Parked(reason));
                 }
                 cursor.more = true;
@@ -172,7 +172,7 @@ impl Branch {
         }
         match cursor.more {
             true => cursor.intent = intent,
-            // Whatever came after it has a record of its own.
+            // Everything after the intent would have an entry of its own.
             false => cursor.read.extend(intent),
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The end of an execution: everything that goes into the commit that makes it so, and how that is sent.
+//! The end of an execution: everything that goes into the commit that ends it, and how that commit is sent.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::workflow::stored::record::{Close, Execution, Status};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 impl Run {
-    /// Has it admitted that comes to something with its first commit. One that is terminated before that never begins.
-    /// Gives whether that is all there is to do.
+    /// Admits an execution that ends or parks before its first commit. An execution that was terminated before its
+    /// first commit is not admitted. Returns whether nothing is left to commit.
     async fn admitted_with(self: &Arc<Run>, next: &Next) -> Result<bool, Stop> {
         let asked = self.with(|state| state.residency.take_asked());
         let is_parked = matches!(next, Next::Rests(Status::Parked(_)));
@@ -31,13 +31,13 @@ impl Run {
         }
     }
 
-    /// What `Inner::closing` goes by.
+    /// The record that `Inner::closing` uses.
     fn as_it_ends(&self) -> Execution {
         let has_finalizer = self.definition.finalizer.get().is_some();
         self.with(|state| state.known.ending(has_finalizer))
     }
 
-    /// What goes with its end, and what it is from then on: another may take its place.
+    /// The parts that go with its end, and its state after the commit: another execution may take its place.
     async fn closing_as(&self, next: Next, status: Option<&Status>, how: How) -> Result<(Closing, Next)> {
         let before = self.as_it_ends();
         let mut closing = self.engine.closing(&self.id, &before, status, how).await?;
@@ -46,7 +46,7 @@ impl Run {
         Ok((closing, first.map_or(next, |first| Next::Succeeds(status.clone(), Box::new(first)))))
     }
 
-    /// Commits its end, in a lane if there is one. None if the lane cannot serve.
+    /// Commits its end, in a lane if there is one. None if the lane is unavailable.
     async fn send_end(&self, lane: Option<EndLane>, commit: Commit) -> Option<Result<Outcome, StoreError>> {
         match lane {
             Some(lane) => self.engine.admissions.end(lane, commit).await,
@@ -54,8 +54,8 @@ impl Run {
         }
     }
 
-    /// Commits what it has come to. With an end, its parent is told, its children are cancelled that are to be, and its
-    /// locks are released; with a beginning anew, only these.
+    /// Commits how it ends. An end notifies the parent, cancels the children whose policy says so, and releases the
+    /// locks. Continue-as-new only closes its locks and reviews.
     pub(crate) async fn close(self: &Arc<Run>, next: Next) -> Result<(), Stop> {
         if self.admitted_with(&next).await? {
             return Ok(());
@@ -71,7 +71,7 @@ impl Run {
             Next::Continues(_) => None,
             _ => return self.commit(next).await,
         };
-        // What it is about to do to others may keep the lane of its end waiting.
+        // Its pending effects on other records may delay the lane of its end, so it is committed alone.
         let mut how = How { is_alone: self.with(|state| state.has_effects()), ..How::default() };
         loop {
             let closed = self.closing_as(next.clone(), status.as_ref(), how).await;
@@ -79,7 +79,7 @@ impl Run {
             self.forget_effects_on(&closing.parts);
             self.forget_reviews();
             let (mut commit, boarded) = self.board(Commit::new(), next);
-            // A message that is taken away with a lock may be among those that are received.
+            // The release of a lock may delete a message that this commit also receives.
             let is_written = |write: &Write| commit.writes().iter().any(|other| other.key() == write.key());
             let is_new = |write: &Write| !matches!(write, Write::Delete(_)) || !is_written(write);
             closing.parts.iter_mut().for_each(|part| part.retain_writes(is_new));
@@ -115,7 +115,7 @@ impl Run {
                     how.is_large = true;
                     match self.stop() {
                         None => self.commit(Next::Runs).await?,
-                        // Nothing is committed any more but how it ended.
+                        // Only the end itself is still committed.
                         Some(_) => self.forget_pending(),
                     }
                 }
@@ -129,21 +129,21 @@ impl Run {
     }
 }
 
-/// How an end is made a commit.
+/// How the commit of an end is made.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct How {
-    /// Whether what is known in memory was out of date.
+    /// True if the data in memory was out of date: everything is read from the store.
     pub(crate) from_store: bool,
-    /// Whether it was more than a commit can hold: what can be done before or afterwards is.
+    /// True if the commit was too large: what can be done before or after it is done in other commits.
     pub(crate) is_large: bool,
-    /// Whether it is committed by itself, and not with the admission of those that wait for its permits.
+    /// True if the end has its own commit, and does not admit the executions that wait for its permits.
     pub(crate) is_alone: bool,
 }
 
-/// What goes with the end of an execution. As long as it is there, no other commit changes the locks in it.
+/// The parts that go with the end of an execution. While this value exists, no other commit changes the locks in it.
 pub(crate) struct Closing {
     pub(crate) parts: Vec<Part>,
-    /// Where it is committed, if those that wait for its permits are to be admitted with it.
+    /// The lane of the commit, if the commit also admits executions that wait for the permits.
     pub(crate) lane: Option<EndLane>,
     _turns: Vec<Turn>,
 }
@@ -165,10 +165,9 @@ impl Inner {
         Ok(children)
     }
 
-    /// What goes with the end of an execution: its parent and its schedule are told, its children are cancelled that
-    /// are to be, the locks that it holds are released, its permits given back, its reviews closed, and its finalizer
-    /// started.
-    /// Without a status it begins anew: then it is only locks and reviews.
+    /// The parts that go with the end of an execution. They notify its parent and its schedule, cancel the children
+    /// whose policy says so, release its locks, give back its permits, close its reviews and start its finalizer.
+    /// Without a status, the execution continues as new: the parts only release locks and close reviews.
     pub(crate) async fn closing(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -201,7 +200,7 @@ impl Inner {
         }
         let owner = Owner::Execution(id.clone());
         if how.is_large && before.has_locks && status.is_none() {
-            // The next run may want them.
+            // The next run may request the same locks.
             for (lock, requests) in self.locks.requests_of(&owner).await? {
                 for (ticket, _) in requests {
                     let ask = Ask::Release { ticket, id: None };
@@ -215,11 +214,11 @@ impl Inner {
             (true, false) => self.locks.freed(&owner, how.from_store).await?,
         };
         freed.notices.into_iter().for_each(|notices| mail.notices(notices));
-        // A commit writes each key once: ends that change others do not share one.
+        // A commit writes each key once: ends that write other records do not share a commit.
         let is_alone = how.is_alone || how.is_large || before.has_locks || !mail.is_empty();
         let mut parts = mail.parts(self, how.from_store, &BTreeSet::new()).await?;
         parts.extend(freed.parts);
-        // The permits of one whose place is taken go over to the other.
+        // If another execution takes its place, that one keeps the permits.
         let gives_back = status.is_some() && before.superseded.is_none();
         let lane = (gives_back && !is_alone).then(|| self.admissions.lane_of_end(before)).flatten();
         parts.extend((gives_back && lane.is_none()).then(|| self.giving_back(id, before)).flatten());

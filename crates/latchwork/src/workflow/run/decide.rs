@@ -1,4 +1,4 @@
-//! What is to be done for an execution whose code waits: one pure function of what the machines say. The driver does it.
+//! Decides what to do for an execution whose code waits: a pure function of what the machines say. The driver does it.
 
 use std::time::Duration;
 
@@ -7,41 +7,41 @@ use crate::workflow::run::inbox::Need;
 use crate::workflow::run::{IDLE, Next, State};
 use crate::workflow::stored::record::Status;
 
-/// What is to be done for an execution whose code waits.
+/// What to do for an execution whose code waits.
 #[derive(Debug, Clone)]
 pub(crate) enum Todo {
     Nothing,
     Commit(Next),
-    /// Look at it again after so long.
+    /// Look again after this pause.
     Later(Duration),
     /// Read the messages again.
     Read,
-    /// Let other tasks run, to see whether the code is woken by that.
+    /// Let other tasks run, because they may wake the code.
     MakeSure,
 }
 
 /// What the machines say, and what the driver knows.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Situation {
-    /// For how long the code has waited; and whether it is certain that the code has nothing to do.
+    /// How long the code has waited; and whether it is certain that the code has nothing to do.
     pub(super) idle: Duration,
     pub(super) is_sure: bool,
     pub(super) now: Timestamp,
     pub(super) is_stopping: bool,
-    /// Whether a commit is on its way, or is to be sent.
+    /// True if a commit is in flight, or submitted.
     pub(super) is_committing: bool,
     pub(super) continues: bool,
     pub(super) is_stored: bool,
-    /// Whether the record, or an entry, is to be durable.
+    /// True if the record or an entry has to become durable.
     pub(super) is_wanted: bool,
-    /// Whether entries wait for a commit, and whether one of them is a body that was begun.
+    /// Whether entries wait for a commit; and whether one of them is a body that has begun.
     pub(super) is_pending: bool,
     pub(super) has_intent: bool,
-    /// Whether the stored record differs from what the execution is.
+    /// True if the stored record differs from what it has to be.
     pub(super) is_changed: bool,
-    /// Whether the record says that the execution waits.
+    /// True if the stored status is waiting.
     pub(super) is_stored_waiting: bool,
-    /// Whether it was loaded after a crash and has not made progress.
+    /// True if the execution was loaded after a crash and has not made progress.
     pub(super) is_suspect: bool,
     /// Whether all operations only wait; the earliest time that one waits for; and whether one waits for a message.
     pub(super) only_waits: bool,
@@ -49,15 +49,15 @@ pub(super) struct Situation {
     pub(super) waits_for_message: bool,
 }
 
-/// What to do. The next run and the waits are filled in by the caller.
+/// What to do. The caller adds the next run's input and the waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decision {
     Nothing,
     /// The code continues as new.
     Continue,
-    /// A commit of an execution that goes on running.
+    /// A commit of an execution that keeps running.
     Commit,
-    /// A commit with which it leaves memory.
+    /// A commit with which the execution leaves memory.
     Suspend,
     Later(Duration),
     MakeSure,
@@ -82,7 +82,8 @@ pub(super) fn decide(it: &Situation) -> Decision {
     let is_settled = it.is_stored && !it.is_pending && !it.is_changed;
     // An execution that was woken for nothing waits again as before.
     let has_waited = it.is_stored && !it.is_pending && it.is_stored_waiting;
-    // An execution that was loaded after a crash says at once that it waits: until then it is a suspect.
+    // An execution that was loaded after a crash records at once that it waits: until then it is suspected of the
+    // crash.
     let has_idled = it.idle >= IDLE || it.is_suspect;
     if !is_soon && (is_timer || has_waited || is_settled && has_idled) {
         return Decision::Suspend;
@@ -94,15 +95,16 @@ pub(super) fn decide(it: &Situation) -> Decision {
     }
 }
 
-/// The same, if an operation does something else than wait.
+/// Decides for an execution with an operation that does more than wait.
 fn while_busy(it: &Situation) -> Decision {
     match (it.is_wanted, it.is_stored) {
         (true, _) => Decision::Commit,
-        // A first step that takes long is to be seen from outside, though it needs no commit to be run.
+        // A first step that takes long has to be visible from outside, though it needs no commit to run.
         (false, true) if it.has_intent && it.idle < IDLE => Decision::Later(IDLE.saturating_sub(it.idle)),
         (false, true) if it.has_intent => Decision::Commit,
         (false, true) => Decision::Nothing,
-        // The code waits for something of its own. The caller that started it need not wait for that.
+        // The code waits for something that the engine does not know. The caller of the start does not have to wait for
+        // it.
         (false, false) if it.is_sure => Decision::Commit,
         (false, false) => Decision::MakeSure,
     }
@@ -130,8 +132,8 @@ impl State {
         }
     }
 
-    /// What is to be done now that the code waits. `idle` is for how long it has by now; `is_sure` tells whether it is
-    /// certain that the code has nothing to do.
+    /// What to do while the code waits. `idle` is how long it has waited; `is_sure` says whether it is certain that the
+    /// code has nothing to do.
     pub(super) fn todo(&mut self, now: Timestamp, monotonic: Duration, idle: Duration, is_sure: bool) -> Todo {
         if self.residency.is_stopping() || !self.journal.is_idle() {
             return Todo::Nothing;

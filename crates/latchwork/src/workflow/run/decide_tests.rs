@@ -1,15 +1,15 @@
-//! Every situation that the driver can be in, and what is decided.
+//! Every situation of the driver, and the decision for it.
 
 use super::*;
 
 const NOW: Timestamp = Timestamp(1_000_000_000);
 
-/// An execution that is stored as it is and whose code does something.
+/// An execution whose record is up to date and whose code does something.
 fn busy() -> Situation {
     Situation { now: NOW, is_stored: true, ..Situation::default() }
 }
 
-/// An execution that is stored as it is and whose operations only wait, for a message.
+/// An execution whose record is up to date and whose operations only wait for a message.
 fn waiting() -> Situation {
     Situation { only_waits: true, waits_for_message: true, is_sure: true, ..busy() }
 }
@@ -26,10 +26,10 @@ fn while_an_operation_is_busy_a_commit_is_made_only_if_one_is_wanted() {
         ("nothing is wanted", busy(), Nothing),
         ("entries that can wait", Situation { is_pending: true, ..busy() }, Nothing),
         ("something is wanted", Situation { is_wanted: true, is_pending: true, ..busy() }, Commit),
-        ("a commit is on its way", Situation { is_wanted: true, is_committing: true, ..busy() }, Nothing),
-        ("it is to stop", Situation { is_wanted: true, is_stopping: true, ..busy() }, Nothing),
+        ("a commit is in flight", Situation { is_wanted: true, is_committing: true, ..busy() }, Nothing),
+        ("it has to stop", Situation { is_wanted: true, is_stopping: true, ..busy() }, Nothing),
         ("it continues as new", Situation { continues: true, ..busy() }, Continue),
-        ("it continues, behind a commit", Situation { continues: true, is_committing: true, ..busy() }, Nothing),
+        ("it continues, during a commit", Situation { continues: true, is_committing: true, ..busy() }, Nothing),
         ("a body has begun", Situation { has_intent: true, is_pending: true, ..busy() }, later(IDLE)),
         ("for a while", Situation { has_intent: true, is_pending: true, idle: half, ..busy() }, later(IDLE - half)),
         ("for long", Situation { has_intent: true, is_pending: true, idle: IDLE, ..busy() }, Commit),
@@ -48,7 +48,7 @@ fn an_execution_that_only_waits_leaves_memory_when_that_is_worth_it() {
     let (soon, far) = (Some(NOW.plus(IDLE)), Some(NOW.plus(IDLE * 2)));
     let timer = |until| Situation { until, waits_for_message: false, ..waiting() };
     let table = [
-        ("the code may be woken yet", Situation { is_sure: false, ..waiting() }, MakeSure),
+        ("the code may still be woken", Situation { is_sure: false, ..waiting() }, MakeSure),
         ("a message, just now", waiting(), later(IDLE)),
         ("a message, for a second", Situation { idle: IDLE, ..waiting() }, Suspend),
         ("a message, with something to write", Situation { is_pending: true, idle: IDLE, ..waiting() }, Commit),
@@ -62,8 +62,8 @@ fn an_execution_that_only_waits_leaves_memory_when_that_is_worth_it() {
         ("a timer, with entries", Situation { is_pending: true, ..timer(far) }, Suspend),
         ("a timer that is due soon", timer(soon), Nothing),
         ("a timer that is due soon, with entries", Situation { is_pending: true, ..timer(soon) }, Commit),
-        ("a commit is on its way", Situation { is_committing: true, ..timer(far) }, Nothing),
-        ("it is to stop", Situation { is_stopping: true, ..timer(far) }, Nothing),
+        ("a commit is in flight", Situation { is_committing: true, ..timer(far) }, Nothing),
+        ("it has to stop", Situation { is_stopping: true, ..timer(far) }, Nothing),
     ];
     for (what, situation, expected) in table {
         assert_eq!(decide(&situation), expected, "{what}");

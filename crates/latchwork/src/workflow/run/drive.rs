@@ -1,4 +1,4 @@
-//! An execution's stay in memory: its future is driven until it ends, waits, or may not go on; then that is committed.
+//! An execution's stay in memory: the driver runs its code until it ends, waits or has to stop; then that is committed.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use crate::workflow::run::driver::{Ended, live};
 use crate::workflow::run::{Next, Run, Stop};
 use crate::workflow::stored::record::{Status, failure_text};
 
-/// How long it takes at the most until an execution is taken up again that could not be committed.
+/// The longest pause before an execution is loaded again whose commit failed.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// The length of an output, in bytes, that has room beside any input.
+/// An output of up to this many bytes fits beside any input.
 const TINY: usize = 64;
 
 impl Inner {
-    /// Runs an execution that is about to be stored in a task of its own, unless its id is in memory.
+    /// Runs an execution that its first commit will store, in its own task, unless its id is in memory.
     pub(crate) fn spawn(self: &Arc<Inner>, run: Arc<Run>) -> bool {
         self.spawn_unless_resident(run, false)
     }
 
-    /// Runs an execution that is stored in a task of its own. If its id is in memory, possibly for a start that is then
-    /// refused, the execution is looked at again when that has left.
+    /// Runs a stored execution in its own task. If its id is in memory, possibly for a start that is refused later, the
+    /// engine looks at the execution again when that id has left memory.
     pub(crate) fn spawn_stored(self: &Arc<Inner>, run: Arc<Run>) {
         self.spawn_unless_resident(run, true);
     }
@@ -54,7 +54,7 @@ impl Inner {
         let span = tracing::info_span!("execution", workflow = run.definition.name, %id);
         let Some(runtime) = self.node.runtime.handle() else { return false };
         let task = runtime.spawn(drive(run.clone()).instrument(span));
-        // It leaves by this lock, so it cannot be gone before it is noted.
+        // The task removes itself under this lock, so it cannot be gone before it is inserted.
         vacant.insert(Resident { task: task.abort_handle(), run, missed: false });
         self.metrics.residents(residents.len());
         true
@@ -86,11 +86,11 @@ async fn drive(run: Arc<Run>) {
     match stop {
         Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(&run.id, timer)),
         Some(Stop::Failed(error)) if error.is_passing() => {
-            tracing::warn!(%error, "could not be committed");
+            tracing::warn!(%error, "the execution could not be committed and is loaded again");
             return take_up(&run, true).await;
         }
         Some(Stop::Changed) => return take_up(&run, true).await,
-        // The owner goes on with it; here it cannot.
+        // The owner continues it; this engine cannot.
         Some(Stop::Fenced) => {
             inner.node.lose(run.id.as_bytes());
             inner.ended(&run.id, None);
@@ -102,8 +102,8 @@ async fn drive(run: Arc<Run>) {
                 Some(Stop::Failed(error)) if error.kind() == ErrorKind::Corrupt => {
                     inner.put_aside(&run.id, format!("its records are damaged: {error}"));
                 }
-                Some(Stop::Failed(error)) => tracing::warn!(%error, "could not be committed"),
-                // That could not be stored.
+                Some(Stop::Failed(error)) => tracing::warn!(%error, "the execution could not be committed"),
+                // The park could not be stored.
                 Some(Stop::Parked(reason)) if !is_parked => inner.put_aside(&run.id, reason),
                 _ => {}
             }
@@ -115,8 +115,8 @@ async fn drive(run: Arc<Run>) {
     }
 }
 
-/// Takes an execution up again, however long the store does not serve. With `fence` its last commit may still be on its
-/// way, and is kept from landing.
+/// Loads an execution again, and retries as long as the store is unavailable. With `fence`, its last commit may still
+/// be in flight, and is kept from landing.
 async fn take_up(run: &Run, fence: bool) {
     let inner = &run.engine;
     loop {
@@ -127,11 +127,11 @@ async fn take_up(run: &Run, fence: bool) {
             Err(_) => run.env().sleep(jittered(AGAIN, 0.5, run.env())).await,
         }
     }
-    // It may have ended with that commit.
+    // The execution may have ended with its last commit.
     inner.ended(&run.id, None);
 }
 
-/// Commits how it ended.
+/// Commits how the execution ended.
 async fn settle(ctx: &Ctx, ended: Ended) {
     let run = &ctx.run;
     let status = match ended {
@@ -145,7 +145,7 @@ async fn settle(ctx: &Ctx, ended: Ended) {
         Ended::Finished(result) => match ctx.branch.peek(run).await {
             Ok(None) => finished(run, result),
             Ok(Some(entry)) => Status::Parked(format!(
-                "the code has ended, and the journal goes on with {} {:?}",
+                "the code has ended, and the journal continues with {} {:?}",
                 entry.kind, entry.name
             )),
             Err(Stop::Parked(reason)) => Status::Parked(reason),
@@ -157,7 +157,7 @@ async fn settle(ctx: &Ctx, ended: Ended) {
     }
     let ended = match run.close(Next::Rests(status)).await {
         Err(Stop::Parked(reason)) => {
-            // What cannot be stored is left out, so that the reason can be.
+            // What cannot be stored is left out, so that the reason can be stored.
             run.forget_pending();
             run.close(Next::Rests(Status::Parked(reason))).await
         }
@@ -168,10 +168,11 @@ async fn settle(ctx: &Ctx, ended: Ended) {
     }
 }
 
-/// What an execution has come to. An output that is too large to be stored is a failure.
+/// The status of an execution whose code has ended. An output that is too large to be stored is a failure.
 fn finished(run: &Run, result: Result<String, Failure>) -> Status {
-    // They are in one record. What takes no more than its end does without an output has room in any case: so does the
-    // finalizer of an execution whose input and output are as large as can be.
+    // Input and output are in one record. An output of up to `TINY` bytes always fits: its status takes no more room
+    // than a status without an output. A finalizer relies on this if the input and the output of its execution have the
+    // maximal size.
     let result = result.and_then(|output| match output.len() {
         0..=TINY => Ok(output),
         length => run.fits("the output with the input", length + run.input().len()).map(|()| output),

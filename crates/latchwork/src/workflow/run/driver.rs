@@ -1,5 +1,5 @@
-//! The driver: it polls the code of an execution until that ends, waits or has to stop, and does what is to be done
-//! meanwhile. It decides nothing: what comes next is told by [`act`] and by [`Run::todo`].
+//! The driver polls the code of an execution until it ends, waits or has to stop, and sends commits and reads
+//! meanwhile. It decides nothing itself: [`act`] and [`Run::todo`] return what comes next.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::workflow::run::{Branch, Next, Run, Sent, Stop, Todo};
 use crate::workflow::stored::record::Wait;
 use crate::workflow::{Boxed, Failure};
 
-/// How often the code is polled at the most before other tasks run: most often the second poll is enough, and to wait
-/// for other tasks takes long.
+/// How often the code is polled at most before other tasks run. In most cases the second poll is enough, and yielding
+/// to other tasks takes long.
 const POLLS: u32 = 3;
 
 /// How an execution's stay in memory ended.
@@ -32,15 +32,15 @@ pub(crate) enum Ended {
     Stopped,
 }
 
-/// What the driver sees when everything under way was polled.
+/// What the driver sees after it has polled everything.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
-    /// Whether a commit or a read has come back.
+    /// True if a commit or a read has just finished.
     has_landed: bool,
-    /// Whether a commit or a read is on its way.
+    /// True while a commit or a read is in flight.
     is_busy: bool,
     is_stopping: bool,
-    /// Whether the code has ended, and whether its time is over.
+    /// Whether the code has ended, and whether its deadline has passed.
     has_ended: bool,
     is_late: bool,
     /// Whether the code was woken, and how often it may still be polled.
@@ -51,7 +51,7 @@ struct Seen {
 /// What the driver does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Act {
-    /// The stay in memory ends, for this reason.
+    /// The stay in memory ends; the run holds the reason.
     Stop,
     End,
     TimeOut,
@@ -59,13 +59,13 @@ enum Act {
     Again,
     /// Let other tasks run, and poll everything again.
     Yield,
-    /// Do what is to be done for an execution whose code waits.
+    /// Do the work of an execution whose code waits.
     Todo,
 }
 
 fn act(seen: &Seen) -> Act {
-    // What is on its way is waited for: the end goes by what became of it. If that is that the execution has to stop,
-    // neither the code nor its deadline says how it ends.
+    // The driver waits for everything in flight: how the execution ends depends on the outcome. If the outcome is a
+    // stop, neither the code's result nor its deadline counts.
     match seen {
         Seen { is_busy: false, is_stopping: true, .. } => Act::Stop,
         Seen { is_busy: false, has_ended: true, .. } => Act::End,
@@ -76,7 +76,7 @@ fn act(seen: &Seen) -> Act {
     }
 }
 
-/// Tells whether the code has anything to do: it is woken through here.
+/// The waker of the code. It remembers whether the code was woken.
 struct Woken {
     is_woken: AtomicBool,
     driver: Mutex<Waker>,
@@ -93,7 +93,7 @@ impl Wake for Woken {
     }
 }
 
-/// Something on its way to the store or from it.
+/// A commit or a read that is in flight.
 struct Flight {
     future: Boxed<'static, ()>,
     kind: FlightKind,
@@ -103,7 +103,7 @@ struct Flight {
 enum FlightKind {
     /// The commit of an operation.
     Submitted,
-    /// A commit or a read of the execution's own; there is one at a time.
+    /// A commit or a read of the execution's own; at most one is in flight.
     Own,
     /// A commit of the execution's own with which it leaves memory. Its code is not polled meanwhile.
     Leaving,
@@ -115,7 +115,7 @@ struct Rest {
     /// Since when, by the monotonic clock; and when to look again.
     since: Option<Duration>,
     later: Option<(Duration, Sleep)>,
-    /// Other tasks run, to see whether the code is woken by that; and whether they have.
+    /// A yield to other tasks, which may wake the code; and whether they have run.
     turn: Option<Boxed<'static, ()>>,
     is_sure: bool,
 }
@@ -154,7 +154,7 @@ pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
     let mut driver = Driver {
         run,
         root,
-        // It is dropped with everything that it holds, which is the workflow's own.
+        // `Quiet` also guards the drop of the code, which runs the workflow's own destructors.
         code: Some(Quiet::new(running)),
         waker: woken.clone().into(),
         woken,
@@ -187,7 +187,7 @@ impl Driver<'_> {
             let has_landed = self.poll_flights(context);
             let is_stopping = self.run.is_stopping();
             if is_stopping {
-                // What the drop of the code comes to does not count.
+                // What the code does while it is dropped does not count.
                 self.code = None;
             }
             if let Some(limit) = &mut self.deadline
@@ -225,7 +225,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Whether it is about to leave memory, as it is.
+    /// True while a commit is in flight with which the execution leaves memory.
     fn is_leaving(&self) -> bool {
         self.flights.iter().any(|flight| flight.kind == FlightKind::Leaving)
     }
@@ -245,14 +245,14 @@ impl Driver<'_> {
         self.code = None;
     }
 
-    /// Whether anything has come back.
+    /// Returns whether anything has finished.
     fn poll_flights(&mut self, context: &mut Context<'_>) -> bool {
         let before = self.flights.len();
         self.flights.retain_mut(|flight| flight.future.as_mut().poll(context).is_pending());
         self.flights.len() < before
     }
 
-    /// Does what is to be done for an execution whose code waits. Gives whether there was anything.
+    /// Does the work of an execution whose code waits. Returns whether there was any.
     fn work(&mut self, is_stopping: bool, context: &mut Context<'_>) -> bool {
         let submitted = self.run.submitted();
         if !submitted.is_empty() {
@@ -299,7 +299,7 @@ impl Driver<'_> {
 }
 
 impl Rest {
-    /// Whether the time has come to look again.
+    /// Returns whether the time to look again has come.
     fn poll_later(&mut self, run: &Run, now: Duration, pause: Duration, context: &mut Context<'_>) -> bool {
         let due = now.saturating_add(pause);
         let later = self.later.take().filter(|(set, _)| *set <= due);
@@ -309,7 +309,7 @@ impl Rest {
         is_over
     }
 
-    /// Whether other tasks have run. What the code has yielded for is due before that.
+    /// Returns whether other tasks have run. Tasks that the code yielded to run before that.
     fn poll_turn(&mut self, context: &mut Context<'_>) -> bool {
         let turn = self.turn.get_or_insert_with(|| Box::pin(tokio::task::yield_now()));
         self.is_sure = turn.as_mut().poll(context).is_ready();
@@ -317,7 +317,7 @@ impl Rest {
     }
 }
 
-/// Commits what there is.
+/// Commits everything pending.
 async fn commit(run: Arc<Run>, next: Next) {
     let stop = match &next {
         Next::Waits(until, _) => Some(Stop::Suspended(*until)),
@@ -327,7 +327,7 @@ async fn commit(run: Arc<Run>, next: Next) {
     let waits_for_others = matches!(&next, Next::Waits(_, waits) if waits.iter().any(Wait::is_for_others));
     let continues = matches!(next, Next::Continues(_));
     if continues && run.with(|state| state.known.has_locks() || state.known.has_reviews()) {
-        // What it holds, and what it has asked for, is not the next run's.
+        // The locks and reviews of this run do not pass to the next run.
         return run.set_stop(run.close(next).await.err().unwrap_or(Stop::Continued));
     }
     let sent = match run.with(|state| state.residency.take_asked()) {
@@ -339,7 +339,7 @@ async fn commit(run: Arc<Run>, next: Next) {
     };
     match sent {
         Sent::Landed(_) => {
-            // Other branches may have ended since it has begun to wait.
+            // Other branches may have ended since this one began to wait.
             if waits_for_others && run.with(|state| state.known.has_locks()) {
                 let suspect = Suspect { id: run.id.clone(), is_child: false };
                 let _ = run.engine.suspects.send(suspect);
@@ -347,7 +347,7 @@ async fn commit(run: Arc<Run>, next: Next) {
             stop.into_iter().for_each(|stop| run.set_stop(stop));
         }
         Sent::Stopped(stop) => run.set_stop(stop),
-        // It is taken up again, and comes by here again.
+        // The execution is loaded again, and tries to continue as new again.
         Sent::Refused(_) if continues => run.set_stop(Stop::Changed),
         Sent::Refused(_) => {}
     }
@@ -358,24 +358,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_next_follows_from_what_is_seen() {
+    fn the_next_act_follows_from_what_the_driver_sees() {
         let quiet = Seen { polls: 1, ..Seen::default() };
         let busy = Seen { is_busy: true, ..quiet };
         let table = [
             ("the code waits", quiet, Act::Todo),
             ("the code waits for a commit", busy, Act::Todo),
             ("the code was woken", Seen { is_woken: true, ..quiet }, Act::Again),
-            ("the code was woken behind a commit", Seen { is_woken: true, ..busy }, Act::Again),
+            ("the code was woken during a commit", Seen { is_woken: true, ..busy }, Act::Again),
             ("the code wakes itself again and again", Seen { is_woken: true, polls: 0, ..quiet }, Act::Yield),
             ("a commit has landed", Seen { has_landed: true, ..quiet }, Act::Again),
             ("the code has ended", Seen { has_ended: true, ..quiet }, Act::End),
-            ("the code has ended behind a commit", Seen { has_ended: true, ..busy }, Act::Todo),
-            ("the time is over", Seen { is_late: true, ..quiet }, Act::TimeOut),
-            ("the time is over behind a commit", Seen { is_late: true, ..busy }, Act::Todo),
-            ("the time is over, but the code has ended", Seen { is_late: true, has_ended: true, ..quiet }, Act::End),
+            ("the code has ended during a commit", Seen { has_ended: true, ..busy }, Act::Todo),
+            ("the time is up", Seen { is_late: true, ..quiet }, Act::TimeOut),
+            ("the time is up during a commit", Seen { is_late: true, ..busy }, Act::Todo),
+            ("the time is up, but the code has ended", Seen { is_late: true, has_ended: true, ..quiet }, Act::End),
             ("it has to stop", Seen { is_stopping: true, ..quiet }, Act::Stop),
             ("it has to stop, and has ended", Seen { is_stopping: true, has_ended: true, ..quiet }, Act::Stop),
-            ("it has to stop behind a commit", Seen { is_stopping: true, ..busy }, Act::Todo),
+            ("it has to stop during a commit", Seen { is_stopping: true, ..busy }, Act::Todo),
         ];
         for (what, seen, expected) in table {
             assert_eq!(act(&seen), expected, "{what}");

@@ -1,5 +1,5 @@
-//! The machine of guards: the locks that the code of an execution has guards of, and those that it let go of. It knows
-//! grants by their keys, and nothing of lines, lanes or commits.
+//! The machine of guards: the locks that the code of an execution has guards of, and the guards that it has dropped. It
+//! knows grants by the keys of their requests. It knows no queues, lanes or commits.
 
 use std::collections::{BTreeMap, btree_map};
 
@@ -9,20 +9,20 @@ use crate::workflow::ctx::locks::{Dropped, Grant};
 
 #[derive(Default)]
 pub(crate) struct Guards {
-    /// By the keys of the requests.
+    /// By the key of the request.
     held: BTreeMap<Key, Holding>,
-    /// The locks under which the code came to what is not committed yet, though it has let go of the guards.
+    /// Locks whose guards the code has dropped, but under which it did something that is not committed yet.
     left: Vec<Key>,
-    /// What was let go of and is not released yet.
+    /// Guards that were dropped and whose locks are not released yet.
     dropped: Vec<Dropped>,
-    /// The locks of which something is being released that was dropped, each as often.
+    /// The locks of dropped guards whose release is in progress, once for each guard.
     leaving: Vec<LockName>,
 }
 
 /// The guards that the code has of one grant.
 struct Holding {
     guards: usize,
-    /// The last stamp of the journal before the first of them.
+    /// The last stamp of the journal before the first guard.
     since: u64,
     grant: Grant,
 }
@@ -34,8 +34,8 @@ impl Guards {
         self.held.entry(request.clone()).or_insert_with(holding).guards += 1;
     }
 
-    /// The code has one guard less. What it came to under the lock, by the stamps of the journal, must not land without
-    /// the lock.
+    /// The code has one guard less. Entries that it made under the lock, by their stamps, must not become durable
+    /// unless the execution still holds the lock.
     pub(crate) fn leave(&mut self, request: &Key, stamp: u64) {
         let btree_map::Entry::Occupied(mut holding) = self.held.entry(request.clone()) else { return };
         holding.get_mut().guards -= 1;
@@ -57,18 +57,18 @@ impl Guards {
         held.map(|(request, _)| request).chain(&self.left)
     }
 
-    /// How many of them the code has let go of.
+    /// How many of the checked requests have no guard any more.
     pub(super) fn left(&self) -> usize {
         self.left.len()
     }
 
-    /// A commit has landed that checked so many locks which the code had let go of.
+    /// A commit has landed that checked this many requests without a guard.
     pub(super) fn landed(&mut self, left: usize) {
         let left = left.min(self.left.len());
         self.left.drain(..left);
     }
 
-    /// Why a lock was taken away that the code still has a guard of, if one was.
+    /// Why a lock was taken away while the code has a guard of it, if one was.
     pub(crate) fn lost(&self) -> Option<&LockRefused> {
         self.held.values().find_map(|holding| match &holding.grant {
             Grant::Lost(why) => Some(why),
@@ -76,12 +76,12 @@ impl Guards {
         })
     }
 
-    /// Something was let go of. The driver releases it.
+    /// A guard was dropped. The driver releases it.
     pub(crate) fn let_go(&mut self, dropped: Dropped) {
         self.dropped.push(dropped);
     }
 
-    /// Takes what was let go of. It is being released from now on, until [`Guards::released`].
+    /// Takes the dropped guards. Their release is in progress until [`Guards::released`].
     pub(crate) fn take_dropped(&mut self) -> Vec<Dropped> {
         let dropped = std::mem::take(&mut self.dropped);
         self.leaving.extend(dropped.iter().map(|(lock, _)| lock.clone()));
@@ -96,14 +96,14 @@ impl Guards {
         self.leaving.contains(lock)
     }
 
-    /// What was let go of once is released.
+    /// One dropped guard of the lock is released.
     pub(crate) fn released(&mut self, lock: &LockName) {
         if let Some(place) = self.leaving.iter().position(|leaving| leaving == lock) {
             self.leaving.swap_remove(place);
         }
     }
 
-    /// The code begins anew, without any guard. Releases under way go on.
+    /// The code begins anew, without any guard. Releases in progress continue.
     pub(super) fn begin_anew(&mut self) {
         self.held.clear();
         self.left.clear();
@@ -116,9 +116,10 @@ mod tests {
     use super::*;
     use crate::store::{SpaceSpec, Store};
 
-    /// What the code does, in order; the requests that a commit then checks; and those it checks after one has landed.
+    /// Each row: what the code does, the requests that a commit then checks, and those it checks after a commit has
+    /// landed.
     #[tokio::test]
-    async fn a_commit_checks_the_locks_that_the_code_holds_or_held_when_it_came_to_an_entry() {
+    async fn a_commit_checks_the_locks_that_the_code_holds_or_held_when_it_made_an_entry() {
         let space = Store::memory().await.unwrap().space(SpaceSpec::new("locks")).await.unwrap();
         let (a, b) = (&space.key("a"), &space.key("b"));
         type Event<'a> = (&'a str, &'a Key, u64);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lock_that_was_left_after_a_commit_was_made_is_checked_by_the_next() {
+    async fn a_lock_that_the_code_leaves_during_a_commit_is_checked_by_the_next_commit() {
         let space = Store::memory().await.unwrap().space(SpaceSpec::new("locks")).await.unwrap();
         let (a, b) = (space.key("a"), space.key("b"));
         let mut guards = Guards::default();

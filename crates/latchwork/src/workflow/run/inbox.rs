@@ -1,6 +1,6 @@
-//! The machine of the inbox: the messages to an execution that were not received. They are in memory from the first time
-//! that an operation looks for one; from then on each sender tells of its delivery. It knows nothing of the operations
-//! that wait; it gives what they wait for.
+//! The machine of the inbox: the messages to an execution that were not received. They are loaded when an operation
+//! looks for a message for the first time; from then on each sender notifies the inbox of its delivery. The machine
+//! does not know the operations that wait; it returns what a waiting operation would wait for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,33 +15,33 @@ use crate::workflow::stored::record::WaitsFor;
 pub(crate) struct Inbox {
     /// Whether the messages are in memory.
     is_loaded: bool,
-    /// How many deliveries there were by now. The sender counts them in the commit that delivers.
+    /// How many deliveries are known. The sender counts each one in the commit that delivers.
     count: u64,
-    /// The highest count that a sender has told of.
+    /// The highest count that a sender has notified.
     told: u64,
     /// In the order in which they were delivered.
     messages: BTreeMap<Address, Message>,
-    /// The messages that were received, as long as that is not committed; and how many receipts were committed.
+    /// Messages whose receipt is not committed yet; and how many receipts were committed.
     taken: BTreeMap<Address, Message>,
     receipts: u64,
-    /// Whether there are messages that are not in memory.
+    /// True if the store holds messages that are not in memory.
     is_stale: bool,
-    /// Deliveries that were told of before an earlier one, by their count; and since when one is missing, by the
-    /// monotonic clock. Senders that deliver at the same time tell of it in any order.
+    /// Deliveries that were notified before an earlier one, by their count; and since when one is missing, by the
+    /// monotonic clock. Senders that deliver at the same time notify in any order.
     early: BTreeMap<u64, Delivery>,
     gap_since: Option<Duration>,
 }
 
-/// Messages that were delivered by one commit.
+/// The messages that one commit delivered.
 pub(super) struct Delivery {
     pub(super) generation: Generation,
     pub(super) messages: Vec<(Key, Message)>,
 }
 
-/// How long a sender may take to tell of its delivery before the messages are read. Many senders may be about to.
+/// How long a missing notification is awaited before the messages are read. Many senders may be about to notify.
 const GAP: Duration = Duration::from_millis(50);
 
-/// Where a message is: the generation in which it was delivered, and its key.
+/// Where a message is stored: the generation of its delivery, and its key.
 pub(crate) type Address = (Generation, Key);
 
 /// A message that was received.
@@ -50,7 +50,7 @@ pub(crate) struct Received {
     pub(crate) message: Message,
 }
 
-/// What a read of the stored messages has found, and how many receipts were committed when it began.
+/// The messages that a read has found, and how many receipts were committed when it began.
 struct Found {
     count: u64,
     messages: BTreeMap<Address, Message>,
@@ -61,14 +61,14 @@ struct Found {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Need {
     Nothing,
-    /// The messages are to be read from the store.
+    /// The messages have to be read from the store.
     Read,
-    /// A sender may still tell of a delivery that is missing; look again after so long.
+    /// A sender may still notify of a missing delivery; look again after this pause.
     Patience(Duration),
 }
 
 impl Inbox {
-    /// The inbox of an execution to which nothing was sent. Senders tell of everything from now on.
+    /// The inbox of an execution without any delivery. Senders notify it of everything from now on.
     pub(super) fn empty() -> Inbox {
         Inbox { is_loaded: true, ..Inbox::default() }
     }
@@ -77,17 +77,17 @@ impl Inbox {
         self.is_loaded
     }
 
-    /// The number of deliveries that is known, if the messages are in memory.
+    /// The number of known deliveries, if the messages are in memory.
     pub(super) fn count(&self) -> Option<u64> {
         self.is_loaded.then_some(self.count)
     }
 
-    /// There may be messages that are not in memory.
+    /// The store may hold messages that are not in memory.
     pub(super) fn set_stale(&mut self) {
         self.is_stale = self.is_loaded;
     }
 
-    /// Takes the first message of a kind for an operation.
+    /// Takes the first message that matches, for an operation.
     pub(crate) fn take(&mut self, is_it: impl Fn(&Letter) -> bool) -> Option<Received> {
         let address = self.messages.iter().find(|(_, message)| is_it(&message.body))?.0.clone();
         let message = self.messages.remove(&address)?;
@@ -95,12 +95,12 @@ impl Inbox {
         Some(Received { address, message })
     }
 
-    /// Whether there is such a message.
+    /// True if a message matches.
     pub(crate) fn holds(&self, is_it: impl Fn(&Letter) -> bool) -> bool {
         self.messages.values().any(|message| is_it(&message.body))
     }
 
-    /// A message was not received after all.
+    /// Puts a message back that was not received after all.
     pub(super) fn give_back(&mut self, address: Address) {
         let message = self.taken.remove(&address);
         self.messages.extend(message.map(|message| (address, message)));
@@ -112,11 +112,12 @@ impl Inbox {
         self.taken.remove(received);
     }
 
-    /// A sender tells of its delivery. Gives what operations may wait for that is in memory by that.
+    /// A sender notifies of its delivery. Returns what operations may wait for among the messages that are new in
+    /// memory.
     pub(super) fn deliver(&mut self, count: u64, delivery: Delivery, now: Duration) -> BTreeSet<WaitsFor> {
         self.told = self.told.max(count);
         let mut waited = BTreeSet::new();
-        // It was read with the others, or will be.
+        // A read has found these messages, or will find them.
         if !self.is_loaded || count <= self.count || self.is_stale {
             return waited;
         }
@@ -133,7 +134,7 @@ impl Inbox {
         waited
     }
 
-    /// Whether a delivery is missing since now.
+    /// True if a delivery is missing since `now`.
     fn has_gap_since(&self, now: Duration) -> bool {
         self.gap_since == Some(now)
     }
@@ -148,13 +149,13 @@ impl Inbox {
         }
     }
 
-    /// The messages were read. Gives whether they count: if a receipt was committed meanwhile, what it received may be
-    /// among what was found, and they are to be read again.
+    /// Takes the messages of a read. Returns whether they count. If a receipt was committed meanwhile, the read may
+    /// have found a message that is already received, and has to be repeated.
     fn load(&mut self, Found { count, mut messages, receipts }: Found) -> bool {
         if self.receipts != receipts {
             return false;
         }
-        // Two branches may read at once, and one have seen less.
+        // Two branches may read at the same time, and this read may be the older one.
         if self.is_loaded && self.count > count {
             return true;
         }
@@ -172,7 +173,7 @@ impl Run {
     pub(crate) async fn ensure_inbox(&self) {
         let is_known = self.with(|state| {
             if !state.inbox.is_loaded() && !state.known.is_stored() {
-                // Nothing can have been sent to it.
+                // No message can have been sent to an execution that is not stored.
                 state.inbox = Inbox::empty();
             }
             state.inbox.is_loaded()
@@ -182,7 +183,7 @@ impl Run {
         }
     }
 
-    /// Reads what was sent to it.
+    /// Reads the messages from the store.
     pub(crate) async fn read_inbox(&self) -> Result<(), Stop> {
         while !self.read_inbox_once().await? {}
         Ok(())
@@ -202,7 +203,7 @@ impl Run {
                     messages.insert((item.generation, key), message);
                 }
                 Err(why) if why.is_version() => return Err(Stop::unknown_version(why.at("a message to it"))),
-                // It goes on without that.
+                // The execution continues without this message.
                 Err(_) => self.engine.put_aside(&self.id, format!("message {key} is damaged: it cannot be received")),
             }
         }
@@ -215,7 +216,7 @@ impl Run {
         }))
     }
 
-    /// A sender tells that it has delivered messages by one commit.
+    /// A sender notifies that one commit has delivered messages.
     pub(crate) fn delivered(&self, count: u64, generation: Generation, messages: Vec<(Key, Message)>) {
         let now = self.env().monotonic();
         let has_gap = self.with(|state| {
@@ -241,7 +242,7 @@ mod tests {
         store.space(SpaceSpec::new("messages")).await.unwrap().key(number.to_be_bytes())
     }
 
-    /// The message of this number, as it was delivered.
+    /// The delivery of the message with this number.
     async fn delivery(number: u64) -> Delivery {
         let body = Letter::Signal { name: "s".into(), payload: number.to_string() };
         let messages = vec![(key(number).await, Message { at_us: 0, body })];
@@ -265,9 +266,9 @@ mod tests {
         inbox.messages.values().map(payload).collect()
     }
 
-    /// Two threads have delivered at once, and the later one tells first: neither is received out of turn.
+    /// Two threads deliver at once, and the later one notifies first: no message is received out of order.
     #[tokio::test]
-    async fn what_is_told_in_any_order_is_held_in_the_order_it_came() {
+    async fn notifications_in_any_order_are_held_in_the_order_of_delivery() {
         let mut inbox = Inbox::empty();
         for (number, held, has_gap) in
             [(2, 0, true), (4, 0, true), (1, 2, true), (1, 2, true), (3, 4, false), (2, 4, false)]
@@ -283,10 +284,10 @@ mod tests {
         }
     }
 
-    /// A sender was dropped before it could tell of its delivery. The next delivery shows that one is missing, and the
-    /// inbox waits for it no longer than it takes to tell. Later deliveries do not make that longer.
+    /// A sender was dropped before it could notify of its delivery. The next delivery shows that one is missing. The
+    /// inbox waits only `GAP` for the notification, and later deliveries do not extend that.
     #[tokio::test]
-    async fn a_delivery_that_is_not_told_of_is_read_after_a_while() {
+    async fn a_delivery_without_a_notification_is_read_after_a_while() {
         let mut inbox = Inbox::empty();
         inbox.deliver(2, delivery(2).await, NOW);
         inbox.deliver(3, delivery(3).await, NOW + GAP / 2);
@@ -295,13 +296,13 @@ mod tests {
         assert_eq!(payloads(&inbox), [""; 0]);
         inbox.set_stale();
         inbox.deliver(1, delivery(1).await, NOW);
-        assert_eq!(inbox.count(), Some(0), "what is to be read is read with it");
+        assert_eq!(inbox.count(), Some(0), "a stale inbox waits for the read");
     }
 
-    /// Each row: the messages that a read has found and the count there, what was told meanwhile, and what follows.
+    /// Each row: the messages that a read has found, the count there, and what follows.
     #[tokio::test]
     async fn a_read_counts_unless_a_receipt_or_a_newer_read_came_before_it() {
-        // Found, count, receipts before it; then whether it counts, what is held, and what is needed.
+        // Found, count, receipts before it; then whether it counts, which messages are held, and what is needed.
         let table: &[(&[u64], u64, u64, bool, &[&str], Need)] = &[
             (&[1, 2], 2, 0, true, &["1", "2"], Need::Nothing),
             (&[1], 1, 0, true, &["1"], Need::Nothing),
@@ -319,9 +320,9 @@ mod tests {
         assert!(inbox.load(found(&[1, 2, 3], 3, 0).await) && inbox.need(NOW) == Need::Nothing);
         let taken = inbox.take(|_| true).unwrap();
         assert!(inbox.load(found(&[1, 2, 3], 3, 0).await));
-        assert_eq!(payloads(&inbox), ["2", "3"], "what an operation has taken is not found again");
+        assert_eq!(payloads(&inbox), ["2", "3"], "a message that an operation has taken is not found again");
         assert!(inbox.load(found(&[1], 1, 0).await));
-        assert_eq!(payloads(&inbox), ["2", "3"], "an older read says nothing");
+        assert_eq!(payloads(&inbox), ["2", "3"], "an older read changes nothing");
         inbox.give_back(taken.address.clone());
         assert_eq!(payloads(&inbox), ["1", "2", "3"], "it was not received after all");
         let taken = inbox.take(|_| true).unwrap();

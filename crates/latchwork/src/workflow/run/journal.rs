@@ -1,6 +1,7 @@
-//! The machine of the journal: the entries that no commit holds yet, those that commits on their way hold, and which of
-//! them are to be durable. While the code is polled, its entries are a draft: a commit of another thread must not hold
-//! one half of what belongs together. It knows nothing of the record, of messages or of what operations wait for.
+//! The machine of the journal: the entries that no commit holds yet, those that commits in flight hold, and which of
+//! them have to become durable. While the code is polled, its entries are a draft: a commit of another thread must not
+//! hold half of the entries that belong together. It knows nothing of the record, of messages or of what operations
+//! wait for.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,7 +12,7 @@ use crate::workflow::run::inbox::Address;
 use crate::workflow::run::{Effect, Submitted};
 use crate::workflow::stored::record::{Entry, Kind};
 
-/// How many entries, and how many bytes of them, are left to the next commit before a commit is made for them.
+/// How many entries, and how many bytes of entries, may wait for the next commit before a commit is made for them.
 const MOST_PENDING: usize = 256;
 const MOST_PENDING_BYTES: usize = 1 << 20;
 
@@ -19,13 +20,13 @@ const MOST_PENDING_BYTES: usize = 1 << 20;
 pub(super) struct Pending {
     pub(super) place: Place,
     pub(super) entry: Entry,
-    /// Entries are numbered in the order in which the code came to them.
+    /// The number of the entry, in the order in which the code made them.
     pub(super) stamp: u64,
     pub(super) effect: Option<Effect>,
 }
 
 impl Pending {
-    /// The message that is received with it. If the entry is dropped, the message was not received.
+    /// The message that is received with this entry. If the entry is dropped, the message was not received.
     fn received(self) -> Option<Address> {
         self.effect.and_then(|effect| effect.receives)
     }
@@ -37,19 +38,19 @@ pub(crate) struct Journal {
     /// Entries of the present poll.
     draft: BTreeMap<Place, Pending>,
     bytes: usize,
-    /// No stamp of an entry that waits for a commit is before this.
+    /// No entry that waits for a commit has a lower stamp.
     first: u64,
-    /// The last stamp that was given, and the last one that is to be durable.
+    /// The last stamp that was assigned, and the last one that has to become durable.
     stamps: u64,
     wanted: u64,
-    /// The commits on their way by number, and the first stamp of each.
+    /// The commits in flight by number, and the first stamp of each.
     flights: BTreeMap<u64, u64>,
     last_flight: u64,
-    /// The branches that were given up while commits were on their way.
+    /// The branches that were dropped while commits were in flight.
     lost: Vec<Path>,
-    /// The operation whose own commit is on its way: meanwhile there is no other.
+    /// The operation whose own commit is in flight. Meanwhile there is no other commit.
     carrier: Option<u64>,
-    /// Commits of operations' own that are to be sent.
+    /// Commits of operations' own that the driver has to send.
     submitted: Vec<Submitted>,
 }
 
@@ -72,7 +73,7 @@ impl Default for Journal {
 }
 
 impl Journal {
-    /// The code has come to an entry in the present poll.
+    /// Keeps an entry of the present poll.
     pub(super) fn draft(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
         let pending = self.stamped(place, entry, effect);
         keep(&mut self.draft, pending);
@@ -91,36 +92,36 @@ impl Journal {
         Pending { place: place.clone(), entry, stamp: self.stamps, effect }
     }
 
-    /// What the code has come to by now belongs together: the next commit takes it.
+    /// The entries of one poll belong together: the next commit takes them all.
     pub(super) fn release(&mut self) {
         for pending in std::mem::take(&mut self.draft).into_values() {
             keep(&mut self.pending, pending);
         }
     }
 
-    /// Drops an entry. The commit that it was for was not made.
+    /// Drops an entry whose commit failed.
     pub(super) fn take_back(&mut self, place: &Place) {
         self.pending.remove(place);
     }
 
-    /// Everything so far is to be durable. Gives its last stamp.
+    /// Asks for everything so far to become durable. Returns its last stamp.
     pub(super) fn want_all(&mut self) -> u64 {
         self.wanted = self.stamps;
         self.stamps
     }
 
-    /// The last stamp that was given.
+    /// The last stamp that was assigned.
     pub(crate) fn stamps(&self) -> u64 {
         self.stamps
     }
 
-    /// Whether everything up to a stamp is durable.
+    /// True if everything up to a stamp is durable.
     pub(super) fn is_durable(&self, stamp: u64) -> bool {
         let is_empty = self.pending.is_empty() && self.draft.is_empty();
         (is_empty || self.first > stamp) && self.flights.values().all(|first| *first > stamp)
     }
 
-    /// Whether an entry is to be durable that no commit holds.
+    /// True if an entry has to become durable and no commit holds it.
     pub(super) fn is_wanted(&self) -> bool {
         !self.pending.is_empty() && self.first <= self.wanted
     }
@@ -129,23 +130,23 @@ impl Journal {
         self.pending.is_empty()
     }
 
-    /// Whether a body is begun that no commit tells of.
+    /// True if a body has begun and no commit records that.
     pub(super) fn has_intent(&self) -> bool {
         self.pending.values().any(|pending| pending.entry.is_intent())
     }
 
-    /// Whether so much is pending that it is time for a commit.
+    /// True if enough is pending to make a commit now.
     pub(super) fn is_full(&self) -> bool {
         self.pending.len() + self.draft.len() >= MOST_PENDING || self.bytes >= MOST_PENDING_BYTES
     }
 
-    /// Whether what is pending changes others.
+    /// True if a pending entry has an effect on other records.
     pub(super) fn has_effects(&self) -> bool {
         self.pending.values().chain(self.draft.values()).any(|pending| pending.effect.is_some())
     }
 
-    /// Takes what is pending for a commit, except for entries that would write a key which the commit writes already.
-    /// Gives the number of the flight, which is on its way when [`Journal::fly`] says so.
+    /// Takes the pending entries for a commit, except for entries that would write a key that the commit writes
+    /// already. The caller then calls [`Journal::fly`].
     pub(super) fn take(&mut self, commit: &Commit) -> Vec<Pending> {
         let first = self.draft.values().map(|pending| pending.stamp).min();
         (self.bytes, self.first) = (0, first.unwrap_or(u64::MAX));
@@ -165,7 +166,7 @@ impl Journal {
         taken
     }
 
-    /// A commit with these entries is on its way. Gives its number.
+    /// A commit with these entries is in flight. Returns its number.
     pub(super) fn fly(&mut self, taken: &[Pending]) -> u64 {
         self.last_flight += 1;
         let first = taken.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
@@ -173,7 +174,7 @@ impl Journal {
         self.last_flight
     }
 
-    /// A commit has landed, or was refused and its entries put back.
+    /// A commit has landed, or has failed and its entries were put back.
     pub(super) fn arrive(&mut self, flight: u64) {
         self.flights.remove(&flight);
         if self.flights.is_empty() {
@@ -181,8 +182,8 @@ impl Journal {
         }
     }
 
-    /// The entries of a commit that was not made are still to be committed, except for those of branches that were
-    /// given up meanwhile. Gives the messages that were not received by that.
+    /// Puts the entries of a failed commit back, except for entries of branches that were dropped meanwhile. Returns
+    /// the messages of those entries: they were not received.
     pub(super) fn put_back(&mut self, taken: Vec<Pending>) -> Vec<Address> {
         let mut given_back = Vec::new();
         for pending in taken {
@@ -191,14 +192,14 @@ impl Journal {
                 continue;
             }
             self.first = self.first.min(pending.stamp);
-            // An entry that is newer stays.
+            // A newer entry at the same place stays.
             self.pending.entry(pending.place.clone()).or_insert(pending);
         }
         given_back
     }
 
-    /// A branch was given up: its entries are dropped. Entries of commits on their way are durable, unless the commit is
-    /// refused. Gives the messages that were not received by that.
+    /// A branch was dropped: its entries are dropped too. Entries of commits in flight become durable unless their
+    /// commit is refused. Returns the messages of the dropped entries: they were not received.
     pub(super) fn give_up(&mut self, branch: &Path) -> Vec<Address> {
         let mut given_back = Vec::new();
         for kept in [&mut self.pending, &mut self.draft] {
@@ -211,8 +212,7 @@ impl Journal {
         given_back
     }
 
-    /// The end of the execution writes these parts. Entries that would write the same keys do not go with it: a commit
-    /// writes a key once.
+    /// Drops pending entries with effects on keys that the end of the execution writes: a commit writes a key once.
     pub(super) fn forget_effects_on(&mut self, closing: &[Part]) {
         let written = closing.iter().flat_map(|part| part.writes());
         let written: HashSet<&Key> =
@@ -221,33 +221,34 @@ impl Journal {
         self.pending.retain(|_, pending| !pending.effect.as_ref().is_some_and(is_on));
     }
 
-    /// A review that no commit has opened is not opened by the commit that ends the execution or begins it anew.
+    /// Drops reviews that no commit has opened. The commit that ends the execution or continues as new does not open
+    /// them.
     pub(super) fn forget_reviews(&mut self) {
         let is_review = |pending: &Pending| pending.entry.kind == Kind::Review && pending.effect.is_some();
         self.pending.retain(|_, pending| !is_review(pending));
     }
 
-    /// No entry is committed any more.
+    /// Drops all pending entries.
     pub(super) fn forget_pending(&mut self) {
         self.pending.clear();
     }
 
-    /// Whether no commit is on its way and none is to be sent: the next one may be made.
+    /// True if no commit is in flight and none is submitted: the next one may be made.
     pub(super) fn is_idle(&self) -> bool {
         self.carrier.is_none() && self.flights.is_empty() && self.submitted.is_empty()
     }
 
-    /// Whether no commit is on its way.
+    /// True if no commit is in flight.
     pub(super) fn has_arrived(&self) -> bool {
         self.flights.is_empty()
     }
 
-    /// Whether an operation's own commit is on its way.
+    /// True if a commit of an operation's own is in flight.
     pub(super) fn is_carried(&self) -> bool {
         self.carrier.is_some()
     }
 
-    /// Makes an operation the carrier, unless a commit is on its way.
+    /// Makes an operation the carrier, unless a commit is in flight. Returns whether it is.
     pub(super) fn carry(&mut self, op: u64) -> bool {
         let is_free = self.flights.is_empty() && self.carrier.is_none();
         if is_free {
@@ -256,7 +257,7 @@ impl Journal {
         is_free
     }
 
-    /// The operation's own commit is done with. Gives whether it had one.
+    /// The operation's own commit is finished. Returns whether the operation was the carrier.
     pub(super) fn stop_carrying(&mut self, op: u64) -> bool {
         let is_it = self.carrier == Some(op);
         if is_it {
@@ -265,12 +266,12 @@ impl Journal {
         is_it
     }
 
-    /// The code begins anew: no operation of before has a commit on its way.
+    /// The code begins anew: no operation of the earlier run is the carrier.
     pub(super) fn begin_anew(&mut self) {
         self.carrier = None;
     }
 
-    /// An operation wants its own commit sent.
+    /// Keeps an operation's own commit until the driver sends it.
     pub(super) fn submit(&mut self, submitted: Submitted) {
         self.submitted.push(submitted);
     }
@@ -280,7 +281,7 @@ impl Journal {
     }
 }
 
-/// Keeps an entry in place of the one before. What was to be done with that one is still to be done.
+/// Keeps an entry in place of an earlier one. The effect of the earlier one is kept if the new one has none.
 fn keep(kept: &mut BTreeMap<Place, Pending>, mut pending: Pending) {
     let before = kept.remove(&pending.place);
     pending.effect = pending.effect.or(before.and_then(|before| before.effect));

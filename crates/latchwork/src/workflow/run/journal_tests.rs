@@ -1,10 +1,10 @@
-//! Tables of events of the journal, and what it then says.
+//! Tables of journal events, and the state of the journal after them.
 
 use super::*;
 use crate::store::{SpaceSpec, Store};
 use crate::workflow::stored::record::EntryState;
 
-/// An event of a journal. Places are given by their numbers in the root branch.
+/// An event of a journal. Places are numbers in the root branch.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Put(u32),
@@ -12,16 +12,16 @@ enum Event {
     /// The poll is over.
     Release,
     WantAll,
-    /// A commit takes what is pending and is on its way.
+    /// A commit takes what is pending and is in flight.
     Fly,
-    /// The commit on its way lands, or is refused.
+    /// The commit in flight lands, or is refused.
     Land,
     Refuse,
     Carry(u64),
     StopCarrying(u64),
 }
 
-/// A journal, and the entries of the commit on its way.
+/// A journal, and the entries of the commit in flight.
 #[derive(Default)]
 struct Play {
     journal: Journal,
@@ -47,11 +47,11 @@ impl Play {
                 self.flight = Some((journal.fly(&taken), taken));
             }
             Event::Land => {
-                let (flight, _) = self.flight.take().expect("a commit is on its way");
+                let (flight, _) = self.flight.take().expect("a commit is in flight");
                 journal.arrive(flight);
             }
             Event::Refuse => {
-                let (flight, taken) = self.flight.take().expect("a commit is on its way");
+                let (flight, taken) = self.flight.take().expect("a commit is in flight");
                 journal.put_back(taken);
                 journal.arrive(flight);
             }
@@ -61,7 +61,7 @@ impl Play {
     }
 }
 
-/// Events, then: whether a commit is wanted, whether all entries are durable, whether a commit may be made.
+/// Each row: events; then whether a commit is wanted, whether all entries are durable, whether a commit may be made.
 #[test]
 fn entries_are_durable_when_the_commit_that_holds_them_has_landed() {
     use Event::*;
@@ -103,7 +103,7 @@ fn entry(name: &str) -> Entry {
     }
 }
 
-/// A commit is refused after the code has come to something newer at the same place: the newer entry stays.
+/// A commit is refused after the code has made a newer entry at the same place: the newer entry stays.
 #[test]
 fn an_entry_that_is_put_back_does_not_replace_a_newer_one() {
     let (mut journal, place) = (Journal::default(), Path::default().at(0));
@@ -115,9 +115,9 @@ fn an_entry_that_is_put_back_does_not_replace_a_newer_one() {
     assert_eq!(taken.iter().map(|pending| &*pending.entry.name).collect::<Vec<_>>(), ["new"]);
 }
 
-/// A branch is given up while its commit is on its way, and the commit is refused: its entries are gone.
+/// A branch is dropped while its commit is in flight, and the commit is refused: its entries are gone.
 #[test]
-fn the_entries_of_a_branch_that_was_given_up_are_not_put_back() {
+fn the_entries_of_a_dropped_branch_are_not_put_back() {
     let branch = Path::default().fork(0, 1);
     for (is_given_up, left) in [(false, 2), (true, 1)] {
         let mut journal = Journal::default();
@@ -131,11 +131,11 @@ fn the_entries_of_a_branch_that_was_given_up_are_not_put_back() {
         journal.put_back(taken);
         journal.arrive(flight);
         assert_eq!(journal.take(&Commit::new()).len(), left);
-        assert!(journal.lost.is_empty(), "nothing is on its way any more");
+        assert!(journal.lost.is_empty(), "no commit is in flight any more");
     }
 }
 
-/// Two entries that write one key do not share a commit, and the second is still to be committed.
+/// Two entries that write one key do not share a commit. The second entry waits for the next one.
 #[tokio::test]
 async fn a_commit_takes_each_key_once() {
     let space = Store::memory().await.unwrap().space(SpaceSpec::new("s")).await.unwrap();

@@ -1,5 +1,5 @@
-//! The machine of the record: the record of an execution as it is stored, and what the next commit is to change in it.
-//! It knows nothing of entries, messages or commits on their way.
+//! The machine of the record: the record of an execution as it is stored, and what the next commit has to change in it.
+//! It knows nothing of entries, messages or commits in flight.
 
 use crate::store::{Rev, Timestamp};
 use crate::workflow::stored::record::{Admission, Execution, Labels, Status};
@@ -13,10 +13,10 @@ pub(crate) struct Known {
     has_locks: bool,
     has_reviews: bool,
     labels: Labels,
-    /// The labels that the code has given in the present poll.
+    /// The labels that the code has set in the present poll.
     draft_labels: Option<Labels>,
     cancel: Option<String>,
-    /// Whether the record is to be written though no entry is pending.
+    /// True if the record has to be written though no entry is pending.
     is_wanted: bool,
 }
 
@@ -34,7 +34,7 @@ impl Known {
         }
     }
 
-    /// The record as it is stored; of an execution that is not stored yet, the record that its first commit writes.
+    /// The stored record; of an execution that is not stored yet, the record that its first commit writes.
     pub(crate) fn stored(&self) -> &Execution {
         &self.stored
     }
@@ -47,17 +47,17 @@ impl Known {
         self.rev.is_some()
     }
 
-    /// Whether it has started children, with what is not committed yet.
+    /// True if it has started children, uncommitted ones included.
     pub(crate) fn has_children(&self) -> bool {
         self.has_children
     }
 
-    /// Whether it has asked for locks, with what is not committed yet.
+    /// True if it has requested locks, uncommitted requests included.
     pub(crate) fn has_locks(&self) -> bool {
         self.has_locks
     }
 
-    /// Whether it has opened reviews, with what is not committed yet.
+    /// True if it has opened reviews, uncommitted ones included.
     pub(crate) fn has_reviews(&self) -> bool {
         self.has_reviews
     }
@@ -74,7 +74,7 @@ impl Known {
         self.has_reviews = true;
     }
 
-    /// The labels with those of the present poll.
+    /// The labels, including those of the present poll.
     pub(crate) fn labels(&self) -> &Labels {
         self.draft_labels.as_ref().unwrap_or(&self.labels)
     }
@@ -83,26 +83,26 @@ impl Known {
         self.draft_labels = Some(labels);
     }
 
-    /// The poll is over: what the code has changed in it belongs together.
+    /// The poll is over: the next commit writes its changes together.
     pub(super) fn release(&mut self) {
         if let Some(labels) = self.draft_labels.take() {
             self.labels = labels;
         }
     }
 
-    /// Why the execution is to be cancelled, if it is.
+    /// The reason of the cancellation, if the execution is to be cancelled.
     pub(crate) fn cancel(&self) -> Option<&str> {
         self.cancel.as_deref()
     }
 
-    /// Cancels the execution with the next commit, which is wanted.
+    /// Cancels the execution with the next commit, and asks for that commit.
     pub(super) fn ask_cancel(&mut self, reason: &str) {
         self.cancel.get_or_insert_with(|| reason.into());
         self.is_wanted = true;
     }
 
-    /// Another commit has changed the record. Gives whether that commit changed the record that is known here;
-    /// if not, what is known here is out of date.
+    /// Another commit has changed the record. Returns whether that commit changed the rev that is known here. If not,
+    /// the known record is out of date.
     #[must_use]
     pub(super) fn changed(&mut self, before: Rev, after: Option<Rev>, execution: Execution) -> bool {
         if self.rev != Some(before) {
@@ -114,7 +114,7 @@ impl Known {
         true
     }
 
-    /// The record is to be written soon.
+    /// Asks for the record to be written soon.
     pub(super) fn want(&mut self) {
         self.is_wanted = true;
     }
@@ -123,12 +123,12 @@ impl Known {
         self.is_wanted
     }
 
-    /// A commit is made that writes the record if that is wanted. A caller that wants it from now on wants another one.
+    /// A commit takes the request to write the record. A later request asks for another commit.
     pub(super) fn take_wanted(&mut self) -> bool {
         std::mem::take(&mut self.is_wanted)
     }
 
-    /// Whether the stored record differs from that of an execution that runs, as it is to be from now on.
+    /// True if the stored record differs from the record that the running execution has to have.
     pub(super) fn is_changed(&self) -> bool {
         let stored = &self.stored;
         stored.status != Status::Running
@@ -140,7 +140,7 @@ impl Known {
             || stored.has_reviews != self.has_reviews
     }
 
-    /// The record of the execution while it runs, as it is to be from now on.
+    /// The record that the running execution has to have from now on.
     pub(super) fn running(&self) -> Execution {
         let mut after = Execution {
             status: Status::Running,
@@ -162,12 +162,12 @@ impl Known {
         (self.stored, self.rev) = (execution, rev);
     }
 
-    /// The permits that the first commit is to hold; none if it was not admitted.
+    /// Sets the permits that the first commit takes; none if the start was not admitted.
     pub(crate) fn set_admission(&mut self, admission: Option<Box<Admission>>) {
         self.stored.admission = admission;
     }
 
-    /// What the commit that ends the execution goes by. The input is copied only if it is asked for.
+    /// The fields that the commit that ends the execution needs. The input is copied only if it is asked for.
     pub(super) fn ending(&self, with_input: bool) -> Execution {
         let stored = &self.stored;
         Execution {
@@ -203,9 +203,10 @@ mod tests {
         Known::new(stored, Some(Rev(3)))
     }
 
-    /// Each row: events, whether the record then has to be written, and whether a commit for it is wanted by itself.
+    /// Each row: events, whether the record then has to be written, and whether a commit for the record alone is
+    /// wanted.
     #[test]
-    fn the_record_is_written_exactly_if_an_event_has_changed_what_it_says() {
+    fn the_record_is_written_if_and_only_if_an_event_has_changed_it() {
         let cancelled = || Execution { cancel: Some("stop".into()), status: Status::Running, ..Execution::default() };
         let table: &[(&str, &[Event], bool, bool)] = &[
             ("nothing", &[], false, false),
@@ -215,7 +216,7 @@ mod tests {
             ("a cancellation", &[|known| known.ask_cancel("stop")], true, true),
             ("labels in a poll", &[|known| known.label(labels("a"))], false, false),
             ("labels, and the poll is over", &[|known| known.label(labels("a")), Known::release], true, false),
-            ("the labels of before", &[|known| known.label(Labels::default()), Known::release], false, false),
+            ("the same labels as before", &[|known| known.label(Labels::default()), Known::release], false, false),
             ("a doubt", &[Known::want], false, true),
             ("a doubt that a commit has taken", &[Known::want, |known| _ = known.take_wanted()], false, false),
         ];

@@ -1,6 +1,6 @@
 //! One execution in memory. `State` holds its machines, each of which owns its fields: the record, the journal, the
-//! operations, the inbox, the guards, what it has published, its reviews, and its residency. `Run` passes what happens to
-//! the machines it concerns. The execution's own task drives it; callers from outside come by here as well.
+//! operations, the inbox, the guards, the published values, the reviews and the residency. `Run` passes each event to
+//! the machines that it concerns. The execution's own task drives it; callers from outside also use this interface.
 
 mod board;
 mod branch;
@@ -59,10 +59,10 @@ pub(crate) use residency::Probation;
 use residency::Residency;
 pub(crate) use seat::{Note, Seat};
 
-/// An execution that waits longer than this leaves memory.
+/// An execution that waits longer than this is evicted.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
 
-/// How much of a value is left to everything but what the caller has put there.
+/// How many bytes of a stored value are reserved for everything except the caller's own data.
 pub(crate) const ROOM: usize = 256 << 10;
 
 pub(crate) struct Run {
@@ -72,11 +72,11 @@ pub(crate) struct Run {
     key: Key,
     pub(crate) definition: Arc<Definition>,
     state: Mutex<State>,
-    /// Has the driver look at what there is to do.
+    /// Makes the driver look for work.
     nudge: Notify,
 }
 
-/// The machines of an execution. None of them knows another; what an event means for several of them is said here.
+/// The machines of an execution. No machine knows another one; this type applies an event to all machines it concerns.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) known: Known,
@@ -88,77 +88,78 @@ pub(crate) struct State {
     pub(crate) reviews: OpenReviews,
     pub(crate) attempts: Attempts,
     pub(crate) residency: Residency,
-    /// The sagas under way.
+    /// The sagas that are running.
     sagas: Vec<Weak<Undos>>,
-    /// Whether the code is being polled: what it comes to meanwhile is a draft in each machine.
+    /// True while the code is polled. Everything that the code does in that time is a draft in each machine.
     is_polled: bool,
 }
 
-/// A commit of an operation's own, and who waits for what becomes of it.
+/// A commit of an operation's own, and the channel for its outcome.
 pub(crate) struct Submitted {
     pub(crate) commit: Commit,
     pub(crate) boarded: Boarded,
     pub(crate) answer: oneshot::Sender<Sent>,
 }
 
-/// What became of a commit.
+/// The outcome of a commit.
 pub(crate) enum Sent {
     Landed(Receipt),
-    /// For a reason that is not the execution's own.
+    /// Refused for a reason that does not concern the execution itself.
     Refused(Refusal),
     Stopped(Stop),
 }
 
-/// Why an execution does not go on in this memory.
+/// Why an execution stops running in this memory.
 #[derive(Debug, Clone)]
 pub(crate) enum Stop {
-    /// It waits, until then at the most, and everything it needs to go on is stored.
+    /// It waits, at most until this time. Everything it needs to continue is stored.
     Suspended(Option<Timestamp>),
-    /// It goes on with an empty journal.
+    /// It continues as new, with an empty journal.
     Continued,
     /// It needs an operator.
     Parked(String),
-    /// A newer program has stored something of it that this one cannot read. Nothing is stored of that.
+    /// A newer program has stored something that this one cannot read. The stop itself is not stored.
     SetAside(String),
-    /// An operator has ended it, as this.
+    /// An operator has ended it with this status.
     Terminated(Status),
     /// This engine is no longer its owner.
     Fenced,
-    /// It was changed by somebody else, who may be this very engine.
+    /// Its record was changed by another commit, possibly one of this engine.
     Changed,
-    /// The store does not serve.
+    /// The store is unavailable.
     Failed(StoreError),
-    /// There is an execution of that id.
+    /// An execution with this id exists already.
     Taken,
-    /// Its start is not admitted.
+    /// Its start was not admitted.
     Rejected(WorkflowError),
-    /// It has come to the end of a journal that is only to be replayed.
+    /// An engine that only replays a journal has reached its end.
     Replayed,
 }
 
 impl Stop {
-    /// What cannot be read needs a newer program.
+    /// A record of an unknown version sets the execution aside: it needs a newer program.
     pub(crate) fn unknown_version(bad: BadRecord) -> Stop {
         Stop::SetAside(WorkflowError::from(bad).to_string())
     }
 }
 
-/// What an execution is from a commit on.
+/// The state of an execution after a commit.
 #[derive(Debug, Clone)]
 pub(crate) enum Next {
     Runs,
-    /// Out of memory, until then at the most.
+    /// Out of memory, at most until this time.
     Waits(Option<Timestamp>, Vec<Wait>),
     /// It is parked, or has ended.
     Rests(Status),
-    /// Anew, with this input.
+    /// It continues as new, with this input.
     Continues(String),
-    /// It has ended as this, and another takes its place, whose record this is.
+    /// It has ended with this status, and another execution takes its place. The second field is the record of that
+    /// one.
     Succeeds(Status, Box<Execution>),
 }
 
 impl Run {
-    /// An execution that is stored, unless there is no rev: then its first commit stores it.
+    /// Creates the run of a stored execution. Without a rev, the execution is not stored: its first commit stores it.
     pub(crate) fn new(
         engine: Arc<Inner>,
         definition: Arc<Definition>,
@@ -171,31 +172,31 @@ impl Run {
         Run { engine, id, key, definition, state: Mutex::new(state), nudge: Notify::new() }
     }
 
-    /// The same, whose caller is told when it is stored.
+    /// Sets the channel that notifies the caller when the execution is stored.
     pub(crate) fn starting(mut self, started: oneshot::Sender<Result<()>>) -> Run {
         self.state.get_mut().residency.start(started);
         self
     }
 
-    /// The same, whose first commit is to be admitted.
+    /// Sets the admission that the first commit needs.
     pub(crate) fn asking(mut self, asked: Option<Asked>) -> Run {
         self.state.get_mut().residency.ask(asked);
         self
     }
 
-    /// The same, of which no code has run yet. Messages may have been sent to it.
+    /// Marks an execution whose code has not run yet. Its inbox may hold messages.
     pub(crate) fn not_begun(mut self) -> Run {
         self.state.get_mut().residency.set_fresh();
         self
     }
 
-    /// The same, loaded so often by now without making progress.
+    /// Sets how often the execution was loaded without making progress.
     pub(crate) fn taken_up(mut self, count: u32, probation: Option<Probation>) -> Run {
         self.state.get_mut().residency.load(count, probation);
         self
     }
 
-    /// The same, whose journal and inbox are empty. Senders tell of each delivery from now on.
+    /// Marks an execution whose journal and inbox are empty. From now on, senders notify it of each delivery.
     pub(crate) fn fresh(mut self) -> Run {
         let state = self.state.get_mut();
         state.residency.set_fresh();
@@ -211,7 +212,7 @@ impl Run {
         self.engine.kept(&self.id)
     }
 
-    /// Something of its state.
+    /// Calls `look` with the locked state.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         look(&mut self.state.lock())
     }
@@ -220,13 +221,13 @@ impl Run {
         self.state.lock().known.stored().input.clone()
     }
 
-    /// The first of its ancestors; itself if it has none.
+    /// The root of its tree; the execution itself if it has no parent.
     pub(crate) fn root(&self) -> ExecutionId {
         let root = self.with(|state| state.known.stored().parent.as_ref().map(|parent| parent.root.clone()));
         root.unwrap_or_else(|| self.id.clone())
     }
 
-    /// What it has come to, if that is stored.
+    /// The status it has ended with, if that is stored.
     pub(crate) fn ended_as(&self) -> Option<Status> {
         let state = self.state.lock();
         let status = &state.known.stored().status;
@@ -234,13 +235,13 @@ impl Run {
         state.residency.succeeded().or(ended).cloned()
     }
 
-    /// Tells this run of the execution from every other, also from one that has had the same id.
+    /// Distinguishes this run from every other run, also from a run of an earlier execution with the same id.
     pub(crate) fn number(&self) -> (u64, u32) {
         let state = self.state.lock();
         (state.known.stored().started_us, state.known.stored().run)
     }
 
-    /// Why it is to stop, if it is.
+    /// Why it has to stop, if it has to.
     pub(crate) fn stop(&self) -> Option<Stop> {
         self.state.lock().residency.stopping().cloned()
     }
@@ -257,18 +258,18 @@ impl Run {
         self.nudge.notify_one();
     }
 
-    /// Ends the execution's stay in memory. Its future is never polled again.
+    /// Stops the execution. Its future is never polled again.
     pub(crate) async fn stop_for<T>(&self, stop: Stop) -> T {
         self.set_stop(stop);
         std::future::pending().await
     }
 
-    /// Ends the execution's stay in memory until an operator has looked at it.
+    /// Stops the execution until an operator has looked at it.
     pub(crate) async fn park<T>(&self, reason: impl Into<String>) -> T {
         self.stop_for(Stop::Parked(reason.into())).await
     }
 
-    /// What another layer has given. An error ends the execution's stay in memory.
+    /// Returns the value that another layer returned. An error stops the execution.
     pub(crate) async fn or_stop<T, E: Into<WorkflowError>>(&self, given: Result<T, E>) -> T {
         match given {
             Ok(value) => value,
@@ -276,7 +277,7 @@ impl Run {
         }
     }
 
-    /// Notes why the execution stops, and tells whoever waits for its start.
+    /// Sets why the execution stops, and notifies the caller that waits for its start.
     pub(crate) fn set_stop(&self, stop: Stop) {
         let started = self.state.lock().residency.stop(&self.id, stop);
         if let Some((started, answer)) = started {
@@ -285,36 +286,36 @@ impl Run {
         self.nudge();
     }
 
-    /// Where something happens that did not before: a journal that is only to be replayed has come to its end.
+    /// Called before the first effect that the journal does not hold. An engine that only replays a journal stops here.
     pub(crate) async fn effect(&self) {
         if self.engine.rehearsal.is_replay() {
             self.stop_for(Stop::Replayed).await
         }
     }
 
-    /// Has the driver send a commit of an operation's own. It goes though the operation be dropped.
+    /// Asks the driver to send a commit of an operation's own. The commit is sent even if the operation is dropped.
     pub(crate) async fn submit(&self, commit: Commit, boarded: Boarded) -> Sent {
         let (answer, answered) = oneshot::channel();
         self.state.lock().journal.submit(Submitted { commit, boarded, answer });
         self.nudge();
         match answered.await {
             Ok(sent) => sent,
-            // Nobody drives it any more.
+            // The execution is no longer driven.
             Err(_) => std::future::pending().await,
         }
     }
 
-    /// Whether an operation has a commit of its own on its way.
+    /// True while a commit of an operation's own is in flight.
     pub(crate) fn is_carrying(&self) -> bool {
         self.state.lock().journal.is_carried()
     }
 
-    /// The commits that operations want sent.
+    /// Takes the commits that operations have submitted.
     pub(crate) fn submitted(&self) -> Vec<Submitted> {
         self.state.lock().journal.take_submitted()
     }
 
-    /// Makes everything so far durable, with what the execution is from then on.
+    /// Makes everything so far durable, together with the state after the commit.
     pub(crate) async fn commit(&self, next: Next) -> Result<(), Stop> {
         let (commit, boarded) = self.board(Commit::new(), next);
         match self.send(commit, boarded).await {
@@ -324,7 +325,7 @@ impl Run {
         }
     }
 
-    /// Sends a commit, and measures how long that takes.
+    /// Sends a commit and records its duration.
     pub(crate) async fn measured(&self, commit: Commit) -> Result<Outcome, StoreError> {
         let began = self.env().monotonic();
         let outcome = self.engine.store.commit(commit).await;
@@ -332,7 +333,7 @@ impl Run {
         outcome
     }
 
-    /// Sends a commit, and has everybody know what became of it.
+    /// Sends a commit and applies its outcome to the execution.
     pub(crate) async fn send(&self, commit: Commit, boarded: Boarded) -> Sent {
         match self.measured(commit).await {
             Ok(Outcome::Applied(receipt)) => {
@@ -351,7 +352,7 @@ impl Run {
         }
     }
 
-    /// What an error of the store's means: what cannot be stored or read will not be the next time either.
+    /// How an error of the store stops the execution. A value that cannot be stored or read now never can be: it parks.
     pub(crate) fn failed(&self, error: StoreError) -> Stop {
         let is_stored = self.state.lock().known.is_stored();
         match error.kind() {
@@ -361,7 +362,8 @@ impl Run {
         }
     }
 
-    /// What an error of another layer means: one of the store's, or one that stays until something is done about it.
+    /// How an error of another layer stops the execution. An error that is not the store's stays until an operator
+    /// acts.
     pub(crate) fn stops(&self, error: WorkflowError) -> Stop {
         match error {
             WorkflowError::Store(error)
@@ -373,13 +375,13 @@ impl Run {
         }
     }
 
-    /// Why it stops after all.
+    /// Replaces the reason why it stops.
     pub(crate) fn replace_stop(&self, stop: Stop) {
         self.state.lock().residency.forget_stop();
         self.set_stop(stop);
     }
 
-    /// Cancels it with its next commit, which is to be soon.
+    /// Cancels it with its next commit, and asks for that commit soon.
     pub(crate) fn ask_cancel(&self, reason: &str) {
         self.with(|state| {
             state.known.ask_cancel(reason);
@@ -388,7 +390,7 @@ impl Run {
         self.nudge();
     }
 
-    /// Another commit has written into its record that it is to be cancelled.
+    /// Another commit has written into the record that the execution is cancelled.
     pub(crate) fn cancelled(&self, before: Rev, after: Option<Rev>, execution: Execution) {
         let is_known = self.with(|state| {
             let is_known = state.known.changed(before, after, execution);
@@ -398,13 +400,13 @@ impl Run {
             is_known
         });
         if !is_known {
-            // What is stored of it is newer than what is known here: it has to see that.
+            // The stored record is newer than the known one: the execution has to read it again.
             return self.doubt();
         }
         self.nudge();
     }
 
-    /// Something may have been done to it that it was not told of: it looks whether it is stored as it knows.
+    /// The execution may have missed a notification. Its next commit checks that its record is still the known one.
     pub(crate) fn doubt(&self) {
         self.with(|state| {
             if state.known.is_stored() {
@@ -415,7 +417,7 @@ impl Run {
         self.nudge();
     }
 
-    /// It is no longer driven: callers that wait for something of it look elsewhere.
+    /// The execution is no longer driven: callers that wait for it look elsewhere.
     pub(crate) fn leave(&self) {
         self.with(|state| {
             state.residency.leave();
@@ -423,7 +425,7 @@ impl Run {
         });
     }
 
-    /// Goes on with an empty journal, as it was stored to.
+    /// Continues as new, with an empty journal; the stored record already says so.
     pub(crate) fn begin_anew(&self) {
         self.with(State::begin_anew);
     }
@@ -433,22 +435,22 @@ impl Run {
         self.put_with(place, entry, None);
     }
 
-    /// Keeps an entry for the next commit, with what is to be done in it.
+    /// Keeps an entry for the next commit, with an effect of the same commit.
     pub(crate) fn put_with(&self, place: &Place, entry: Entry, effect: Option<Effect>) {
         self.with(|state| state.put(place, entry, effect));
     }
 
-    /// Keeps an entry for a commit that the code waits for, which holds everything the code came to before it.
+    /// Keeps an entry for a commit that the code waits for. That commit holds everything the code did before it.
     pub(crate) fn put_for_carrier(&self, place: &Place, entry: Entry, effect: Option<Effect>) {
         self.with(|state| state.journal.put(place, entry, effect));
     }
 
-    /// The code is about to be polled.
+    /// The driver is about to poll the code.
     pub(crate) fn begin_poll(&self) {
         self.with(|state| state.is_polled = true);
     }
 
-    /// The code was polled, and waits.
+    /// The driver has polled the code, and the code waits.
     pub(crate) fn end_poll(&self) {
         self.with(|state| {
             state.is_polled = false;
@@ -457,14 +459,14 @@ impl Run {
         });
     }
 
-    /// Drops an entry whose commit was not made.
+    /// Drops an entry whose commit failed.
     pub(crate) fn take_back(&self, place: &Place) {
         self.with(|state| state.journal.take_back(place));
     }
 
-    /// A branch was given up: what it has not committed is dropped.
+    /// A branch was dropped: its uncommitted entries are dropped too.
     pub(crate) fn give_up(&self, branch: &Path) {
-        // A replay does not come by its compensations either.
+        // A replay does not reach the branch's compensations either.
         let sagas: Vec<_> = self.with(|state| state.sagas.iter().filter_map(Weak::upgrade).collect());
         for undos in sagas {
             let forgotten: Vec<_> = undos.lock().extract_if(.., |undo| undo.place.branch.is_within(branch)).collect();
@@ -473,33 +475,34 @@ impl Run {
         self.with(|state| state.give_up(branch));
     }
 
-    /// Whether so much is pending that it is time for a commit.
+    /// True if enough is pending to make a commit now.
     pub(crate) fn is_full(&self) -> bool {
         self.with(|state| state.is_full())
     }
 
-    /// The end of the execution writes these parts. What its code was about to do to the same keys is dropped.
+    /// Drops pending effects of the code on keys that the end of the execution writes.
     pub(crate) fn forget_effects_on(&self, closing: &[Part]) {
         self.with(|state| state.journal.forget_effects_on(closing));
     }
 
-    /// A review that no commit has opened is not opened by the commit that ends the execution or begins it anew.
+    /// Drops reviews that no commit has opened. The commit that ends the execution or continues as new does not open
+    /// them.
     pub(crate) fn forget_reviews(&self) {
         self.with(|state| state.journal.forget_reviews());
     }
 
-    /// No entry is committed any more.
+    /// Drops all pending entries.
     pub(crate) fn forget_pending(&self) {
         self.with(|state| state.journal.forget_pending());
     }
 
-    /// What is to be done now that the code waits; see [`State::todo`].
+    /// What to do while the code waits; see [`State::todo`].
     pub(crate) fn todo(&self, idle: Duration, is_sure: bool) -> Todo {
         let (now, monotonic) = (self.env().now(), self.env().monotonic());
         self.with(|state| state.todo(now, monotonic, idle, is_sure))
     }
 
-    /// A value as JSON text that is not too large to be stored.
+    /// Encodes a value as JSON text, and checks that it is small enough to be stored.
     pub(crate) fn text(&self, what: &str, value: &impl Serialize) -> Result<String, Failure> {
         let json = json::to_value(value).map_err(|error| Failure::no_json(what, &error))?;
         let text = json.to_string();
@@ -507,7 +510,7 @@ impl Run {
         Ok(text)
     }
 
-    /// Refuses what is too large to be stored.
+    /// Refuses a value that is too large to be stored.
     pub(crate) fn fits(&self, what: &str, length: usize) -> Result<(), Failure> {
         let limit = largest(&self.engine);
         if length <= limit {
@@ -519,7 +522,7 @@ impl Run {
 }
 
 impl State {
-    /// Keeps an entry for the next commit. While the code is polled, for the next commit after that.
+    /// Keeps an entry for the next commit; while the code is polled, for the first commit after the poll.
     fn put(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
         if self.is_polled {
             self.journal.draft(place, entry, effect);
@@ -528,7 +531,7 @@ impl State {
         }
     }
 
-    /// What the code has come to by now belongs together: the next commit takes it.
+    /// The entries of one poll belong together: the next commit takes them all.
     fn release(&mut self) {
         self.journal.release();
         self.known.release();
@@ -536,32 +539,32 @@ impl State {
         self.reviews.release();
     }
 
-    /// The same, unless the code is being polled.
+    /// Releases the drafts, unless the code is being polled.
     fn release_unless_polled(&mut self) {
         if !self.is_polled {
             self.release();
         }
     }
 
-    /// Gives the execution these labels.
+    /// Sets the labels of the execution.
     pub(crate) fn label(&mut self, labels: Labels) {
         self.known.label(labels);
         self.release_unless_polled();
     }
 
-    /// Publishes a value, and tells the branches that wait for it.
+    /// Publishes a value.
     pub(crate) fn publish(&mut self, name: &str, text: String) {
         self.published.publish(name, text);
         self.release_unless_polled();
     }
 
-    /// Closes a review with the next commit, which holds that it was given up.
+    /// Closes a review that was given up, with the next commit.
     pub(crate) fn close_review(&mut self, key: Key) {
         self.reviews.close(key);
         self.release_unless_polled();
     }
 
-    /// A branch was given up: what it has not committed is dropped.
+    /// A branch was dropped: its uncommitted entries are dropped too.
     fn give_up(&mut self, branch: &Path) {
         let given_back = self.journal.give_up(branch);
         self.give_back(given_back);
@@ -569,28 +572,28 @@ impl State {
         self.release_unless_polled();
     }
 
-    /// Messages were not received after all.
+    /// Returns messages to the inbox that were not received after all.
     fn give_back(&mut self, messages: Vec<Address>) {
         messages.into_iter().for_each(|address| self.inbox.give_back(address));
     }
 
-    /// Notes a saga that is under way.
+    /// Remembers a running saga.
     pub(crate) fn begin_saga(&mut self, undos: &Arc<Undos>) {
         self.sagas.retain(|undos| undos.strong_count() > 0);
         self.sagas.push(Arc::downgrade(undos));
     }
 
-    /// Everything so far is to be durable. Gives its last stamp.
+    /// Asks for everything so far to become durable. Returns its last stamp.
     pub(crate) fn want_all(&mut self) -> u64 {
         self.journal.want_all()
     }
 
-    /// Whether the execution is stored, with everything up to a stamp.
+    /// True if the execution is stored, with everything up to a stamp.
     fn is_durable(&self, stamp: u64) -> bool {
         self.known.is_stored() && self.journal.is_durable(stamp)
     }
 
-    /// Something if the execution is stored; otherwise its first commit is wanted.
+    /// Returns `Some` if the execution is stored; otherwise asks for its first commit.
     fn is_stored_or_wants(&mut self) -> Option<()> {
         if !self.known.is_stored() {
             self.known.want();
@@ -598,22 +601,22 @@ impl State {
         self.known.is_stored().then_some(())
     }
 
-    /// Whether so much is pending that it is time for a commit.
+    /// True if enough is pending to make a commit now.
     pub(crate) fn is_full(&self) -> bool {
         self.journal.is_full()
     }
 
-    /// Whether what is pending changes others.
+    /// True if a pending entry has an effect on other records.
     pub(crate) fn has_effects(&self) -> bool {
         self.journal.has_effects()
     }
 
-    /// Whether the stored record differs from what the execution is.
+    /// True if the stored record differs from what it has to be.
     fn is_changed(&self) -> bool {
         self.known.is_changed() || self.reviews.is_closing()
     }
 
-    /// Why operations of a branch are cancelled, if they are.
+    /// Why the operations of a branch are cancelled, if they are.
     pub(crate) fn cancelled(&self, branch: &Path) -> Option<&str> {
         self.known.cancel().or_else(|| self.ops.called_off(branch))
     }
@@ -623,23 +626,23 @@ impl State {
         self.guards.hold(request, grant, self.journal.stamps());
     }
 
-    /// The code has one guard less of a grant.
+    /// The code has one guard of a grant less.
     pub(crate) fn leave(&mut self, request: &Key) {
         self.guards.leave(request, self.journal.stamps());
     }
 
-    /// Notes how far an attempt is, unless it is over.
+    /// Records the progress of an attempt, unless the attempt is over.
     pub(crate) fn beat(&mut self, place: &Place, run: u32, begun: &Entry, progress: String) -> bool {
         if self.known.stored().run != run || !self.attempts.beat(place, begun.attempts, &progress) {
             return false;
         }
         self.put(place, Entry { progress: Some(progress), ..begun.clone() }, None);
-        // The driver may look before the attempt waits for that.
+        // The driver may look for work before the attempt waits for this commit.
         self.want_all();
         true
     }
 
-    /// Goes on with an empty journal. The operations of the code are gone with it; what is left are those from outside.
+    /// Continues with an empty journal. The code's operations are gone; only operations from outside are left.
     fn begin_anew(&mut self) {
         self.residency.begin_anew();
         self.journal.begin_anew();
@@ -653,12 +656,12 @@ pub(crate) fn hash_text(text: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(text.as_bytes())
 }
 
-/// The longest value of a caller's, in bytes: everything else that a record holds has to fit beside it.
+/// The longest value of a caller, in bytes. Everything else that a record holds has to fit beside it.
 pub(crate) fn largest(engine: &Inner) -> usize {
     engine.store.limits().value_bytes.saturating_sub(ROOM)
 }
 
-/// The range of an execution's journal, of all its runs or of those before one.
+/// The range of an execution's journal: of all its runs, or of the runs before one.
 pub(crate) fn journal_range(engine: &Inner, id: &ExecutionId, before: Option<u32>) -> crate::store::Range {
     let space = &engine.spaces.journal;
     match before {

@@ -1,4 +1,4 @@
-//! An operation that is under way, as the code that does it sees it: its waits for a commit, a message or a time.
+//! An operation in progress, as its own code sees it: its waits for a commit, a message or a time.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -10,16 +10,16 @@ use crate::workflow::journal::place::{Path, Place};
 use crate::workflow::run::{Run, State};
 use crate::workflow::stored::record::WaitsFor;
 
-/// An operation that is under way.
+/// An operation in progress.
 #[derive(Clone)]
 pub(crate) struct Doing {
     pub(crate) run: Arc<Run>,
     pub(crate) op: u64,
-    /// The branch that it is in, if it is an operation of the code.
+    /// The branch of the operation, if it is an operation of the code.
     within: Option<Path>,
-    /// Whether it goes on though the execution is cancelled.
+    /// True if it continues when the execution is cancelled.
     is_shielded: bool,
-    /// Whether it is done beside the code.
+    /// True if it runs beside the code.
     is_aside: bool,
 }
 
@@ -30,15 +30,15 @@ pub(crate) enum Waited<T> {
     Cancelled,
 }
 
-/// What was to be done in a commit together with others could not be done.
+/// The operation's part of a shared commit was refused.
 #[derive(Debug)]
 pub(crate) struct Refused;
 
-/// An operation that is under way until this is dropped.
+/// An operation in progress; dropping this ends it.
 pub(crate) struct Listed(pub(crate) Doing);
 
 impl Listed {
-    /// An operation that is not of the code.
+    /// Begins an operation that is not one of the code.
     pub(crate) fn begin(run: &Arc<Run>, what: WaitsFor) -> Listed {
         Listed(Doing::begin(run, what, None))
     }
@@ -65,12 +65,12 @@ impl Doing {
         Doing { run: run.clone(), op, within, is_shielded: false, is_aside: false }
     }
 
-    /// The same, which goes on though the execution is cancelled.
+    /// Sets whether the operation continues when the execution is cancelled.
     pub(crate) fn shielded(self, is_shielded: bool) -> Doing {
         Doing { is_shielded, ..self }
     }
 
-    /// An operation that is done beside the code.
+    /// Begins an operation that runs beside the code.
     pub(crate) fn aside(run: &Arc<Run>) -> Doing {
         Doing { is_aside: true, ..Doing::begin(run, WaitsFor::Store, None) }
     }
@@ -80,7 +80,7 @@ impl Doing {
         self.carried();
     }
 
-    /// Whether it is to be given up: the execution is cancelled, or its branch, or a lock that it holds was taken away.
+    /// True if it has to stop: the execution or its branch is cancelled, or a lock that it holds was taken away.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.run.with(|state| self.is_given_up(state))
     }
@@ -90,7 +90,7 @@ impl Doing {
         self.within.as_ref().is_some_and(|within| state.guards.lost().is_some() || is_cancelled(within))
     }
 
-    /// The same, for a caller that is woken when it becomes so.
+    /// Like `is_cancelled`; the caller is woken when that changes.
     pub(crate) fn poll_cancelled(&self, context: &std::task::Context<'_>) -> bool {
         self.run.with(|state| {
             state.ops.set_waker(self.op, context.waker());
@@ -98,14 +98,14 @@ impl Doing {
         })
     }
 
-    /// Tells what is done now.
+    /// Sets what the operation does now.
     pub(crate) fn does(&self, what: WaitsFor) {
         let now = self.run.env().now();
         self.run.with(|state| state.ops.does(self.op, what, now));
     }
 
-    /// Waits until there is what is looked for, or the time has come, or the execution is cancelled. Meanwhile, the
-    /// execution may leave memory.
+    /// Waits until `look` finds something, the time has come, or the operation is cancelled. The execution may leave
+    /// memory meanwhile.
     pub(crate) async fn wait<T>(
         &self,
         what: WaitsFor,
@@ -115,7 +115,7 @@ impl Doing {
     ) -> Waited<T> {
         let began = self.run.env().now();
         let since = self.run.with(|state| {
-            // It may have been out of memory meanwhile.
+            // The execution may have been out of memory during this wait.
             let before = state.known.stored().waits.iter().find(|before| before.what == what);
             let since = before.map_or(since, |before| since.min(Timestamp(before.since_us)));
             state.ops.start_waiting(self.op, &what, since, until);
@@ -150,8 +150,7 @@ impl Doing {
         waited
     }
 
-    /// Makes everything so far durable. Returns only when that has happened, or when what this operation was to do
-    /// cannot be done.
+    /// Makes everything so far durable. Returns when that has happened, or when this operation's part was refused.
     pub(crate) async fn flush(&self) -> Result<(), Refused> {
         let stamp = self.run.with(State::want_all);
         self.until(|state| {
@@ -163,25 +162,24 @@ impl Doing {
         .await
     }
 
-    /// Has the execution stored, and waits until it is.
+    /// Asks for the execution to be stored, and waits until it is.
     pub(crate) async fn stored(&self) {
         self.until(State::is_stored_or_wants).await
     }
 
-    /// Makes everything so far durable, for a caller outside of the workflow; nothing if the execution has left memory
-    /// before.
+    /// Makes everything so far durable, for a caller outside of the workflow. None if the execution left memory before
+    /// that.
     pub(crate) async fn flushed(&self) -> Option<()> {
         let stamp = self.run.with(State::want_all);
         self.outside(|state| state.is_durable(stamp).then_some(())).await
     }
 
-    /// Waits until no commit of the execution is on its way.
+    /// Waits until no commit of the execution is in flight.
     pub(crate) async fn arrived(&self) {
         self.until(|state| state.journal.has_arrived().then_some(())).await
     }
 
-    /// Waits, from outside of the workflow, until there is what is looked for; nothing if the execution has left
-    /// memory.
+    /// Waits, from outside of the workflow, until `look` finds something. None if the execution has left memory.
     pub(crate) async fn outside<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         self.until(|state| match look(state) {
             None if !state.residency.has_left() => None,
@@ -190,12 +188,12 @@ impl Doing {
         .await
     }
 
-    /// Waits until no commit of the execution is on its way, and keeps all others from starting until
-    /// [`Doing::carried`]: for an operation that has a commit of its own. So commits of an execution land in the order
-    /// in which its code came to what they hold.
+    /// Waits until no commit of the execution is in flight, and prevents other commits until [`Doing::carried`]: for an
+    /// operation that has a commit of its own. So the commits of an execution land in the order in which its code made
+    /// their contents.
     pub(crate) async fn carry(&self) {
         self.until(|state| {
-            // What the code that is polled has come to by now is half of something, unless it is the code that asks.
+            // The code is being polled: its draft is incomplete, unless the code itself asks for this commit.
             if self.is_aside && state.is_polled {
                 state.ops.wait_for_poll(self.op);
                 return None;
@@ -206,7 +204,7 @@ impl Doing {
         .await
     }
 
-    /// Looks again whenever the operation is woken, until there is what is looked for.
+    /// Calls `look` whenever the operation is woken, until it finds something.
     pub(crate) async fn until<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
         std::future::poll_fn(|context| {
             let mut state = self.run.state.lock();
@@ -219,14 +217,14 @@ impl Doing {
         .await
     }
 
-    /// Its own commit is done with.
+    /// The operation's own commit is finished.
     pub(crate) fn carried(&self) {
         let is_to_look = self.run.with(|state| {
             if !state.journal.stop_carrying(self.op) {
                 return false;
             }
             state.ops.wake_busy();
-            // The driver that polls the code looks afterwards for what is to be done.
+            // While the code is polled, the driver looks for work after the poll.
             !state.is_polled
         });
         if is_to_look {
@@ -236,13 +234,12 @@ impl Doing {
 }
 
 impl Run {
-    /// Cancels the branches of a fork that are beside the one that has failed: they come to their end, and what they
-    /// have done can be undone.
+    /// Cancels the branches of a fork beside the failed one: they end, and their work can be undone.
     pub(crate) fn call_off(&self, fork: &Place, failed: usize) {
         self.with(|state| state.ops.call_off(fork, failed));
     }
 
-    /// Why an operation is given up.
+    /// The failure of an operation that is cancelled.
     pub(crate) fn why_cancelled(&self, place: &Place) -> Failure {
         self.with(|state| match state.guards.lost() {
             Some(lost) => Failure::typed(lost.clone()).not_retryable(),
@@ -250,7 +247,7 @@ impl Run {
         })
     }
 
-    /// The branches of a fork have ended, or were given up.
+    /// The branches of a fork have ended or were dropped.
     pub(crate) fn is_past(&self, fork: &Place) {
         self.with(|state| state.ops.pass(fork));
     }

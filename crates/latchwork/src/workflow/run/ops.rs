@@ -1,5 +1,5 @@
 //! The machine of operations: what the branches of an execution do and wait for, and which of them are woken. It does
-//! not know what an operation waits for comes from, nor what is committed.
+//! not know where the awaited things come from, nor what is committed.
 
 use std::collections::BTreeMap;
 use std::task::Waker;
@@ -8,36 +8,36 @@ use crate::store::Timestamp;
 use crate::workflow::journal::place::{Path, Place};
 use crate::workflow::stored::record::{Wait, WaitsFor};
 
-/// Why operations are cancelled in branches beside one that has failed.
+/// The reason why operations are cancelled in the branches beside a failed one.
 pub(crate) const CALLED_OFF: &str = "a branch beside it has failed";
 
 #[derive(Default)]
 pub(crate) struct Operations {
     ops: BTreeMap<u64, Op>,
     last: u64,
-    /// The operations that only wait, by what they wait for; and how many they are.
+    /// The operations that only wait, by what they wait for; and how many there are.
     waiting: BTreeMap<WaitsFor, Vec<u64>>,
     waits: usize,
-    /// The operations beside the code that are woken when the code was polled.
+    /// The operations beside the code that are woken after the code was polled.
     asides: Vec<u64>,
-    /// The forks of which a branch has failed, and which it was: the branches beside it are cancelled.
+    /// The forks with a failed branch, and the index of that branch: the branches beside it are cancelled.
     called_off: Vec<(Place, usize)>,
 }
 
-/// An operation that is under way.
+/// An operation in progress.
 struct Op {
     what: WaitsFor,
     since: Timestamp,
     until: Option<Timestamp>,
-    /// Whether it only waits, for something that the store will tell of.
+    /// True if it only waits, for something that the store records.
     waits: bool,
-    /// Whether what it was to do in a commit could not be done.
+    /// True if its part of a commit was refused.
     refused: bool,
     waker: Option<Waker>,
 }
 
 impl Operations {
-    /// An operation begins. Gives its number.
+    /// An operation begins. Returns its number.
     pub(super) fn begin(&mut self, what: WaitsFor, since: Timestamp) -> u64 {
         self.last += 1;
         let op = Op { what, since, until: None, waits: false, refused: false, waker: None };
@@ -79,7 +79,7 @@ impl Operations {
         }
     }
 
-    /// The operation was polled, and is woken by this.
+    /// Sets the waker of an operation that was polled.
     pub(super) fn set_waker(&mut self, number: u64, waker: &Waker) {
         if let Some(op) = self.ops.get_mut(&number) {
             op.waker = Some(waker.clone());
@@ -91,7 +91,7 @@ impl Operations {
         self.asides.push(number);
     }
 
-    /// What the operation was to do in a commit could not be done.
+    /// The operation's part of a commit was refused.
     pub(super) fn refuse(&mut self, number: u64) {
         if let Some(op) = self.ops.get_mut(&number) {
             op.refused = true;
@@ -99,7 +99,7 @@ impl Operations {
         }
     }
 
-    /// Whether that is so, which is told once.
+    /// Returns whether the operation's part was refused, and clears that.
     pub(super) fn take_refused(&mut self, number: u64) -> bool {
         self.ops.get_mut(&number).is_some_and(|op| std::mem::take(&mut op.refused))
     }
@@ -110,12 +110,12 @@ impl Operations {
         waiting.filter_map(|op| op.waker.as_ref()).for_each(Waker::wake_by_ref);
     }
 
-    /// Wakes the operations that wait for a message, or for a retry that a message may call for.
+    /// Wakes the operations that wait for a message, or for a retry that a message can start early.
     pub(super) fn wake_for_messages(&self) {
         self.wake(|op| op.waits && (op.what.is_message() || matches!(op.what, WaitsFor::Retry(_))));
     }
 
-    /// Wakes the operations that wait for a commit, or for another operation's.
+    /// Wakes the operations that wait for a commit of their own or of another operation.
     pub(crate) fn wake_busy(&self) {
         self.wake(|op| !op.waits);
     }
@@ -124,7 +124,7 @@ impl Operations {
         self.wake(|_| true);
     }
 
-    /// The code was polled.
+    /// The code was polled: wakes the operations beside it.
     pub(super) fn wake_asides(&mut self) {
         let asides = std::mem::take(&mut self.asides);
         let asides = asides.into_iter().filter_map(|op| self.ops.get(&op));
@@ -141,19 +141,19 @@ impl Operations {
         self.wake_all();
     }
 
-    /// The branches of a fork have ended, or were given up.
+    /// The branches of a fork have ended or were dropped.
     pub(super) fn pass(&mut self, fork: &Place) {
         self.called_off.retain(|(other, _)| other != fork);
     }
 
-    /// Why operations of a branch are cancelled, if a branch beside it has failed.
+    /// Why the operations of a branch are cancelled, if a branch beside it has failed.
     pub(super) fn called_off(&self, branch: &Path) -> Option<&'static str> {
         let is_called_off =
             |(fork, failed): &(Place, usize)| fork.beside(branch).is_some_and(|beside| beside != *failed);
         self.called_off.iter().any(is_called_off).then_some(CALLED_OFF)
     }
 
-    /// Whether there are operations, and all of them only wait.
+    /// True if there are operations and all of them only wait.
     pub(crate) fn only_wait(&self) -> bool {
         !self.ops.is_empty() && self.waits == self.ops.len()
     }
@@ -163,7 +163,7 @@ impl Operations {
         self.ops.values().filter_map(|op| op.until).min()
     }
 
-    /// Whether an operation waits for a message.
+    /// True if an operation waits for a message.
     pub(super) fn wait_for_message(&self) -> bool {
         self.ops.values().any(|op| op.what.is_message())
     }
@@ -203,8 +203,8 @@ mod tests {
         Refused(u64),
     }
 
-    /// Three operations: 1 runs a step, 2 waits for a signal, 3 waits for a timer, 4 stands beside the code. Each row
-    /// is an event and how often each operation is woken by it.
+    /// Four operations: 1 runs a step, 2 waits for a signal, 3 waits for a timer, 4 is beside the code. Each row is an
+    /// event and how often it wakes each operation.
     #[test]
     fn an_event_wakes_the_operations_that_it_is_for() {
         use Event::*;
@@ -239,7 +239,7 @@ mod tests {
                 Anything => ops.wake_all(),
                 Refused(number) => {
                     ops.refuse(number);
-                    assert!(ops.take_refused(number) && !ops.take_refused(number), "it is told once");
+                    assert!(ops.take_refused(number) && !ops.take_refused(number), "it is reported once");
                 }
             }
             let woken: Vec<usize> = woken.iter().map(|woken| woken.0.load(Ordering::SeqCst)).collect();
@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// What happens to two operations, and whether all of them only wait afterwards.
+    /// Each row: what happens to the operations, and whether all of them only wait afterwards.
     #[test]
     fn an_execution_only_waits_if_each_of_its_operations_does() {
         type Do = fn(&mut Operations);

@@ -1,4 +1,4 @@
-//! The machines of what an execution shows to others: the values that it has published, and its open reviews.
+//! The machines of what an execution shows to others: its published values and its open reviews.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use crate::store::Key;
 use crate::workflow::journal::place::{Path, Place};
 use crate::workflow::stored::kept::Published;
 
-/// What an execution has published.
+/// The published values of an execution.
 #[derive(Default)]
 pub(crate) struct Publishing {
-    /// `None` until it is loaded; with what is not committed yet.
+    /// `None` until they are loaded; they include values that are not committed yet.
     values: Option<Published>,
-    /// Whether no commit holds the values as they are.
+    /// True if no commit holds the values as they are now.
     is_new: bool,
     /// The values of the present poll.
     draft: BTreeMap<String, String>,
@@ -45,17 +45,17 @@ impl Publishing {
         }
     }
 
-    /// The values that a commit is to write.
+    /// Takes the values for a commit, if it has to write them.
     pub(super) fn take(&mut self) -> Option<&Published> {
         std::mem::take(&mut self.is_new).then_some(self.values.as_ref())?
     }
 
-    /// The commit was not made.
+    /// The commit failed: the next one writes the values.
     pub(super) fn put_back(&mut self) {
         self.is_new = self.values.is_some();
     }
 
-    /// How many bytes all values take, with this one.
+    /// How many bytes all values take together with this one.
     pub(crate) fn bytes_with(&self, name: &str, text: &str) -> usize {
         let bytes = |(name, text): (&String, &String)| name.len() + text.len() + 8;
         let before = self.values.iter().flat_map(|values| &values.0);
@@ -68,11 +68,11 @@ impl Publishing {
 /// The reviews that the code has opened, and those that are to be closed.
 #[derive(Default)]
 pub(crate) struct OpenReviews {
-    /// The reviews that the code waits for, by where it opened them: their keys as open ones.
+    /// The keys of the reviews that the code waits for, by the place where it opened them.
     open: BTreeMap<Place, Key>,
     /// The reviews that were given up. The next commit closes them.
     closing: Vec<Key>,
-    /// The same, of the present poll.
+    /// Reviews that were given up in the present poll.
     draft: Vec<Key>,
 }
 
@@ -85,7 +85,7 @@ impl OpenReviews {
         self.open.remove(place);
     }
 
-    /// A branch was given up, and its reviews with it.
+    /// A branch was dropped: its reviews are closed.
     pub(super) fn give_up(&mut self, branch: &Path) {
         let lost = self.open.extract_if(.., |place, _| place.branch.is_within(branch));
         self.draft.extend(lost.map(|(_, key)| key));
@@ -95,7 +95,7 @@ impl OpenReviews {
         self.draft.push(key);
     }
 
-    /// The poll is over: the next commit holds that they were given up.
+    /// The poll is over: the next commit closes the reviews that were given up in it.
     pub(super) fn release(&mut self) {
         self.closing.append(&mut self.draft);
     }
@@ -108,7 +108,7 @@ impl OpenReviews {
         std::mem::take(&mut self.closing)
     }
 
-    /// The commit was not made.
+    /// The commit failed: the next one closes the reviews.
     pub(super) fn put_back(&mut self, closing: Vec<Key>) {
         self.closing.extend(closing);
     }
@@ -123,18 +123,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_written_by_the_first_commit_after_its_poll_and_again_if_that_was_not_made() {
+    fn a_value_is_written_by_the_first_commit_after_its_poll_and_again_if_that_commit_fails() {
         let mut publishing = Publishing::default();
         publishing.publish("stage", "1".into());
         assert!(publishing.take().is_none(), "the poll is not over");
         assert_eq!(publishing.get("stage").map(String::as_str), Some("1"), "the code sees its own value at once");
         publishing.release();
         assert!(publishing.take().is_some());
-        assert!(publishing.take().is_none(), "a commit on its way holds it");
+        assert!(publishing.take().is_none(), "a commit in flight holds it");
         publishing.put_back();
         assert!(publishing.take().is_some());
         publishing.publish("stage", "22".into());
         assert_eq!(publishing.bytes_with("other", "x"), "stage".len() + 2 + 8 + "other".len() + 1 + 8);
-        assert_eq!(publishing.bytes_with("stage", "x"), "stage".len() + 1 + 8, "it takes the place of the other");
+        assert_eq!(publishing.bytes_with("stage", "x"), "stage".len() + 1 + 8, "it replaces the earlier value");
     }
 }

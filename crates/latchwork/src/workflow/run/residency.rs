@@ -1,5 +1,5 @@
 //! The machine of the residency: an execution's stay in memory, from its load to its eviction. It knows why the stay
-//! began and why it ends, and nothing of what the code does meanwhile.
+//! began and why it ends. It knows nothing of what the code does meanwhile.
 
 use tokio::sync::oneshot;
 
@@ -8,18 +8,18 @@ use crate::workflow::run::Stop;
 use crate::workflow::stored::record::Status;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-/// Held by an execution that may have taken the process with it, until it has made progress.
+/// Held by an execution that may have crashed the process, until it has made progress.
 pub(crate) type Probation = tokio::sync::mpsc::Sender<()>;
 
 #[derive(Default)]
 pub(crate) struct Residency {
-    /// Whether the journal is known to be empty.
+    /// True if the journal is known to be empty.
     is_fresh: bool,
-    /// The caller that has started the execution, until it is told.
+    /// The channel to the caller of the start, until that caller is notified.
     started: Option<oneshot::Sender<Result<()>>>,
-    /// What the start asks for, if the first commit is to be admitted.
+    /// What the start requests from admission, if the first commit needs it.
     asked: Option<Asked>,
-    /// How often the execution was loaded by now without making progress.
+    /// How often the execution was loaded without making progress.
     loads: u32,
     probation: Option<Probation>,
     /// The input of the next run, if the code continues as new.
@@ -31,12 +31,12 @@ pub(crate) struct Residency {
 }
 
 impl Residency {
-    /// An execution that is started. Its caller is told when that is stored.
+    /// An execution starts. Its caller is notified when it is stored.
     pub(super) fn start(&mut self, started: oneshot::Sender<Result<()>>) {
         (self.is_fresh, self.started) = (true, Some(started));
     }
 
-    /// The first commit is to be admitted.
+    /// The first commit needs admission.
     pub(super) fn ask(&mut self, asked: Option<Asked>) {
         self.asked = asked;
     }
@@ -45,12 +45,12 @@ impl Residency {
         self.asked.take()
     }
 
-    /// An execution that was loaded so often by now without making progress.
+    /// Sets how often the execution was loaded without making progress.
     pub(super) fn load(&mut self, loads: u32, probation: Option<Probation>) {
         (self.loads, self.probation) = (loads, probation);
     }
 
-    /// Nothing is in the journal.
+    /// Marks the journal as empty.
     pub(super) fn set_fresh(&mut self) {
         self.is_fresh = true;
     }
@@ -59,12 +59,12 @@ impl Residency {
         self.is_fresh
     }
 
-    /// How often it was loaded without making progress, this time included; 0 if it has made some.
+    /// How often it was loaded without making progress, this time included; 0 once it has made some.
     pub(super) fn loads(&self) -> u32 {
         self.loads
     }
 
-    /// A commit of the execution has landed. Gives the caller that is to be told of the start.
+    /// A commit of the execution has landed. Returns the channel to the caller of the start, if it is not notified yet.
     pub(super) fn landed(
         &mut self,
         is_progress: bool,
@@ -95,8 +95,8 @@ impl Residency {
         self.continues.take()
     }
 
-    /// The stay is to end. The first reason counts. Gives the caller that is to be told of the start, and what: an
-    /// execution that is parked, or ended by an operator, is told of when that is stored.
+    /// Ends the stay. The first reason counts. Returns the channel to the caller of the start, and the answer. If the
+    /// execution is parked or was ended by an operator, the commit that stores this notifies the caller.
     pub(super) fn stop(&mut self, id: &ExecutionId, stop: Stop) -> Option<(oneshot::Sender<Result<()>>, Result<()>)> {
         self.stop.get_or_insert_with(|| stop.clone());
         let answer = match stop {
@@ -105,18 +105,18 @@ impl Residency {
             Stop::Failed(error) => Err(error.into()),
             Stop::Fenced => Err(WorkflowError::Stopped),
             Stop::Rejected(error) => Err(error),
-            // It is stored as what it is.
+            // The execution is stored.
             _ => Ok(()),
         };
         self.started.take().map(|started| (started, answer))
     }
 
-    /// The reason of before does not count.
+    /// Forgets the earlier reason.
     pub(super) fn forget_stop(&mut self) {
         self.stop = None;
     }
 
-    /// Why the stay is to end, if it is.
+    /// Why the stay has to end, if it has to.
     pub(super) fn stopping(&self) -> Option<&Stop> {
         self.stop.as_ref()
     }
@@ -144,9 +144,9 @@ impl Residency {
 mod tests {
     use super::*;
 
-    /// Why the stay ends, and what the caller of the start is told by that: nothing yet, that it is stored, or an error.
+    /// Why the stay ends, and the answer to the caller of the start: none yet, stored, or an error.
     #[test]
-    fn the_caller_of_a_start_is_told_once_by_the_first_commit_or_by_the_stop() {
+    fn the_caller_of_a_start_is_notified_once_by_the_first_commit_or_by_the_stop() {
         let table = [
             (Stop::Suspended(None), Some(true)),
             (Stop::Continued, Some(true)),

@@ -1,4 +1,4 @@
-//! An execution as the rider of a job in a lane of a slot or a lock.
+//! An execution as the rider of a job in the lane of a slot or a lock.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use crate::workflow::run::{Boarded, Doing, Next, Run, Verdict};
 
 /// What an execution records of a job that it rides with.
 pub(crate) trait Note<A, R>: Send {
-    /// The job's answer, which is recorded in the same commit.
+    /// Records the job's answer, in the same commit.
     fn answered(&mut self, run: &Run, answer: &A);
 
     /// Nothing is written for the job.
     fn rests(&mut self, run: &Run, rest: R);
 
-    /// The job is done again, and may come to something else.
+    /// The job is tried again, and may have another answer.
     fn again(&mut self, _run: &Run) {}
 }
 
@@ -34,7 +34,7 @@ impl<A, R, N: Note<A, R>> Note<A, R> for Option<N> {
     }
 }
 
-/// Keeps all other commits of the execution waiting until it is dropped, once it is its carrier.
+/// Keeps all other commits of the execution waiting until it is dropped, if its operation is the carrier.
 pub(crate) struct Seat<N> {
     pub(crate) doing: Doing,
     pub(crate) note: N,
@@ -56,7 +56,7 @@ impl<N> Seat<N> {
         &self.doing.run
     }
 
-    /// The last commit was more than the store takes at once, and was not told of.
+    /// Puts back what the last commit held. It was too large for the store, and the lane did not notify the rider.
     fn rise(&mut self) {
         if let Some(boarded) = self.boarded.take() {
             self.doing.run.put_back(boarded);
@@ -65,7 +65,7 @@ impl<N> Seat<N> {
 }
 
 impl<A, R, N: Note<A, R>> Rider<A, R> for Seat<N> {
-    /// Adds everything that the execution has to say.
+    /// Adds everything that is pending in the execution.
     fn board(&mut self, commit: Commit, answer: &A) -> Commit {
         self.rise();
         self.note.answered(&self.doing.run, answer);
@@ -95,7 +95,7 @@ impl<A, R, N: Note<A, R>> Rider<A, R> for Seat<N> {
             let run = &self.doing.run;
             run.put_back(boarded);
             run.engine.node.doubt();
-            // The branch that it is of may have been given up meanwhile, and not be told.
+            // The branch of this operation may have been dropped, so the operation cannot report the error itself.
             run.set_stop(run.failed(error.clone()));
         }
     }

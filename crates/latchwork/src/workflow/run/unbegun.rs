@@ -1,6 +1,6 @@
-//! Executions whose first attempt is counted by the commit that sets them running, and of which this engine has run no
-//! code yet. Most often the answer to that commit begins them. If another task takes an execution up before, or its id
-//! is still in memory, that task runs the attempt that was counted.
+//! Executions whose first attempt is counted by the commit that makes them running, and whose code this engine has not
+//! run yet. Usually the task that sent the commit begins them. If another task loads an execution first, or its id is
+//! still in memory, that task runs the attempt that was counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use crate::workflow::engine::Inner;
 use crate::workflow::run::Run;
 use crate::workflow::stored::record::{Execution, Intent};
 
-/// Each with the time since which its first attempt counts as begun.
+/// Each execution with the time at which its first attempt was counted as begun.
 #[derive(Default)]
 pub(crate) struct Unbegun(Mutex<HashMap<ExecutionId, u64>>);
 
 impl Unbegun {
-    /// Whether no code of an execution has run, by its record. It is about to be run.
+    /// Returns whether no code of the execution has run, by its record, and removes it: its code is about to run.
     pub(crate) fn take(&self, id: &ExecutionId, execution: &Execution) -> bool {
         let since = execution.intent.as_ref().and_then(Intent::since_of_first);
         since.is_some_and(|since| self.remove(id, since))
     }
 
-    /// Nothing of an execution is to be run.
+    /// Removes an execution whose code will not run.
     pub(crate) fn forget(&self, id: &ExecutionId) {
         self.0.lock().remove(id);
     }
@@ -38,7 +38,7 @@ impl Unbegun {
     }
 }
 
-/// An execution that a commit sets running, until the commit is answered.
+/// An execution that a commit makes running, until the outcome of that commit is known.
 pub(crate) struct SetRunning {
     engine: Arc<Inner>,
     id: ExecutionId,
@@ -47,7 +47,7 @@ pub(crate) struct SetRunning {
 }
 
 impl Inner {
-    /// Counts the first attempt of an execution in the commit that sets it running.
+    /// Counts the first attempt of an execution in the commit that makes it running.
     pub(crate) fn set_running(self: &Arc<Inner>, id: &ExecutionId, execution: &mut Execution) -> SetRunning {
         let now = self.store.env().now();
         execution.intent = Some(Intent::of_first(now));
@@ -57,7 +57,7 @@ impl Inner {
 }
 
 impl SetRunning {
-    /// The commit has landed. If the id is in memory, the execution is begun when that has left.
+    /// The commit has landed. If the id is in memory, the execution begins when that id has left memory.
     pub(crate) fn begin(mut self, run: Run) {
         self.has_landed = true;
         self.engine.spawn_stored(Arc::new(run));

@@ -1,5 +1,5 @@
-//! What is kept of an execution beside its record and its journal, all under its id: messages, what was delivered and
-//! answered, tokens, what it has published, its children.
+//! The records of an execution beside its record and its journal, all under its id: messages, delivered ids and
+//! answers, tokens, published values, children.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(crate) struct Message {
     pub(crate) body: Letter,
 }
 
-/// What a message says. Payloads are JSON text.
+/// The content of a message. Payloads are JSON text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Letter {
     Signal {
@@ -32,18 +32,18 @@ pub(crate) enum Letter {
         id: String,
         payload: String,
     },
-    /// A child has ended, as this.
+    /// A child has ended with this status.
     Ended {
         child: ExecutionId,
         birth: u64,
         status: Status,
     },
-    /// Somebody has used a token. The failure is JSON text, too.
+    /// A token was completed. The failure is JSON text, too.
     Completed {
         token: u128,
         result: Result<String, String>,
     },
-    /// What pauses before its next attempt need not.
+    /// A step that waits for its next attempt retries at once.
     RetryNow,
     /// A lock was granted, or will not be.
     Lock {
@@ -54,7 +54,7 @@ pub(crate) enum Letter {
 }
 
 impl Letter {
-    /// How many bytes it takes, about.
+    /// Approximately how many bytes it takes.
     pub(crate) fn bytes(&self) -> usize {
         let text = match self {
             Letter::Signal { payload, .. } | Letter::Update { payload, .. } => payload.len(),
@@ -64,7 +64,8 @@ impl Letter {
         text + 128
     }
 
-    /// What those wait for whom it is for. A token does not tell under which name it was given out.
+    /// What the operations wait for that can receive this message. A message to a token does not carry the token's
+    /// name.
     pub(crate) fn waited(&self) -> WaitsFor {
         match self {
             Letter::Signal { name, .. } => WaitsFor::Signal(name.clone()),
@@ -77,7 +78,7 @@ impl Letter {
     }
 }
 
-/// The id of the message that tells of a lock: whoever takes the request away can take that away with it.
+/// The id of the message about a lock. It is derived, so that the removal of a request can also delete its message.
 pub(crate) fn grant_id(lock: &LockName, ticket: u64) -> Uuid {
     let bytes = [lock.bytes(), ticket.to_be_bytes().to_vec()].concat();
     Uuid::from_u128(xxhash_rust::xxh3::xxh3_128(&bytes))
@@ -88,22 +89,22 @@ pub(crate) fn grant_id(lock: &LockName, ticket: u64) -> Uuid {
 pub(crate) enum Delivered {
     /// A signal, with a hash of its name and payload.
     Signal(u64),
-    /// An update, with the same, and its answer if there is one: JSON text, or a failure as JSON text.
+    /// An update, with a hash of its name and payload, and its answer if there is one: JSON text, or a failure as JSON
+    /// text.
     Update(u64, Option<Result<String, String>>),
 }
 
 impl Delivered {
-    /// A signal.
     pub(crate) fn signal(name: &str, payload: &str) -> Delivered {
         Delivered::Signal(hash_text(&format!("{name}\0{payload}")))
     }
 
-    /// An update that is not answered.
+    /// An update without an answer.
     pub(crate) fn update(name: &str, payload: &str) -> Delivered {
         Delivered::Update(hash_text(&format!("{name}\0{payload}")), None)
     }
 
-    /// Whether the same was sent, whatever became of it.
+    /// True if the same name and payload were sent; an answer does not matter.
     pub(crate) fn is_same(&self, other: &Delivered) -> bool {
         match (self, other) {
             (Delivered::Signal(a), Delivered::Signal(b)) | (Delivered::Update(a, _), Delivered::Update(b, _)) => a == b,
@@ -112,14 +113,13 @@ impl Delivered {
     }
 }
 
-/// A token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Token {
     pub(crate) name: String,
     pub(crate) is_used: bool,
 }
 
-/// A review, open or not: that is told by the key of open ones.
+/// A review. A separate key exists while it is open.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ReviewRecord {
     pub(crate) workflow: String,
@@ -128,14 +128,14 @@ pub(crate) struct ReviewRecord {
     pub(crate) question: String,
     pub(crate) options: Vec<String>,
     pub(crate) opened_us: u64,
-    /// Until when it is waited for.
+    /// Until when the execution waits for the decision.
     pub(crate) until_us: Option<u64>,
-    /// The operation that has opened it.
+    /// The operation that opened it.
     pub(crate) place: Place,
     pub(crate) decision: Option<Decision>,
 }
 
-/// The values that an execution has published, by name; JSON text.
+/// The published values of an execution, by name; JSON text.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Published(pub(crate) BTreeMap<String, String>);
 
@@ -143,7 +143,7 @@ pub(crate) struct Published(pub(crate) BTreeMap<String, String>);
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Child {
     pub(crate) close: Close,
-    /// As its own record tells it.
+    /// The same as in the child's own record.
     pub(crate) birth: u64,
 }
 
@@ -153,11 +153,11 @@ pub(crate) struct Inputs(pub(crate) Vec<String>);
 
 stored!(Message, Delivered, Token, Published, Child, ReviewRecord, Inputs);
 
-/// Tells what a key is of.
+/// What a key stores.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum What {
-    /// Written with every message, so that its rev tells how many there were.
+    /// Written with every delivery, so its rev is the number of deliveries.
     Count,
     Message,
     Signal,
@@ -172,7 +172,7 @@ enum What {
     StartKey,
 }
 
-/// The keys of an execution's things.
+/// The keys of an execution's other records.
 pub(crate) struct Kept<'a> {
     space: &'a Space,
     id: &'a ExecutionId,
@@ -196,7 +196,7 @@ impl<'a> Kept<'a> {
         self.key(What::Count, &[])
     }
 
-    /// A message that was sent under an id made for it.
+    /// A message, under the id that was created for it.
     pub(crate) fn message(&self, id: Uuid) -> Key {
         self.key(What::Message, id.as_bytes())
     }
@@ -221,9 +221,9 @@ impl<'a> Kept<'a> {
         self.key(What::Published, &[])
     }
 
-    /// What the execution has published, as a view shows it.
+    /// The published values, in a view.
     pub(crate) async fn fetch_published(&self, view: &View) -> Result<Option<(Published, Item)>, WorkflowError> {
-        fetch(view, &self.published(), || format!("what execution {:?} has published", self.id)).await
+        fetch(view, &self.published(), || format!("the published values of execution {:?}", self.id)).await
     }
 
     pub(crate) fn child(&self, id: &ExecutionId) -> Key {
@@ -239,7 +239,7 @@ impl<'a> Kept<'a> {
         self.key(What::Successor, &[])
     }
 
-    /// Inputs of a batch, from this one on.
+    /// Inputs of a batch, beginning with this one.
     pub(crate) fn inputs_from(&self, number: u32) -> Key {
         self.key(What::Inputs, &number.to_be_bytes())
     }
@@ -248,7 +248,7 @@ impl<'a> Kept<'a> {
         self.space.prefix(self.bytes(What::Inputs, &[]))
     }
 
-    /// That one of the starts that were gathered had this idempotency key.
+    /// Records that a gathered start had this idempotency key.
     pub(crate) fn start_key(&self, key: &str) -> Key {
         self.key(What::StartKey, key.as_bytes())
     }
@@ -257,18 +257,18 @@ impl<'a> Kept<'a> {
         self.space.prefix(self.bytes(What::StartKey, &[]))
     }
 
-    /// The idempotency key that a key tells of.
+    /// Reads the idempotency key from a key.
     pub(crate) fn read_start_key<'k>(&self, key: &'k Key) -> Option<&'k str> {
         std::str::from_utf8(key.bytes().get(self.prefix.len() + 1..)?).ok()
     }
 
-    /// Whether a key, of whatever execution, is of a child.
+    /// True if a key, of any execution, stores a child.
     #[cfg(feature = "testing")]
     pub(crate) fn is_child(key: &Key) -> bool {
         crate::node::read_text(key.bytes()).is_some_and(|(_, rest)| rest.first() == Some(&(What::Child as u8)))
     }
 
-    /// The child that a key is of.
+    /// Reads the id of the child from a key.
     pub(crate) fn read_child(&self, key: &Key) -> Option<ExecutionId> {
         std::str::from_utf8(key.bytes().get(self.prefix.len() + 1..)?).ok().map(Into::into)
     }
@@ -277,7 +277,7 @@ impl<'a> Kept<'a> {
         self.key(What::Review, &[token.as_bytes(), name.as_bytes()].concat())
     }
 
-    /// The review of a token, whatever its name.
+    /// The review of a token, with any name.
     pub(crate) fn review_of(&self, token: Uuid) -> Range {
         self.space.prefix(self.bytes(What::Review, token.as_bytes()))
     }
@@ -286,19 +286,19 @@ impl<'a> Kept<'a> {
         self.space.prefix(self.bytes(What::Review, &[]))
     }
 
-    /// The token and the name of the review that a key is of.
+    /// Reads the token and the name of a review from a key.
     pub(crate) fn read_review<'k>(&self, key: &'k Key) -> Option<(Uuid, &'k str)> {
         let (token, name) = key.bytes().get(self.prefix.len() + 1..)?.split_first_chunk::<16>()?;
         Some((Uuid::from_bytes(*token), std::str::from_utf8(name).ok()?))
     }
 
-    /// Everything.
+    /// All of these records.
     pub(crate) fn all(&self) -> Range {
         self.space.prefix(&self.prefix)
     }
 }
 
-/// How many messages there were, as the rev of the count tells.
+/// The number of deliveries, from the rev of the count.
 pub(crate) fn counted(rev: Option<Rev>) -> u64 {
     rev.map_or(0, |rev| rev.0)
 }

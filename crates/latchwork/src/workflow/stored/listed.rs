@@ -1,6 +1,6 @@
-//! Where executions are listed: keys in the order of start times under everything they can be found by. Which keys an
-//! execution has follows from its record alone; so lists and records cannot part. Those that run are listed apart,
-//! under their shards: the owner of a shard goes through them.
+//! The lists of executions: keys in the order of start times, for everything that executions can be found by. The keys
+//! of an execution follow from its record alone, so lists and records cannot diverge. Running executions have a list of
+//! their own, by shard: the owner of a shard reads it.
 
 use crate::json;
 use crate::lane::Part;
@@ -17,38 +17,37 @@ pub(crate) const RUNNING: &str = "workflow.running";
 /// The spaces in which executions are listed.
 #[derive(Clone)]
 pub(crate) struct Lists {
-    /// what it is found by, start time, id → for one that is parked the reason
+    /// what it is found by, start time, id → the reason if it is parked
     pub(crate) listed: Space,
-    /// shard, workflow, start time, id → how often it was taken up since
+    /// shard, workflow, start time, id → how often it was loaded without making progress
     pub(crate) running: Space,
 }
 
-/// The first byte of keys, by what they list by.
+/// The first byte of a key: what the key lists by.
 const BY_STATUS: u8 = b's';
 const BY_TAG: u8 = b't';
 const BY_ATTRIBUTE: u8 = b'a';
 const BY_WAIT: u8 = b'w';
 
-/// What keys start with that list by a name.
+/// The prefix of keys that list by a name.
 fn named(what: &[u8], name: &str) -> Vec<u8> {
     let mut key = what.to_vec();
     write_text(&mut key, name);
     key
 }
 
-/// What keys start with that list executions of one workflow and one status. Those that run are listed elsewhere.
+/// The prefix of keys that list the executions of one workflow and one status. Running executions are listed by shard.
 pub(crate) fn by_status(status: Status, workflow: &str) -> Vec<u8> {
-    debug_assert!(status != Status::Running, "they are listed by their shards");
+    debug_assert!(status != Status::Running, "running executions are listed by shard");
     named(&[BY_STATUS, status as u8], workflow)
 }
 
-/// What keys start with that list the executions of one workflow that run in a shard.
+/// The prefix of keys that list the running executions of one workflow in a shard.
 pub(crate) fn by_shard(shard: u16, workflow: &str) -> Vec<u8> {
     named(&shard_key(shard), workflow)
 }
 
-/// The workflow and the rest of a key that lists by status: two bytes of what it is come before, also for those that
-/// run.
+/// The workflow and the rest of a key that lists by status or by shard: both have two bytes before the workflow.
 pub(crate) fn read_by_status(key: &[u8]) -> Option<(&str, &[u8])> {
     read_text(key.get(2..)?)
 }
@@ -57,12 +56,12 @@ pub(crate) fn by_tag(tag: &str) -> Vec<u8> {
     named(&[BY_TAG], tag)
 }
 
-/// What keys start with that list by an attribute, whatever its value.
+/// The prefix of keys that list by an attribute, with any value.
 pub(crate) fn by_attribute(name: &str) -> Vec<u8> {
     named(&[BY_ATTRIBUTE], name)
 }
 
-/// What keys start with that list by this value of an attribute. They are in the order of the values.
+/// The prefix of keys that list by this value of an attribute. Keys are in the order of the values.
 pub(crate) fn by_value(name: &str, value: &Attribute) -> Vec<u8> {
     let mut key = by_attribute(name);
     let (kind, value) = match value {
@@ -78,7 +77,7 @@ pub(crate) fn by_value(name: &str, value: &Attribute) -> Vec<u8> {
 }
 
 impl WaitsFor {
-    /// What keys tell of it, and its name. `None` for what is not listed.
+    /// The byte and the name that keys have for this wait. `None` for a wait that is not listed.
     pub(crate) fn listed(&self) -> Option<(u8, &str)> {
         match self {
             WaitsFor::Retry(name) => Some((0, name)),
@@ -90,38 +89,38 @@ impl WaitsFor {
             WaitsFor::Lock(name) => Some((6, name)),
             WaitsFor::Admission(name) => Some((7, name)),
             WaitsFor::Review(name) => Some((8, name)),
-            // A time is a status of its own, and the others are not waited for out of memory.
+            // A timer has a shelf of its own. Steps and the store are not waited for out of memory.
             WaitsFor::Timer | WaitsFor::Step(_) | WaitsFor::Store => None,
         }
     }
 }
 
-/// What keys start with that list by what is waited for. `None` for what is not listed.
+/// The prefix of keys that list by what is waited for. `None` for a wait that is not listed.
 pub(crate) fn by_wait(what: &WaitsFor) -> Option<Vec<u8>> {
     let (kind, name) = what.listed()?;
     Some(named(&[BY_WAIT, kind], name))
 }
 
-/// The end of every key: when the execution was started, and its id.
+/// Appends the end of every key: the start time of the execution and its id.
 pub(crate) fn write_end(key: &mut Vec<u8>, started_us: u64, id: &str) {
     key.extend_from_slice(&started_us.to_be_bytes());
     key.extend_from_slice(id.as_bytes());
 }
 
-/// When an execution was started and its id, from what follows in a key after what it lists by.
+/// Reads the start time and the id of an execution from the end of a key.
 pub(crate) fn read_end(rest: &[u8]) -> Option<(u64, ExecutionId)> {
     let (started, id) = rest.split_first_chunk::<8>()?;
     Some((u64::from_be_bytes(*started), std::str::from_utf8(id).ok()?.into()))
 }
 
-/// All other keys of an execution.
+/// All keys of an execution except the one by status.
 fn other_keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
     let waits = execution.waits.iter().filter_map(|wait| by_wait(&wait.what));
     let tags = execution.labels.tags.iter().map(|tag| by_tag(tag));
     let attributes = execution.labels.attributes.iter().map(|(name, value)| by_value(name, value));
     let mut keys: Vec<_> = waits.chain(tags).chain(attributes).collect();
     keys.iter_mut().for_each(|key| write_end(key, execution.started_us, id));
-    // Two branches may wait for the same.
+    // Two branches may wait for the same thing.
     keys.sort();
     keys.dedup();
     keys
@@ -154,7 +153,7 @@ impl Lists {
         keys
     }
 
-    /// Adds to a part how an execution is listed from now on. `note` is kept with the status.
+    /// Adds the change of an execution's list keys to a part. `note` is the value of the key by status.
     pub(crate) fn list(
         &self,
         mut part: Part,

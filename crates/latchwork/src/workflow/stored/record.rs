@@ -1,4 +1,4 @@
-//! What is stored of executions: the records and their keys.
+//! The stored records of executions and the keys of these records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,68 +19,69 @@ pub(crate) struct Execution {
     pub(crate) status: Status,
     /// JSON text.
     pub(crate) input: String,
-    /// When it is to be ended for having taken too long; microseconds.
+    /// When it times out; microseconds.
     pub(crate) deadline_us: Option<u64>,
-    /// The timer that is set for it, which goes with the next commit.
+    /// The timer that is set for it. The next commit of the running execution deletes it.
     pub(crate) timer_us: Option<u64>,
     pub(crate) started_us: u64,
-    /// How often it was continued as new. Each time the journal starts anew.
+    /// How often it was continued as new. Each run has a journal of its own.
     pub(crate) run: u32,
-    /// How often an operator has let it go on. Each time, a step that was begun as often as it may be has one more try.
+    /// How often an operator has resumed it. Each resume allows one more attempt of a step that has used all its
+    /// attempts.
     pub(crate) resumes: u32,
     /// The idempotency key of its start.
     pub(crate) key: Option<String>,
-    /// The first operation, if that is a step and has no record of its own.
+    /// The first operation, if it is a step and has no entry of its own.
     pub(crate) intent: Option<Intent>,
-    /// The last operations with their places, if they came with the end and are small: they have no records of
-    /// their own.
+    /// The last operations with their places, if they were committed with the end and are small: they have no entries
+    /// of their own.
     pub(crate) tail: Vec<(Place, Entry)>,
-    /// What it waits for, while it is out of memory.
+    /// What it waits for while it is out of memory.
     pub(crate) waits: Vec<Wait>,
-    /// The execution that has started it.
+    /// The execution that started it.
     pub(crate) parent: Option<Parent>,
     /// Why it is to be cancelled, if it is.
     pub(crate) cancel: Option<String>,
     pub(crate) labels: Labels,
-    /// The execution whose results it has kept, if it is a fork.
+    /// The execution that it was forked from.
     pub(crate) forked: Option<String>,
-    /// When it is to be removed, if it has ended; microseconds.
+    /// When it is due for removal, if it has ended; microseconds.
     pub(crate) removal_us: Option<u64>,
-    /// When it begins, if it was started to do so later; microseconds.
+    /// When it begins, if it was started to begin later; microseconds.
     pub(crate) begins_us: Option<u64>,
-    /// Whether it has started children.
+    /// True if it has started children.
     pub(crate) has_children: bool,
-    /// Whether it has asked for locks.
+    /// True if it has requested locks.
     pub(crate) has_locks: bool,
-    /// The schedule that has started it.
+    /// The schedule that started it.
     pub(crate) schedule: Option<String>,
     /// How it was admitted, if its workflow has limits.
     pub(crate) admission: Option<Box<Admission>>,
-    /// Whether another start takes its place when it ends, and how it is made to.
+    /// Set if another start takes its place when it ends; says how it is ended.
     pub(crate) superseded: Option<Supersede>,
-    /// Whether it has opened reviews.
+    /// True if it has opened reviews.
     pub(crate) has_reviews: bool,
 }
 
-/// What becomes of an execution whose place another start of its id takes.
+/// What happens to an execution when another start of its id takes its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Supersede {
-    /// It is cancelled, and may clean up. Then the other takes its place.
+    /// It is cancelled, and may clean up. Then the other start takes its place.
     Cancel,
-    /// It is ended at once, without any more of its code being run.
+    /// It is ended at once, and its code does not run any more.
     Terminate,
 }
 
 /// How an execution was admitted under the limits of its workflow.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Admission {
-    /// The limits that it needs a permit of, in the order in which it takes them.
+    /// The limits that it needs a permit of, in the order in which it takes the permits.
     pub(crate) gates: Vec<Needed>,
-    /// How many of the permits it holds. They are given back with its end.
+    /// How many of the permits it holds. Its end gives them back.
     pub(crate) passed: u8,
-    /// Its place in the line for the next of them, if it waits there.
+    /// Its position in the queue for the next permit, if it waits there.
     pub(crate) ticket: Option<Ticket>,
     /// What it gathers until it begins.
     pub(crate) gathers: Option<Gathers>,
@@ -89,43 +90,43 @@ pub(crate) struct Admission {
 /// A limit that an execution needs a permit of.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Needed {
-    /// None for that of the workflow as a whole. It is computed once, at the start.
+    /// The key of the limit; none for the limit of the whole workflow. It is computed once, at the start.
     pub(crate) key: Option<String>,
     /// The number of its permit, if it holds one.
     pub(crate) permit: u64,
 }
 
-/// A place in a line. The lowest is served first.
+/// A position in a queue. The lowest is served first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub(crate) struct Ticket {
     pub(crate) rank: u64,
-    /// In the order in which they came.
+    /// In order of arrival.
     pub(crate) number: u64,
 }
 
-/// What an execution gathers that has not begun.
+/// What an execution that has not begun gathers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Gathers {
     /// The key under which starts are gathered.
     pub(crate) key: Option<String>,
-    /// When the first of them came; microseconds.
+    /// When the first start was gathered; microseconds.
     pub(crate) since_us: u64,
-    /// For a batch: how many inputs there are, and how many bytes they take. They are kept beside.
+    /// For a batch: how many inputs there are, and how many bytes they take. The inputs have records of their own.
     pub(crate) batch: Option<(u32, u64)>,
 }
 
-/// The execution that has started another, and what its end means for that.
+/// The parent of an execution, and what the parent's end means for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Parent {
     pub(crate) id: ExecutionId,
     pub(crate) close: Close,
-    /// The one that nobody has started so, and that is the first of all its ancestors.
+    /// The root of the tree: the ancestor that has no parent.
     pub(crate) root: ExecutionId,
-    /// Tells this child from others that the parent, or one that had its id before, has started under the same id.
+    /// Distinguishes this child from other children that were started under the same id, also by an earlier parent.
     pub(crate) birth: u64,
 }
 
-/// What becomes of a child when its parent ends before it.
+/// What happens to a child when its parent ends first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -135,11 +136,11 @@ pub enum Close {
     Cancel,
     /// The parent does not end before the child has.
     Await,
-    /// The child goes on by itself.
+    /// The child continues on its own.
     Abandon,
 }
 
-/// What executions can be found by.
+/// The tags and attributes that executions can be found by.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Labels {
     pub(crate) tags: BTreeSet<String>,
@@ -171,7 +172,7 @@ pub struct Wait {
     pub what: WaitsFor,
     /// Since when, in microseconds since 1970.
     pub since_us: u64,
-    /// Until when at the most, in microseconds since 1970.
+    /// Until when at most, in microseconds since 1970.
     pub until_us: Option<u64>,
 }
 
@@ -190,7 +191,7 @@ pub enum WaitsFor {
     Update(String),
     /// The end of this child.
     Child(String),
-    /// Somebody who completes what was asked for under this name.
+    /// A completion of the token that was created under this name.
     Completion(String),
     /// A value that it publishes itself, under this name.
     Published(String),
@@ -202,21 +203,21 @@ pub enum WaitsFor {
     Store,
     /// A permit of a limit of its workflow: this is the limit's key, or the workflow's name.
     Admission(String),
-    /// A person who decides the review of this name.
+    /// The decision of the review of this name.
     Review(String),
 }
 
 impl WaitsFor {
-    /// Whether it is told of by a message.
+    /// True if a message ends this wait.
     pub(crate) fn is_message(&self) -> bool {
         use WaitsFor::{Child, Completion, Lock, Review, Signal, Update};
         matches!(self, Signal(_) | Update(_) | Child(_) | Completion(_) | Lock(_) | Review(_))
     }
 
-    /// The same, without a name where messages do not tell it.
+    /// Drops the name if messages do not carry it.
     pub(crate) fn without_name(&self) -> WaitsFor {
         match self {
-            // A decision completes what waits for it, as a token does.
+            // A decision completes a review as a token completes its wait.
             WaitsFor::Completion(_) | WaitsFor::Review(_) => WaitsFor::Completion(String::new()),
             WaitsFor::Retry(_) => WaitsFor::Retry(String::new()),
             other => other.clone(),
@@ -224,7 +225,7 @@ impl WaitsFor {
     }
 }
 
-/// How an execution is.
+/// The status of an execution.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) enum Status {
     #[default]
@@ -249,7 +250,7 @@ impl Status {
 }
 
 impl Execution {
-    /// One that is about to start.
+    /// The record of a new execution.
     pub(crate) fn new(workflow: impl Into<String>, input: String, started: Timestamp) -> Execution {
         Execution { workflow: workflow.into(), input, started_us: started.0, ..Execution::default() }
     }
@@ -260,15 +261,15 @@ impl Execution {
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
     pub(crate) name: Arc<str>,
-    /// A hash of what the operation was given.
+    /// A hash of the operation's arguments.
     pub(crate) argument: u64,
-    /// When the code came to it; microseconds.
+    /// When the code called it first; microseconds.
     pub(crate) since_us: u64,
     /// How often the body was begun.
     pub(crate) attempts: u32,
     /// The last attempts that failed.
     pub(crate) failures: Vec<FailedAttempt>,
-    /// What the last attempt has told of itself; JSON text.
+    /// The progress that the last attempt has reported; JSON text.
     pub(crate) progress: Option<String>,
     pub(crate) state: EntryState,
 }
@@ -282,10 +283,11 @@ pub(crate) struct FailedAttempt {
     pub(crate) message: String,
 }
 
-/// Stands for whatever an operation is given: in a fork, whose input is another.
+/// Stands for any arguments: used in a fork, whose input differs.
 pub(crate) const ANYTHING: u64 = u64::MAX;
 
-/// The longest result of an operation, in bytes, that can be part of another record; and how many operations can.
+/// The longest result, in bytes, of an operation that is stored inside another record; and how many such operations a
+/// record holds.
 const SMALL: usize = 1024;
 pub(crate) const TAIL: usize = 16;
 
@@ -304,7 +306,7 @@ impl Entry {
         Entry { kind, name, argument, since_us, attempts: 0, failures, progress: None, state }
     }
 
-    /// How many bytes it takes, about.
+    /// Approximately how many bytes it takes.
     pub(crate) fn bytes(&self) -> usize {
         let text = match &self.state {
             EntryState::Done(text) | EntryState::Gave(text) | EntryState::Failed { failure: text, .. } => text.len(),
@@ -314,27 +316,27 @@ impl Entry {
         text + self.progress.as_ref().map_or(0, String::len) + 128
     }
 
-    /// Whether it takes so little that it can be part of another record.
+    /// True if it is small enough to be stored inside another record.
     pub(crate) fn is_small(&self) -> bool {
         self.failures.is_empty() && matches!(&self.state, EntryState::Done(text) if text.len() <= SMALL)
     }
 
-    /// Whether this may be what it was given.
+    /// True if these can be the operation's arguments.
     pub(crate) fn is_given(&self, argument: u64) -> bool {
         self.argument == argument || self.argument == ANYTHING
     }
 
-    /// Whether it is a step that is begun for the first time: then the record of what comes before it can tell of it.
+    /// True for a step that has begun for the first time: the record before it can store it as an intent.
     pub(crate) fn is_intent(&self) -> bool {
         self.kind == Kind::Step && self.attempts == 1 && self.state == EntryState::Begun && self.failures.is_empty()
     }
 
-    /// The record of an operation, and of the intent to do the next.
+    /// Encodes an operation, with the intent to do the next.
     pub(crate) fn encode_with(&self, next: Option<&Entry>) -> Bytes {
         record::write::<Told>(&(self, next.map(Intent::of)))
     }
 
-    /// The operation that a record tells of, and the one that was to be next, if it tells of that.
+    /// Decodes an operation, with the next one if the record stores it as an intent.
     pub(crate) fn decode_with(bytes: &[u8]) -> Result<(Entry, Option<Entry>), Unreadable> {
         let Told(entry, next) = Told::decode(bytes)?;
         Ok((entry, next.and_then(Intent::into_entry)))
@@ -349,12 +351,12 @@ impl Entry {
     }
 }
 
-/// What an operation is.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Kind {
-    /// A step, whose body runs outside.
+    /// A step, whose body runs outside of the journal.
     Step,
     /// A wait for a time.
     Sleep,
@@ -366,15 +368,15 @@ pub enum Kind {
     Random,
     /// The choice of a version of the code.
     Version,
-    /// A look whether the execution is cancelled.
+    /// A check whether the execution is cancelled.
     IsCancelled,
     /// A read or change of a slot.
     Slot,
     /// A transaction.
     Transaction,
-    /// Branches that all are waited for.
+    /// Branches that are all awaited.
     Join,
-    /// Branches of which the first to end is the one that counts.
+    /// Branches of which only the first to end counts.
     Race,
     /// The receipt of a signal.
     Signal,
@@ -382,9 +384,9 @@ pub enum Kind {
     Update,
     /// The answer to an update.
     Answer,
-    /// A value for those who ask.
+    /// A published value.
     Publish,
-    /// A look at a published value, or a wait for one.
+    /// A read of a published value, or a wait for one.
     Published,
     /// The start of a child.
     Child,
@@ -392,9 +394,9 @@ pub enum Kind {
     ChildEnd,
     /// A signal to another execution, or its cancellation.
     Send,
-    /// A token by which somebody else completes something.
+    /// A token that code outside of the workflow completes.
     Token,
-    /// What was completed by a token.
+    /// The result that completed a token.
     Completion,
     /// A change of tags or attributes.
     Label,
@@ -410,35 +412,35 @@ pub enum Kind {
 
 impl std::fmt::Display for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // As it is stored, in words.
+        // The stored name, with spaces.
         let name = serde_json::to_string(self).unwrap_or_default();
         f.write_str(&name.trim_matches('"').replace('_', " "))
     }
 }
 
-/// How far an operation is.
+/// The state of an operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum EntryState {
-    /// The body was begun, as often as is counted.
+    /// The body has begun, as often as `attempts` says.
     Begun,
-    /// The last attempt failed; the next is due then, in microseconds. The failure is JSON text.
+    /// The last attempt failed; the next is due at this time, in microseconds. The failure is JSON text.
     Failed { failure: String, next_us: u64 },
-    /// Waits until then, in microseconds.
+    /// Waits until this time, in microseconds.
     Until(u64),
     /// JSON text.
     Done(String),
     /// The failure is JSON text.
     Gave(String),
-    /// The state that was read, JSON text, and its rev. What the code made of it, it makes again.
+    /// The state that was read, as JSON text, and its rev. A replay computes the rest again.
     Saw { rev: Option<u64>, state: Option<String> },
-    /// Waits for a lock under this ticket, until then at the most, in microseconds.
+    /// Waits for a lock under this ticket, at most until this time, in microseconds.
     Queued { ticket: u64, until_us: Option<u64> },
-    /// A lock that the source of a fork held: it is acquired anew, however long that takes.
+    /// A lock that the source of a fork held: the fork acquires it again, however long that takes.
     Anew,
 }
 
-/// A step that is begun for the first time, in the record of the operation before it. It has a record of its own from
-/// its end on, or from its second attempt.
+/// A step that has begun for the first time, stored in the record of the operation before it. It gets an entry of its
+/// own when it ends or begins its second attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Intent {
     name: Arc<str>,
@@ -451,18 +453,19 @@ impl Intent {
         Intent { name: entry.name.clone(), argument: entry.argument, since_us: entry.since_us }
     }
 
-    /// That of the first operation, if it is a step, of an execution that a commit of another's sets running: the body
-    /// runs without a commit before it. If the process ends before that, the attempt counts all the same.
+    /// The intent of the first operation, if it is a step; the step is not known yet. The commit that makes an
+    /// execution running stores it, and the body then runs without a further commit. The attempt counts even if the
+    /// process ends before it.
     pub(crate) fn of_first(since: Timestamp) -> Intent {
         Intent { name: "".into(), argument: ANYTHING, since_us: since.0 }
     }
 
-    /// Since when a step may be under way that is not known.
+    /// When an unknown first step may have begun, if this is its intent.
     pub(crate) fn since_of_first(&self) -> Option<u64> {
         (self.name.is_empty() && self.argument == ANYTHING).then_some(self.since_us)
     }
 
-    /// What the journal would hold of it; nothing if it is not known.
+    /// The entry of the step; none if the step is unknown.
     pub(crate) fn into_entry(self) -> Option<Entry> {
         if self.since_of_first().is_some() {
             return None;
@@ -472,32 +475,32 @@ impl Intent {
     }
 }
 
-/// What is to be removed when its time has come.
+/// What is removed at its due time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Removal {
-    /// The execution and everything it has left.
+    /// The execution and all its stored data.
     Execution,
     /// The journals of all runs before this one.
     Before(u32),
 }
 
-/// A start that was given an idempotency key.
+/// A start under an idempotency key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Keyed {
     pub(crate) id: String,
-    /// A hash of what it was started with.
+    /// A hash of its input.
     pub(crate) input: u64,
-    /// Which input of a batch it is.
+    /// The index of its input in a batch.
     pub(crate) item: Option<u32>,
 }
 
-/// What a record of the journal tells: an operation, and the intent to do the next.
+/// A record of the journal: an operation, and the intent to do the next.
 #[derive(Serialize, Deserialize)]
 struct Told(Entry, Option<Intent>);
 
 stored!(Execution => [b"\0\0\0\0"], Removal, Keyed => [b"\0"], Told => [b""]);
 
-/// The record under a key, as a view shows it. One that cannot be read is an error that tells its place.
+/// The record under a key, in a view. A record that cannot be read is an error that names its place.
 pub(crate) async fn fetch<R: Record>(
     view: &View,
     key: &Key,
@@ -508,7 +511,7 @@ pub(crate) async fn fetch<R: Record>(
     Ok(Some((record, item)))
 }
 
-/// The next records of a range, which is then what is left of it. None if there are no more.
+/// The next records of a range; `rest` becomes the remaining range. None if there are no more.
 pub(crate) async fn next_page(
     view: &View,
     rest: &mut Range,
@@ -520,7 +523,7 @@ pub(crate) async fn next_page(
     Ok(Some(found))
 }
 
-/// The record of an execution, as a view shows it.
+/// The record of an execution, in a view.
 pub(crate) async fn fetch_execution(
     view: &View,
     executions: &Space,
@@ -529,7 +532,7 @@ pub(crate) async fn fetch_execution(
     fetch(view, &executions.key(id.as_bytes()), || format!("execution {id:?}")).await
 }
 
-/// The longest text that is kept of a failure, in bytes.
+/// The longest stored text of a failure, in bytes.
 const FAILURE_BYTES: usize = 64 << 10;
 
 pub(crate) fn failure_text(failure: &Failure) -> String {
@@ -538,7 +541,7 @@ pub(crate) fn failure_text(failure: &Failure) -> String {
     if whole.len() <= FAILURE_BYTES { whole } else { text(&failure.shortened(FAILURE_BYTES / 8)) }
 }
 
-/// The beginning of a text, of at most so many bytes.
+/// The beginning of a text, at most this many bytes long.
 pub(crate) fn shortened(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }
@@ -550,33 +553,33 @@ pub(crate) fn journal_key(id: &ExecutionId, run: u32, place: &Place) -> Vec<u8> 
     key
 }
 
-/// What the journal keys of a branch start with.
+/// The prefix of the journal keys of a branch.
 pub(crate) fn branch_key(id: &ExecutionId, run: u32, branch: &Path) -> Vec<u8> {
     let mut key = run_key(id, run);
     branch.write(&mut key);
     key
 }
 
-/// What the journal keys of a run start with.
+/// The prefix of the journal keys of a run.
 pub(crate) fn run_key(id: &ExecutionId, run: u32) -> Vec<u8> {
     let mut key = id_key(id);
     key.extend_from_slice(&run.to_be_bytes());
     key
 }
 
-/// The place that the key of a journal entry of this execution tells.
+/// Reads the place from the key of a journal entry of this execution.
 pub(crate) fn read_place(id: &ExecutionId, key: &[u8]) -> Option<Place> {
     Place::read(key.get(id.len() + 6..)?)
 }
 
-/// What all keys of an execution start with that go on with something else.
+/// The prefix of all keys that start with the id of an execution.
 pub(crate) fn id_key(id: &ExecutionId) -> Vec<u8> {
     let mut key = Vec::with_capacity(id.len() + 32);
     write_text(&mut key, id);
     key
 }
 
-/// The key of an idempotency key of a workflow's starts.
+/// The key of a start under an idempotency key.
 pub(crate) fn keyed_key(workflow: &str, key: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(workflow.len() + key.len() + 2);
     write_text(&mut out, workflow);
@@ -584,7 +587,7 @@ pub(crate) fn keyed_key(workflow: &str, key: &str) -> Vec<u8> {
     out
 }
 
-/// The key of an open review: the names of the workflow and of the review, its token, the execution's id.
+/// The key of an open review: the workflow, the name of the review, its token, the execution's id.
 pub(crate) fn review_key(workflow: &str, name: &str, token: Uuid, id: &ExecutionId) -> Vec<u8> {
     let mut key = Vec::with_capacity(workflow.len() + name.len() + id.len() + 20);
     write_text(&mut key, workflow);
@@ -594,7 +597,7 @@ pub(crate) fn review_key(workflow: &str, name: &str, token: Uuid, id: &Execution
     key
 }
 
-/// How often an execution was taken up without coming to anything: the value of an alarm or of an active execution.
+/// How often an execution was loaded without making progress: the value of an alarm or of a key in the running list.
 pub(crate) fn read_count(value: &[u8]) -> u32 {
     value.try_into().map_or(0, u32::from_be_bytes)
 }

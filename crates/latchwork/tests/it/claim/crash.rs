@@ -1,5 +1,5 @@
 //! A crash right before and right after every commit of a firing: claim, action, finish, after-effect and its removal.
-//! The next life recovers, and what came of it is looked at.
+//! The next life recovers, and the test checks the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use latchwork::testing::Crashes;
 use latchwork::workflow::{Ctx, Engine, Failure, Retry, workflow};
 use parking_lot::Mutex;
 
-/// What bodies and handlers saw, in all lives.
+/// What the bodies and handlers of all lives saw.
 #[derive(Default)]
 struct Seen {
     bodies: u32,
@@ -39,8 +39,8 @@ async fn claims(engine: &Engine, seen: &Arc<Mutex<Seen>>, recovery: Recovery) ->
     claims.sweep_every(Duration::from_millis(100)).start().await
 }
 
-/// Fires in every life until it is paid and everything is delivered. A workflow does that, because crashes are made for
-/// workflows; what it fires lives outside of it.
+/// Fires in every life until the invoice is paid and everything is delivered. `Crashes` needs a workflow, so one waits
+/// for the end; the firing runs outside of it.
 async fn crash(recovery: Recovery) {
     let seen: Arc<Mutex<Seen>> = Arc::default();
     let looked: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -62,7 +62,7 @@ async fn crash(recovery: Recovery) {
     let crashes = crashes.run(async |outcome| {
         assert!(outcome.result.is_ok(), "{:?}: {:?}", outcome.crash, outcome.result);
         let Seen { bodies, mut effects } = std::mem::take(&mut *seen.lock());
-        // One life, or two: the first may have got no further than its body, or just before it.
+        // One body, or two: a life may crash after its body has begun.
         assert!((1..=2).contains(&bodies), "{:?}: {bodies} bodies", outcome.crash);
         effects.sort();
         let all = effects.clone();
@@ -78,7 +78,7 @@ async fn crash(recovery: Recovery) {
     assert!(checked > 20, "{checked}");
 }
 
-/// What is stored in the end. None if this life is over.
+/// Returns what is stored in the end. `None` if this life is over.
 async fn fire(engine: &Engine, seen: &Arc<Mutex<Seen>>, recovery: Recovery) -> Option<String> {
     let claims = claims(engine, seen, recovery).await.ok()?;
     let env = engine.store().env().clone();
@@ -102,11 +102,11 @@ async fn fire(engine: &Engine, seen: &Arc<Mutex<Seen>>, recovery: Recovery) -> O
 }
 
 #[tokio::test]
-async fn a_crash_anywhere_leaves_one_transition_with_its_writes_and_its_after_effects() {
+async fn a_crash_at_any_commit_leaves_one_transition_with_its_writes_and_its_after_effects() {
     crash(Recovery::Revert).await;
 }
 
 #[tokio::test]
-async fn a_crash_anywhere_is_retried_to_the_same_end() {
+async fn a_retry_after_a_crash_at_any_commit_has_the_same_result() {
     crash(Recovery::Retry).await;
 }

@@ -58,9 +58,9 @@ async fn the_execution_of_an_action_owns_the_claim_and_ends_it() {
     assert_eq!(claims.operate().await.unwrap().stored().list(None, 9).await.unwrap(), []);
 }
 
-// A restart in the middle: the next process goes on with the execution, and nothing is reverted.
+// A restart in the middle: the next process continues the execution, and the claim does not revert.
 #[tokio::test]
-async fn a_restart_goes_on_with_a_durable_action() {
+async fn a_durable_action_continues_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let first = close();
     let store = Store::open(directory.path()).await.unwrap();
@@ -92,11 +92,11 @@ async fn a_restart_goes_on_with_a_durable_action() {
     assert_eq!(history.len(), 1);
 }
 
-// An operator ends the execution: nothing is left that could end the claim but the janitor.
+// An operator terminates the execution. Only the janitor can end the claim then.
 #[tokio::test]
-async fn the_claim_of_an_execution_that_was_terminated_is_reverted() {
+async fn the_claim_of_a_terminated_execution_is_reverted() {
     let close = close();
-    // In a directory nothing but the claim itself wakes the janitor.
+    // In a directory only the claim itself wakes the janitor.
     let directory = tempfile::tempdir().unwrap();
     let engine = Engine::open(directory.path()).register(close.workflow()).start().await.unwrap();
     let claims = Claims::on(&engine).workflow(periods()).durable_action(&close).sweep_every(Duration::from_millis(10));
@@ -121,7 +121,7 @@ async fn the_claim_of_an_execution_that_was_terminated_is_reverted() {
 }
 
 #[tokio::test]
-async fn a_durable_action_has_to_be_claimed_and_known_to_the_engine() {
+async fn a_durable_action_must_be_claimed_and_registered_with_the_engine() {
     let close = close();
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
     let mut unclaimed = periods();
@@ -135,7 +135,7 @@ async fn a_durable_action_has_to_be_claimed_and_known_to_the_engine() {
 }
 
 #[tokio::test]
-async fn an_execution_that_is_cancelled_ends_its_claim() {
+async fn a_cancelled_execution_ends_its_claim() {
     let close = close();
     let directory = tempfile::tempdir().unwrap();
     let engine = Engine::open(directory.path()).register(close.workflow()).start().await.unwrap();

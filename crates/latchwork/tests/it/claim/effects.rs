@@ -1,4 +1,4 @@
-//! After-effects: in order, at least once, under a stable key, and never without their transition.
+//! After-effects: delivered in order, at least once, under a stable key, and never without their transition.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use latchwork::workflow::{Ctx, Engine, Failure, Filter, workflow};
 use super::kit::{Kit, Seen, invoices, sleep};
 
 #[tokio::test]
-async fn an_after_effect_that_fails_is_tried_again_and_keeps_the_others_waiting() {
+async fn an_after_effect_that_fails_is_retried_before_the_next_one_is_delivered() {
     let kit = Kit::new().await;
     kit.add("i").await;
     let input = json!({"effect_fails": 2, "amount": 1});
@@ -27,7 +27,7 @@ async fn an_after_effect_that_fails_is_tried_again_and_keeps_the_others_waiting(
 }
 
 #[tokio::test]
-async fn an_after_effect_that_never_succeeds_becomes_a_dead_letter_that_can_be_sent_again() {
+async fn an_after_effect_that_never_succeeds_becomes_a_dead_letter_and_can_be_redelivered() {
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
     let seen = Arc::new(Seen::default());
     let claims = invoices(&engine, &seen).after_effect_attempts(2).start().await.unwrap();
@@ -43,16 +43,16 @@ async fn an_after_effect_that_never_succeeds_becomes_a_dead_letter_that_can_be_s
         dead.iter().map(|dead| (dead.effect.key.as_str(), dead.attempts, dead.error.as_str())).collect();
     assert_eq!(named, [("i:3:0", 2, "the mail server is away"), ("i:3:1", 2, "the mail server is away")]);
     assert_eq!(operator.stored().dead_letters(Some("i:3:0"), 10).await.unwrap().len(), 1);
-    // It fails twice more, and is dead again; the other stays where it is.
+    // It fails twice more, and is a dead letter again. The other one stays as it is.
     operator.redeliver("i:3:0").await.unwrap();
     assert!(operator.redeliver("i:9:0").await.is_err());
     kit.deliver().await;
     assert_eq!(operator.stored().dead_letters(None, 10).await.unwrap().len(), 2);
 }
 
-// They expect the same after-effect: the same entity, the same rev, the same place.
+// All callers expect the same after-effect: the same entity, the same rev, the same number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_that_lose_an_unclaimed_step_do_not_take_the_after_effect_of_the_winner_away() {
+async fn callers_that_lose_the_race_for_an_unclaimed_step_do_not_remove_the_winners_after_effect() {
     let directory = tempfile::tempdir().unwrap();
     let kit = Kit::on(&Store::open(directory.path()).await.unwrap()).await;
     for number in 0..50 {
@@ -71,7 +71,7 @@ async fn callers_that_lose_an_unclaimed_step_do_not_take_the_after_effect_of_the
 }
 
 #[tokio::test]
-async fn what_was_not_delivered_is_delivered_by_the_next_process() {
+async fn the_next_process_delivers_what_was_not_delivered() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).await.unwrap();
     let away = Engine::on(&store).start().await.unwrap();
@@ -122,7 +122,7 @@ async fn finish(_: ActionCtx) -> Result<Outcome, String> {
 }
 
 #[tokio::test]
-async fn an_after_effect_that_is_a_workflow_is_started_by_the_transition_itself() {
+async fn a_workflow_as_an_after_effect_starts_in_the_commit_of_the_transition() {
     let tell = workflow("tell").run(async |ctx: Ctx, effect: AfterEffect| {
         ctx.run("send", async || Ok::<_, Failure>(())).await?;
         Ok(effect.key)
@@ -136,9 +136,10 @@ async fn an_after_effect_that_is_a_workflow_is_started_by_the_transition_itself(
     assert_eq!(claims.undelivered(), 0);
 }
 
-// What an action writes through its context lands with the transition, or not at all: entities, slots and executions.
+// What an action writes through its context is committed with the transition or not at all: entities, slots,
+// executions.
 #[tokio::test]
-async fn everything_that_an_action_writes_lands_with_the_final_status_or_not_at_all() {
+async fn all_writes_of_an_action_are_committed_with_the_final_status_or_not_at_all() {
     let ship = workflow("ship").run(async |_: Ctx, parcel: String| Ok(parcel));
     let engine = Engine::on(&Store::memory().await.unwrap()).register(&ship).start().await.unwrap();
     let starts = ship.clone();
@@ -162,7 +163,7 @@ async fn everything_that_an_action_writes_lands_with_the_final_status_or_not_at_
         let fired = claims.fire("note", "finish", note).input(json!({"as": id})).await;
         assert_eq!(matches!(fired, Ok(Fired::Done(_))), succeeds, "{fired:?}");
         if !succeeds {
-            // The id is taken: nothing of it is there, and the claim is released.
+            // The id is taken: nothing is written, and the claim is released.
             assert!(fired.unwrap_err().to_string().contains("s1"));
             assert_eq!(engine.entities().get("mark of b").await.unwrap(), None);
             assert_eq!(finished.get().await.unwrap(), Some(1));
@@ -172,9 +173,9 @@ async fn everything_that_an_action_writes_lands_with_the_final_status_or_not_at_
     assert_eq!(engine.handle(&ship, "s2").result().await.unwrap(), "b");
 }
 
-// Others change the slot all the time: the change is made anew on what they left.
+// Other callers change the slot all the time. The change is computed again from their latest value.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slots_that_others_change_meanwhile_lose_nothing() {
+async fn a_slot_that_other_callers_change_meanwhile_loses_no_update() {
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
     let workflow = ClaimWorkflow::new("note", "notes", "note")
         .statuses(["open", "busy", "done"])
@@ -201,9 +202,9 @@ async fn slots_that_others_change_meanwhile_lose_nothing() {
     assert_eq!(count.get().await.unwrap(), Some(40));
 }
 
-// The caller is gone while the commit of an unclaimed step is on its way: it lands, and has its after-effect.
+// The caller gives up while the commit of an unclaimed step is on its way. The commit lands and has its after-effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_gives_up_takes_no_after_effect_with_it() {
+async fn an_after_effect_is_delivered_even_if_the_caller_gives_up() {
     let directory = tempfile::tempdir().unwrap();
     let engine = Engine::open(directory.path()).start().await.unwrap();
     let seen = Arc::new(Seen::default());
@@ -235,9 +236,9 @@ async fn a_caller_that_gives_up_takes_no_after_effect_with_it() {
     assert_eq!(seen.effects.lock().len(), done);
 }
 
-// The id of an entity may be as long as that of an execution.
+// The id of an entity may be as long as the id of an execution.
 #[tokio::test]
-async fn an_after_effect_that_is_a_workflow_can_be_of_an_entity_with_a_long_id() {
+async fn a_workflow_as_an_after_effect_starts_for_an_entity_with_a_long_id() {
     let tell = workflow("tell").run(async |_: Ctx, effect: AfterEffect| Ok(effect.key));
     let engine = Engine::on(&Store::memory().await.unwrap()).register(&tell).start().await.unwrap();
     let claims = Claims::on(&engine).workflow(notes()).action("Finish", finish);

@@ -1,5 +1,5 @@
-//! The programs of docs/claims.md. One of them runs in a process of its own and is killed in the middle of an action:
-//! the last row of the seed's table of failures.
+//! The programs of docs/claims.md. One of them runs in a separate process that is killed in the middle of an action:
+//! the last row of the table of failures.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -10,7 +10,7 @@ use latchwork::claim::{StoredClaims, TransitionKind, check_json};
 use latchwork::entity::{Entities, Query};
 use latchwork::store::Store;
 
-// The mains of the programs are not used here, and no other module reaches what they offer.
+// The `main` functions of the programs are not used here, and their public items are not reachable from other modules.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../examples/claims.rs"]
 mod claims;
@@ -18,13 +18,13 @@ mod claims;
 #[path = "../../../examples/invoices.rs"]
 mod invoices;
 
-/// Names the data directory, and the option, to the process that runs the program.
+/// The data directory and the option, for the process that runs the program.
 const DIRECTORY: &str = "LATCHWORK_INVOICES_DIRECTORY";
 const OPTION: &str = "LATCHWORK_INVOICES_OPTION";
 
 const SIGKILL: i32 = 9;
 
-/// Not a test by itself: the process that is killed.
+/// Not a test: the process that is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_process_that_is_killed() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
@@ -46,7 +46,7 @@ fn spawn(directory: &Path, option: &str) -> Child {
         .unwrap()
 }
 
-/// Runs the program to its end, and gives what it said.
+/// Runs the program to its end, and returns its output.
 fn said(directory: &Path) -> String {
     let mut child = spawn(directory, "");
     let mut said = String::new();
@@ -55,7 +55,7 @@ fn said(directory: &Path) -> String {
     said
 }
 
-/// The status of the one invoice, how many payments there are, and what is in its history, newest first.
+/// The status of `invoice-001`, the number of payments, and the invoice's history, newest first.
 async fn look(directory: &Path) -> (String, usize, Vec<(TransitionKind, String)>) {
     let store = Store::open(directory).await.unwrap();
     let entities = Entities::on(&store).await.unwrap();
@@ -73,13 +73,13 @@ async fn the_guide_runs() {
     claims::run().await.unwrap();
 }
 
-/// A text without what tells apart how far it is indented.
+/// The lines of a text without indentation and empty lines.
 fn lines(text: &str) -> Vec<&str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect()
 }
 
 #[test]
-fn every_snippet_of_the_guide_is_a_part_of_a_program() {
+fn every_snippet_of_the_guide_is_part_of_a_program() {
     let guide = include_str!("../../../../../docs/claims.md");
     let programs = [include_str!("../../../examples/claims.rs"), include_str!("../../../examples/invoices.rs")];
     let programs: Vec<Vec<&str>> = programs.iter().map(|program| lines(program)).collect();
@@ -90,14 +90,14 @@ fn every_snippet_of_the_guide_is_a_part_of_a_program() {
         let snippet = lines(snippet);
         let is_part = |program: &Vec<&str>| program.windows(snippet.len()).any(|part| part == snippet);
         let is_file = check_json(block.split_once('\n').unwrap().1).findings.is_empty();
-        assert!(is_file || programs.iter().any(is_part), "it is in no program: {snippet:#?}");
+        assert!(is_file || programs.iter().any(is_part), "the snippet is in no program: {snippet:#?}");
         snippets += 1;
     }
     assert!(snippets > 8, "{snippets} snippets were found");
 }
 
 #[test]
-fn the_configuration_of_the_program_has_nothing_wrong() {
+fn the_configuration_of_the_program_has_no_findings() {
     assert_eq!(check_json(include_str!("../../../examples/invoices.json")).findings, []);
 }
 
@@ -127,14 +127,14 @@ async fn check_killed(option: &str) {
         let mut child = spawn(&directory, option);
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let is_in_the_middle = |line: &str| line.contains("in the middle of the payment of invoice-001");
-        assert!(lines.any(|line| line.is_ok_and(|line| is_in_the_middle(&line))), "the action begins");
+        assert!(lines.any(|line| line.is_ok_and(|line| is_in_the_middle(&line))), "the action must begin");
         if option == "--wait" {
             child.kill().unwrap();
         }
         assert_eq!(child.wait().unwrap().signal(), Some(SIGKILL));
         let (status, payments, history) = look(&directory).await;
-        assert_eq!((status.as_str(), payments), ("applying_payment_from_sent", 0), "nothing can release it");
-        // Each process has released the claim of the one before.
+        assert_eq!((status.as_str(), payments), ("applying_payment_from_sent", 0), "no process has released the claim");
+        // Each process has released the claim of the process before.
         let gone = (TransitionKind::Released, "its process is gone".to_string());
         assert_eq!(history, vec![gone; kills - 1]);
     }
@@ -149,11 +149,11 @@ async fn check_killed(option: &str) {
 }
 
 #[tokio::test]
-async fn a_process_that_is_killed_in_the_middle_of_an_action_leaves_nothing_but_the_claim() {
+async fn a_process_that_is_killed_in_the_middle_of_an_action_leaves_only_its_claim() {
     check_killed("--wait").await;
 }
 
 #[tokio::test]
-async fn a_process_that_kills_itself_in_the_middle_of_an_action_does_so_too() {
+async fn a_process_that_kills_itself_in_the_middle_of_an_action_leaves_only_its_claim() {
     check_killed("--kill").await;
 }

@@ -1,4 +1,4 @@
-//! Firing steps: the table of failures, races, and what is told of each.
+//! Firing steps: the table of failures, races, and what the callers get.
 
 use std::sync::Arc;
 
@@ -29,9 +29,10 @@ async fn a_claimed_step_commits_writes_status_and_after_effects_together() {
     assert_eq!(open, []);
 }
 
-// The first three rows of the table of failures: the claim is released at once, and what the action said comes back.
+// The first three rows of the table of failures: the claim is released at once, and the caller gets the action's
+// result.
 #[tokio::test]
-async fn an_action_that_does_not_succeed_leaves_nothing_and_releases_at_once() {
+async fn an_action_that_does_not_succeed_writes_nothing_and_its_claim_is_released_at_once() {
     let kit = Kit::new().await;
     kit.add("i").await;
     let Fired::Failure(failure) = kit.pay("i", "fail").await.unwrap() else { panic!("a failure") };
@@ -62,7 +63,7 @@ async fn an_action_that_does_not_succeed_leaves_nothing_and_releases_at_once() {
 }
 
 #[tokio::test]
-async fn failure_rejection_and_error_are_three_words_in_json() {
+async fn failure_rejection_and_error_are_different_outcomes_in_json() {
     let kit = Kit::new().await;
     kit.add("i").await;
     let word = |fired: &Fired| serde_json::to_value(fired).unwrap()["outcome"].as_str().unwrap().to_string();
@@ -74,7 +75,7 @@ async fn failure_rejection_and_error_are_three_words_in_json() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_fifty_requests_at_once_one_runs_the_body() {
+async fn only_one_of_fifty_concurrent_requests_runs_the_body() {
     let directory = tempfile::tempdir().unwrap();
     let kit = Arc::new(Kit::on(&Store::open(directory.path()).await.unwrap()).await);
     for round in 0..20 {
@@ -99,7 +100,7 @@ async fn of_fifty_requests_at_once_one_runs_the_body() {
 }
 
 #[tokio::test]
-async fn the_loser_is_told_who_holds_the_claim_and_for_how_long() {
+async fn the_loser_gets_the_holder_of_the_claim_and_the_rest_of_its_lease() {
     let kit = Arc::new(Kit::new().await);
     kit.add("i").await;
     let input = json!({"pause_ms": 300});
@@ -126,9 +127,9 @@ async fn the_loser_is_told_who_holds_the_claim_and_for_how_long() {
     assert_eq!(kit.seen.bodies(), 1);
 }
 
-// Two at once: the second commits last and is refused, after its body has run.
+// Another write commits first. The commit of the step is refused after its body has run.
 #[tokio::test]
-async fn the_loser_of_an_unclaimed_step_gets_the_conflict_and_has_written_nothing() {
+async fn the_loser_of_an_unclaimed_step_gets_a_conflict_and_has_written_nothing() {
     let store = Store::memory().await.unwrap();
     let engine = Engine::on(&store).start().await.unwrap();
     let seen = Arc::new(Seen::default());
@@ -173,7 +174,7 @@ async fn the_loser_of_an_unclaimed_step_gets_the_conflict_and_has_written_nothin
 }
 
 #[tokio::test]
-async fn what_stands_against_a_step_is_told_at_once_and_whole() {
+async fn a_refused_step_lists_all_its_reasons() {
     let kit = Kit::new().await;
     kit.add("i").await;
     let Fired::NotPermitted(why) = kit.claims.fire("invoice", "close", "i").by("system").await.unwrap() else {
@@ -198,7 +199,7 @@ async fn what_stands_against_a_step_is_told_at_once_and_whole() {
 }
 
 #[tokio::test]
-async fn bad_input_is_told_what_is_wrong() {
+async fn the_error_for_a_bad_call_says_what_is_wrong() {
     let kit = Kit::new().await;
     kit.add("i").await;
     let fire = |workflow: &str, step: &str, id: &str| kit.claims.fire(workflow, step, id);
@@ -217,11 +218,11 @@ async fn bad_input_is_told_what_is_wrong() {
     assert_eq!(error, r#"entity "q" has no status: its data have no text at "status""#);
     let late = latchwork::entity::Add::new("invoice").id("r").data(json!({"status": "paid"}));
     let error = kit.claims.add("invoice", late).await.unwrap_err().to_string();
-    assert_eq!(error, r#"entities of claim workflow "invoice" start at ["sent"], and this one is at "paid""#);
+    assert_eq!(error, r#"entities of claim workflow "invoice" start at ["sent"], but this entity is at "paid""#);
 }
 
 #[tokio::test]
-async fn a_start_tells_everything_that_is_missing() {
+async fn start_reports_everything_that_is_missing() {
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
     let builder = latchwork::claim::Claims::on(&engine).configure(super::kit::INVOICES);
     let Err(ClaimError::Config { findings }) = builder.start().await else { panic!("findings") };
@@ -232,27 +233,28 @@ async fn a_start_tells_everything_that_is_missing() {
     assert!(findings.iter().all(|finding| finding.position.is_some()));
     let seen = Arc::new(Seen::default());
     let twice = invoices(&engine, &seen).configure(super::kit::INVOICES).start().await;
-    assert!(matches!(twice, Err(ClaimError::Config { .. })), "a name that is used twice");
+    assert!(matches!(twice, Err(ClaimError::Config { .. })), "a name is used twice");
 }
 
-// A module that frees claims itself and has registered nothing is found before the first crash, not after it.
+// A module that must free its claims and has registered no janitor is found at the start, not after the first crash.
 #[tokio::test]
-async fn a_claiming_status_without_a_janitor_keeps_the_engine_from_starting() {
+async fn claims_do_not_start_if_a_claiming_status_has_no_janitor() {
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
     let modular = super::kit::INVOICES.replace(r#""status_field""#, r#""janitor": "module", "status_field""#);
     let claims = || invoices_with(&engine, &Arc::default(), &modular);
     let declared = claims().declared("billing");
     assert_eq!((declared.len(), claims().declared("shipping").len()), (1, 0));
     assert_eq!((declared[0].claim_into.as_str(), declared[0].revert_to.as_slice()), ("paying", &["sent".into()][..]));
-    let Err(ClaimError::Uncovered { missing }) = claims().start().await else { panic!("it is not covered") };
+    let Err(ClaimError::Uncovered { missing }) = claims().start().await else { panic!("no janitor covers it") };
     let named = "workflow \"invoice\" declares \"paying\", and module \"billing\" has not registered a janitor for it";
     assert_eq!(missing.iter().map(ToString::to_string).collect::<Vec<_>>(), [named]);
     claims().cover("billing", async |claim| claim.recovery).start().await.unwrap();
 }
 
-// Two workflows of one type, each with a status of its own: what one has claimed, the other leaves alone.
+// Two workflows for one entity type, each with its own status field. While one has claimed the entity, the other cannot
+// fire.
 #[tokio::test]
-async fn a_claim_keeps_the_steps_of_other_workflows_from_the_entity() {
+async fn a_claim_blocks_the_steps_of_other_workflows_on_the_entity() {
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
     let (gate, bodies) = (Arc::new(tokio::sync::Semaphore::new(0)), Arc::new(Seen::default()));
     let mut review = ClaimWorkflow::new("review", "audit", "invoice").statuses(["open", "reviewed"]);
@@ -288,15 +290,15 @@ async fn a_claim_keeps_the_steps_of_other_workflows_from_the_entity() {
     assert_eq!(data, json!({"status": "paid", "review": {"status": "reviewed"}}));
 }
 
-// A caller is not polled any more after its claim was sent: the action runs all the same.
+// A caller stops polling after its claim was sent. The action runs all the same.
 #[tokio::test]
-async fn a_caller_that_is_not_polled_holds_up_nothing() {
+async fn a_caller_that_stops_polling_does_not_stop_its_action() {
     let kit = Kit::new().await;
     kit.add("i").await;
     let mut fire = Box::pin(std::future::IntoFuture::into_future(
         kit.claims.fire("invoice", "pay", "i").by("admin").input(json!({})),
     ));
-    // As long as it takes until the claim is on its way, and not a poll more.
+    // Polls until the claim is on its way, and not once more.
     for _ in 0..100 {
         let polled = std::future::poll_fn(|context| std::task::Poll::Ready(fire.as_mut().poll(context).is_pending()));
         assert!(polled.await);
@@ -312,18 +314,18 @@ async fn a_caller_that_is_not_polled_holds_up_nothing() {
 }
 
 #[tokio::test]
-async fn claims_are_served_once_on_an_engine() {
+async fn claims_can_be_started_only_once_on_an_engine() {
     let kit = Kit::new().await;
     let again = || invoices(&kit.engine, &kit.seen).start();
     assert!(matches!(again().await, Err(ClaimError::AlreadyStarted)));
     let Kit { engine, claims, seen } = kit;
     drop(claims);
-    // Those before may have something to end.
+    // The previous claims may still have tasks that end.
     for _ in 0..1000 {
         if invoices(&engine, &seen).start().await.is_ok() {
             return;
         }
         sleep(std::time::Duration::from_millis(1)).await;
     }
-    panic!("the claims before are never gone");
+    panic!("the previous claims never end");
 }

@@ -1,4 +1,4 @@
-//! Invoices: the claim workflow that most tests of claims use, and actions that do as their input says.
+//! Invoices: the claim workflow that most tests of claims use. Its actions do what their input says.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,7 +36,7 @@ pub(crate) struct BankClosed {
     pub(crate) until: u32,
 }
 
-/// What happened.
+/// What the actions and handlers saw.
 #[derive(Default)]
 pub(crate) struct Seen {
     pub(crate) bodies: AtomicUsize,
@@ -48,18 +48,18 @@ impl Seen {
         self.bodies.load(Ordering::SeqCst)
     }
 
-    /// The after-effects that were delivered, by names and entities.
+    /// The delivered after-effects, as names and entities.
     pub(crate) fn delivered(&self) -> Vec<(String, String)> {
         self.effects.lock().iter().map(|effect| (effect.name.clone(), effect.entity.to_string())).collect()
     }
 }
 
-/// The claims of invoices on an engine.
+/// Claims for invoices on an engine.
 pub(crate) fn invoices(engine: &Engine, seen: &Arc<Seen>) -> ClaimsBuilder {
     invoices_with(engine, seen, INVOICES)
 }
 
-/// The same with another configuration.
+/// Like `invoices`, with another configuration.
 pub(crate) fn invoices_with(engine: &Engine, seen: &Arc<Seen>, configuration: &str) -> ClaimsBuilder {
     let (acts, told) = (seen.clone(), seen.clone());
     let handler = move |effect: AfterEffect| {
@@ -88,7 +88,7 @@ pub(crate) fn invoices_with(engine: &Engine, seen: &Arc<Seen>, configuration: &s
         })
 }
 
-/// Does as its input says.
+/// Does what its input says.
 async fn pay(seen: Arc<Seen>, ctx: ActionCtx) -> Result<Outcome, BankClosed> {
     seen.bodies.fetch_add(1, Ordering::SeqCst);
     let wants = |what: &str| ctx.input()["does"] == what;
@@ -159,7 +159,7 @@ impl Kit {
     }
 }
 
-/// Waits a moment, by the machine's clock.
+/// Waits by the machine's clock.
 pub(crate) fn sleep(pause: Duration) -> latchwork::store::Sleep {
     latchwork::store::Env::system().sleep(pause)
 }

@@ -1,4 +1,4 @@
-//! Claims.
+//! Tests of claims.
 
 mod crash;
 mod durable;

@@ -1,4 +1,4 @@
-//! Claims whose process is gone, or was away for too long; and operators who step in.
+//! Claims whose process is gone or was paused for too long, and what operators do.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 
 use super::kit::{INVOICES, Kit, Seen, invoices_with, sleep};
 
-/// A process of its own: as long as it is not driven, it stands still; when it is dropped, it is gone.
+/// A process with its own runtime. It stands still while its runtime is not driven.
 struct Process {
     runtime: Runtime,
     seen: Arc<Seen>,
@@ -70,7 +70,7 @@ impl Process {
         fired
     }
 
-    /// Waits until the invoice is at a status, or for as long as that could take.
+    /// Waits until the invoice is at a status. Panics after ten seconds.
     fn until(&self, id: &str, status: &str) {
         let entities = self.engine.as_ref().unwrap().entities().clone();
         self.runtime.block_on(async {
@@ -80,7 +80,7 @@ impl Process {
                 }
                 sleep(Duration::from_millis(2)).await;
             }
-            panic!("{id} does not come to {status}");
+            panic!("{id} does not reach {status}");
         });
     }
 
@@ -91,7 +91,7 @@ impl Process {
         self.runtime.block_on(payments)
     }
 
-    /// As SIGKILL does it: nothing runs any more, and nothing is released.
+    /// Like SIGKILL: nothing runs any more, and nothing is released.
     fn kill(mut self) {
         let (engine, claims) = (self.engine.take(), self.claims.take());
         std::mem::forget((engine, claims));
@@ -104,9 +104,10 @@ fn memory() -> Store {
     runtime.block_on(Store::memory()).unwrap()
 }
 
-// The lease of a process that stands still ends by the clocks of others. What it does when it wakes is too late.
+// A process stands still, and its lease expires by the clocks of other processes. When it continues, its commits are
+// refused.
 #[test]
-fn a_holder_that_slept_through_its_lease_changes_nothing() {
+fn a_holder_whose_lease_expired_while_it_slept_changes_nothing() {
     let store = memory();
     let first = Process::start(&store, &config("revert"));
     first.add("i");
@@ -115,7 +116,7 @@ fn a_holder_that_slept_through_its_lease_changes_nothing() {
     second.until("i", "sent");
     let paid = second.begin("i", 0);
     assert!(second.runtime.block_on(paid).unwrap().unwrap().is_done());
-    let Fired::Lost(lost) = first.runtime.block_on(late).unwrap().unwrap() else { panic!("it is lost") };
+    let Fired::Lost(lost) = first.runtime.block_on(late).unwrap().unwrap() else { panic!("the claim is lost") };
     assert!(lost.reason.contains("taken away") || lost.reason.contains("changed"), "{}", lost.reason);
     assert_eq!((second.payments(), first.seen.bodies(), second.seen.bodies()), (1, 1, 1));
     second.until("i", "paid");
@@ -148,7 +149,7 @@ fn a_claim_that_is_retried_runs_its_action_again_under_a_larger_token() {
     };
     let before = open(&first).unwrap();
     first.kill();
-    // The input of the firing is the action's again, and with it the pause.
+    // The action gets the input of the firing again, including the pause.
     let second = Process::start(&store, &config("retry"));
     let after = loop {
         let open = open(&second).unwrap();
@@ -180,7 +181,7 @@ fn a_claim_whose_outcome_is_unknown_waits_for_an_operator() {
             }
             sleep(Duration::from_millis(5)).await;
         }
-        // One was found not to have taken effect, one to have, and one is simply run again.
+        // The operator finds that `a` did not take effect and that `b` did. `c` runs again.
         operator.release("a", "eve", "the bank knows nothing of it").await.unwrap();
         operator.complete("b", "eve", "the bank has it").await.unwrap();
         operator.retry("c", "eve", "the bank says so").await.unwrap();
@@ -190,7 +191,7 @@ fn a_claim_whose_outcome_is_unknown_waits_for_an_operator() {
     for (id, status) in [("a", "sent"), ("b", "paid"), ("c", "paid")] {
         second.until(id, status);
     }
-    // The action of `c` alone was run once more; the after-effects of both transitions are delivered.
+    // Only the action of `c` ran again. The after-effects of both transitions are delivered.
     assert_eq!((second.seen.bodies(), second.payments()), (1, 1));
     second.runtime.block_on(async {
         while second.seen.delivered().len() < 4 {
@@ -202,7 +203,7 @@ fn a_claim_whose_outcome_is_unknown_waits_for_an_operator() {
 }
 
 #[test]
-fn an_action_that_takes_its_process_with_it_is_retried_so_often_and_then_left_to_an_operator() {
+fn an_action_that_crashes_its_process_is_retried_up_to_its_attempts_and_then_waits_for_an_operator() {
     let store = memory();
     let config = config("retry").replace(r#""step_id": 20,"#, r#""step_id": 20, "attempts": 2,"#);
     let mut process = Process::start(&store, &config);
@@ -220,7 +221,7 @@ fn an_action_that_takes_its_process_with_it_is_retried_so_often_and_then_left_to
 }
 
 #[test]
-fn the_janitor_of_a_module_says_what_becomes_of_its_claims() {
+fn the_janitor_of_a_module_decides_about_its_claims() {
     let store = memory();
     let module = config("revert").replace(r#""status_field""#, r#""janitor": "module", "status_field""#);
     let first = Process::start(&store, &module);
@@ -251,7 +252,7 @@ fn the_janitor_of_a_module_says_what_becomes_of_its_claims() {
 }
 
 #[test]
-fn on_a_directory_the_next_process_need_not_wait_for_the_lease() {
+fn on_a_directory_the_next_process_does_not_wait_for_the_lease() {
     let directory = tempfile::tempdir().unwrap();
     let open = || {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -270,7 +271,7 @@ fn on_a_directory_the_next_process_need_not_wait_for_the_lease() {
 }
 
 #[tokio::test]
-async fn an_operator_who_changes_a_claimed_entity_wins_and_the_action_is_told() {
+async fn a_change_of_a_claimed_entity_by_an_operator_wins_and_the_claim_is_lost() {
     let kit = Kit::new().await;
     for (id, meddles) in [("edited", 0), ("moved", 1), ("removed", 2), ("released", 3)] {
         kit.add(id).await;
@@ -308,9 +309,9 @@ async fn an_operator_who_changes_a_claimed_entity_wins_and_the_action_is_told() 
     assert_eq!(kit.claims.operate().await.unwrap().stored().list(None, 9).await.unwrap(), []);
 }
 
-// The operator puts it back while the action still runs, and another caller claims it: the first is fenced.
+// An operator reverts the entity while the action still runs, and another caller claims it. The first action is fenced.
 #[tokio::test]
-async fn a_claim_that_was_put_back_by_hand_can_be_made_again_and_the_first_loses() {
+async fn an_entity_that_an_operator_reverted_can_be_claimed_again_and_the_first_claim_is_lost() {
     let kit = Kit::new().await;
     kit.add("i").await;
     let fire = kit.claims.fire("invoice", "pay", "i").by("admin").input(json!({"pause_ms": 100}));
@@ -326,7 +327,7 @@ async fn a_claim_that_was_put_back_by_hand_can_be_made_again_and_the_first_loses
 }
 
 #[tokio::test]
-async fn an_action_runs_to_its_end_though_its_caller_gives_up() {
+async fn an_action_runs_to_its_end_even_if_its_caller_gives_up() {
     let kit = Kit::new().await;
     kit.add("i").await;
     let fire = kit.claims.fire("invoice", "pay", "i").by("admin").input(json!({"pause_ms": 30}));
@@ -338,9 +339,9 @@ async fn an_action_runs_to_its_end_though_its_caller_gives_up() {
     assert_eq!((kit.payments().await, kit.seen.bodies()), (1, 1));
 }
 
-// A claim goes by the configuration it was made with; what the new one does not know is listed.
+// A claim keeps the terms it was made with. Entities whose status the new configuration does not have are listed.
 #[test]
-fn a_change_of_the_configuration_leaves_open_claims_alone() {
+fn a_change_of_the_configuration_does_not_change_open_claims() {
     let store = memory();
     let first = Process::start(&store, &config("needs_review"));
     for id in ["a", "b"] {
@@ -362,7 +363,7 @@ fn a_change_of_the_configuration_leaves_open_claims_alone() {
     });
 }
 
-// What was changed by hand wins, also over an operator who has an old list in front of them.
+// A change by hand wins, also against an operator who acts on an old list.
 #[test]
 fn a_claim_in_review_whose_entity_was_moved_by_hand_cannot_be_retried() {
     let store = memory();
@@ -388,9 +389,9 @@ fn a_claim_in_review_whose_entity_was_moved_by_hand_cannot_be_retried() {
     assert_eq!(second.seen.bodies(), 0);
 }
 
-// One that panics, or never answers, keeps nobody else's claims waiting, and is asked again.
+// A janitor that panics or never answers does not delay other claims, and is called again.
 #[test]
-fn the_janitor_of_a_module_may_panic() {
+fn a_module_janitor_that_panics_is_called_again() {
     let store = memory();
     let module = config("revert").replace(r#""status_field""#, r#""janitor": "module", "status_field""#);
     let first = Process::start(&store, &module);

@@ -1,10 +1,10 @@
 //! Claims under faults from a seed: crashes, restarts, pauses with a second engine, lost answers, slow commits and
-//! jumps of the clock. Parcels go round: paid for (reverted after a crash), shipped (retried), audited (a durable
-//! action) and taken back. An oracle holds what bodies and handlers saw against what is stored.
+//! jumps of the clock. Parcels go through a cycle: paid (reverted after a crash), shipped (retried), audited (a durable
+//! action) and taken back. An oracle compares what bodies and handlers saw with what is stored.
 //!
-//! What must hold: a transition that succeeded had one body, or one for each attempt; its writes and its after-effects
-//! exist exactly if it does; after-effects of an entity come in the order of its transitions; in the end nothing is
-//! claimed.
+//! The oracle checks: each attempt of a firing runs its body at most once; the writes and after-effects of a transition
+//! exist exactly if the transition does; the after-effects of an entity come in the order of its transitions; in the
+//! end nothing is claimed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,22 +26,22 @@ use crate::workflow::simulation::campaign_of;
 /// The lease of all steps.
 const LEASE: Duration = Duration::from_secs(2);
 
-/// What a complaint starts with about an entity that stays claimed.
+/// The first words of a complaint about an entity that stays claimed.
 const STUCK: &str = "still claimed";
 
-/// How many fire steps.
+/// The number of clients that fire steps.
 const CLIENTS: u64 = 3;
 
 /// What happened outside of the store.
 #[derive(Default)]
 struct Seen {
-    /// The bodies that were begun: the firing, and the attempt.
+    /// The bodies that began: the key of the firing, and the attempt.
     bodies: Vec<(String, u32)>,
     effects: Vec<AfterEffect>,
-    /// What callers were told is done: entity and rev.
+    /// The transitions that callers know as done: entity and rev.
     done: BTreeSet<(String, u64)>,
     complaints: Vec<String>,
-    /// How often each thing came about.
+    /// How often each scene occurred.
     scenes: BTreeMap<String, u32>,
 }
 
@@ -49,7 +49,7 @@ struct Seen {
 struct Play {
     seen: Arc<Mutex<Seen>>,
     lives: Arc<Mutex<BTreeMap<u32, Arc<tokio::sync::OnceCell<Claims>>>>>,
-    /// The clients that are done, in whichever life.
+    /// The clients that are done, in any life.
     finished: Arc<Mutex<BTreeSet<u64>>>,
     audit: DurableAction,
 }
@@ -72,7 +72,7 @@ fn config() -> ClaimWorkflow {
 impl Play {
     fn new() -> Play {
         let audit = durable_action("Audit", async |ctx: Ctx, call: DurableCall| {
-            // A crash counts as an attempt, and an execution that has none left is parked.
+            // A crash counts as an attempt, and an execution with no attempts left is parked.
             let often = Retry::exponential().max_attempts(1000);
             ctx.run("look", async || Ok::<_, Failure>(1)).retry(often).await?;
             ctx.sleep(Duration::from_secs(call.input["pause"].as_u64().unwrap_or_default())).await?;
@@ -84,7 +84,7 @@ impl Play {
         Play { seen: Arc::default(), lives: Arc::default(), finished: Arc::default(), audit }
     }
 
-    /// The claims of a life, which all of its callers share.
+    /// The claims of a life. All callers of the life share them.
     async fn claims(&self, caller: &Caller) -> Result<Claims, ClaimError> {
         let cell = self.lives.lock().entry(caller.life()).or_default().clone();
         cell.get_or_try_init(|| self.start(caller)).await.cloned()
@@ -118,7 +118,7 @@ impl Play {
 
     async fn act(self, env: Env, name: String, ctx: ActionCtx) -> Result<Outcome, String> {
         self.seen.lock().bodies.push((ctx.key(), ctx.attempt()));
-        // Who writes a mark has claimed the entity: in the end there are as many marks as transitions.
+        // Only the transition writes the mark: in the end there are as many marks as transitions.
         ctx.add(Add::new("mark").data(json!({"of": ctx.entity().id, "by": name})));
         let pauses = [0, 0, 10, 500, 3 * LEASE.as_millis() as u64 + 100];
         env.sleep(Duration::from_millis(pauses[(env.random() % 5) as usize])).await;
@@ -136,7 +136,7 @@ impl Play {
         }
     }
 
-    /// Fires steps at random, and now and then meddles as an operator does.
+    /// Fires random steps, and sometimes acts as an operator.
     async fn client(self, number: u64, caller: Caller) -> Result<(), WorkflowError> {
         let claims = self.claims(&caller).await.map_err(gone)?;
         let (env, entities) = (caller.env().clone(), caller.engine().entities().clone());
@@ -189,7 +189,7 @@ impl Play {
         Ok(())
     }
 
-    /// Waits until everybody else is done and nothing is left to do.
+    /// Waits until all other clients are done and nothing is left to do.
     async fn closer(self, caller: Caller) -> Result<(), WorkflowError> {
         let claims = self.claims(&caller).await.map_err(gone)?;
         let env = caller.env().clone();
@@ -197,8 +197,8 @@ impl Play {
         while self.finished.lock().len() < CLIENTS as usize {
             env.sleep(Duration::from_secs(1)).await;
         }
-        // Everybody is done: from now on, nothing is claimed for longer than an action, a lease and a sweep, and pauses
-        // of those who have been away.
+        // All clients are done. From now on an entity stays claimed at most for an action, a lease, a sweep, and the
+        // pause of a process that stood still.
         let mut quiet = 0;
         for _ in 0..100_000 {
             let open = stored.list(None, 10).await.map_err(gone)?.len();
@@ -208,7 +208,7 @@ impl Play {
             }
             env.sleep(Duration::from_secs(1)).await;
         }
-        self.seen.lock().complaints.push("something stays claimed or undelivered".into());
+        self.seen.lock().complaints.push("an entity stays claimed, or an after-effect stays undelivered".into());
         Ok(())
     }
 
@@ -255,11 +255,11 @@ impl Play {
             seen.complaints.push(format!("marks {marks:?}, transitions {transitions:?}"));
         }
         let missing: Vec<_> = seen.done.iter().filter(|done| !due.contains_key(done)).cloned().collect();
-        seen.complaints.extend(missing.iter().map(|done| format!("{done:?} was told to be done and is not")));
+        seen.complaints.extend(missing.iter().map(|done| format!("{done:?} was reported as done and is not")));
         let mut firsts: BTreeMap<String, Vec<(u64, String)>> = BTreeMap::new();
         let mut told = BTreeSet::new();
         let mut effects = std::mem::take(&mut seen.effects);
-        // A life that stood still may have made a transition just now.
+        // A life that stood still may have just made a transition.
         effects.extend(stored.undelivered(1000).await?);
         for effect in &effects {
             if told.insert(effect.key.clone()) {
@@ -298,7 +298,7 @@ fn effects_of(told: &BTreeSet<String>, parcel: &str, rev: u64) -> usize {
     told.iter().filter(|key| key.starts_with(&prefix)).count()
 }
 
-/// The life of this engine is over, or the store does not serve: the caller comes back in the next.
+/// The life of this engine is over, or the store is unavailable: the caller returns in the next life.
 fn gone(error: ClaimError) -> WorkflowError {
     match error {
         ClaimError::Store(error) => error.into(),
@@ -319,7 +319,7 @@ fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
     let play = Play::new();
     let report = play.simulation(seed).faults(faults).limit(Duration::from_secs(3 * 86_400)).run();
     let mut complaints = play.seen.lock().complaints.clone();
-    // If everybody was done before the last life began, nobody has started claims in it, and it has no janitor.
+    // If all clients were done before the last life began, no client has started claims in it, and it has no janitor.
     let has_janitor = play.lives.lock().get(&report.lives).is_some_and(|claims| claims.initialized());
     complaints.retain(|complaint| has_janitor || !complaint.starts_with(STUCK));
     complaints.extend(report.stuck.clone());
@@ -339,9 +339,9 @@ fn claims_keep_their_promises_under_any_faults() {
     campaign_of(simulate, 100);
 }
 
-/// A play in which nothing happens proves nothing.
+/// A simulation in which nothing happens proves nothing.
 #[test]
-fn every_scene_of_claims_is_played() {
+fn every_scene_of_claims_occurs() {
     let mut played = BTreeMap::<String, u32>::new();
     for seed in 1..=60 {
         let play = Play::new();

@@ -1,4 +1,4 @@
-//! Timers: a step is fired by itself when an entity has been at its status for so long.
+//! Timers: a step fires when an entity has been at its status for a given time.
 
 use std::time::Duration;
 
@@ -27,13 +27,13 @@ async fn until(engine: &Engine, id: &str, status: &str) {
         }
         sleep(Duration::from_millis(2)).await;
     }
-    panic!("{id} does not come to {status}");
+    panic!("{id} does not reach {status}");
 }
 
 #[tokio::test]
-async fn a_step_with_a_timer_is_fired_after_so_long_at_its_status() {
+async fn a_step_with_a_timer_fires_after_its_time_at_the_status() {
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
-    // One that was added before there were claims has its timer, too.
+    // A ticket that was added before the claims started gets its timer, too.
     engine.entities().add(Add::new("ticket").id("old").data(json!({"status": "open"}))).await.unwrap();
     let claims = Claims::on(&engine).workflow(tickets()).start().await.unwrap();
     for id in ["a", "b"] {
@@ -42,7 +42,7 @@ async fn a_step_with_a_timer_is_fired_after_so_long_at_its_status() {
     assert!(claims.fire("ticket", "solve", "b").await.unwrap().is_done());
     until(&engine, "old", "late").await;
     until(&engine, "a", "late").await;
-    // An edit does not set the timer back, and one that has left the status in time is left alone.
+    // An edit does not restart the timer. A ticket that has left the status in time is not touched.
     sleep(Duration::from_millis(200)).await;
     until(&engine, "b", "solved").await;
     assert!(claims.fire("ticket", "reopen", "b").await.unwrap().is_done());
@@ -56,7 +56,7 @@ async fn a_step_with_a_timer_is_fired_after_so_long_at_its_status() {
 }
 
 #[tokio::test]
-async fn a_timer_rings_in_the_next_process_if_this_one_ends_before() {
+async fn a_timer_fires_in_the_next_process_if_this_one_ends_before() {
     let directory = tempfile::tempdir().unwrap();
     let engine = Engine::open(directory.path()).start().await.unwrap();
     let claims = Claims::on(&engine).workflow(tickets()).start().await.unwrap();

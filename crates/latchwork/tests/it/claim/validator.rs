@@ -1,10 +1,10 @@
-//! Every rule by a configuration that breaks that rule alone, and files that are no configuration at all.
+//! Each rule, tested with a configuration that breaks only this rule, and files that are not configurations.
 
 use latchwork::claim::{self, ClaimWorkflow, Each, Finding, Position, Rule, Step};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// The invoices of the example: nothing is wrong with them.
+/// The invoices of the example. They have no findings.
 fn invoices() -> Value {
     json!({
         "workflow": "invoice",
@@ -40,7 +40,7 @@ fn findings(config: &Value) -> Vec<Finding> {
     claim::check_json(&serde_json::to_string_pretty(config).unwrap()).findings
 }
 
-/// The rules that the invoices break when something in them is another.
+/// The rules that the invoices break when one value in them is replaced.
 fn broken(pointer: &str, value: Value) -> Vec<Rule> {
     let mut config = invoices();
     let (parent, field) = pointer.rsplit_once('/').unwrap();
@@ -48,7 +48,7 @@ fn broken(pointer: &str, value: Value) -> Vec<Rule> {
         Value::Object(fields) => drop(fields.insert(field.into(), value)),
         Value::Array(items) if field == "-" => items.push(value),
         Value::Array(items) => items[field.parse::<usize>().unwrap()] = value,
-        _ => panic!("{pointer} is nowhere"),
+        _ => panic!("{pointer} does not exist"),
     }
     findings(&config).into_iter().map(|finding| finding.rule).collect()
 }
@@ -71,9 +71,9 @@ fn a_good_configuration_has_no_findings() {
     assert_eq!(checked.workflows.len(), 1);
 }
 
-/// What is written is read as the same.
+/// A written workflow is read back as the same value.
 #[test]
-fn a_workflow_is_written_as_it_is_read() {
+fn a_written_workflow_is_read_back_unchanged() {
     let read = claim::check_json(&invoices().to_string()).workflows.remove(0);
     let again = claim::check_json(&serde_json::to_string(&read).unwrap());
     assert_eq!(again.findings, []);
@@ -84,7 +84,7 @@ fn a_workflow_is_written_as_it_is_read() {
 fn the_six_rules_of_a_claim() {
     for pair in [json!("paying_sent"), json!(["paying_sent"]), json!(["paying_sent", "sent", "x"]), json!([1, 2])] {
         let found = broken(CLAIM, pair);
-        // Without its claim, other rules are broken as well.
+        // Without a valid claim, other rules are broken as well.
         assert!(found.contains(&Rule::ClaimPair), "{found:?}");
     }
     let found = broken(CLAIM, json!(["nowhere", "sent"]));
@@ -93,14 +93,14 @@ fn the_six_rules_of_a_claim() {
         [&Rule::ClaimStatuses]
     );
     let alone = |rule: Rule, found: Vec<Rule>| {
-        // A claiming status that no step claims into any more is not reached.
+        // A claiming status that no step claims into any more is unreachable.
         let found: Vec<Rule> = found.into_iter().filter(|rule| *rule != Rule::UnreachableStatus).collect();
         assert_eq!(found, [rule]);
     };
     alone(Rule::ClaimNoOp, broken(CLAIM, json!(["paying_sent", "paying_sent"])));
     alone(Rule::ClaimIntoFinal, broken("/steps/1/successful_state/admin", json!("paying_sent")));
     alone(Rule::ClaimAmbiguous, broken("/steps/2/claim_state/admin", json!(["paying_sent", "overdue"])));
-    // Who claims into the status that a step starts at makes that a claiming status, too.
+    // A claim into the status of a step also makes that status a claiming status.
     let found = broken(CLAIM, json!(["sent", "sent"]));
     assert!(found.contains(&Rule::ClaimFromItself), "{found:?}");
 }
@@ -155,7 +155,7 @@ fn warnings_leave_a_configuration_valid() {
 }
 
 #[test]
-fn what_has_the_wrong_shape_is_told_with_all_the_rest() {
+fn values_of_the_wrong_type_are_reported_with_all_other_findings() {
     for field in ["workflow", "meta", "status_types", "steps"] {
         assert!(without(&format!("/{field}")).contains(&Rule::Format), "{field}");
     }
@@ -186,7 +186,7 @@ fn what_has_the_wrong_shape_is_told_with_all_the_rest() {
 }
 
 #[test]
-fn a_finding_says_where_it_is() {
+fn a_finding_has_its_position() {
     let text = r#"{
   "workflow": "w",
   "meta": { "owning_module": "m", "entity_type": "t", "status_field": "status" },
@@ -229,9 +229,9 @@ fn workflows_can_be_written_in_rust() {
     assert!(diagram.contains("s1 --> s2: success") && diagram.contains("s2 --> [*]"), "{diagram}");
 }
 
-/// What the schema accepts and what the reader accepts is the same file.
+/// The schema and the reader accept the same files.
 #[test]
-fn the_schema_accepts_what_is_read() {
+fn the_schema_accepts_what_the_reader_accepts() {
     let schema = claim::json_schema();
     let validator = jsonschema::validator_for(&schema).unwrap();
     assert!(validator.is_valid(&invoices()) && validator.is_valid(&json!([invoices()])));
@@ -243,7 +243,7 @@ fn the_schema_accepts_what_is_read() {
 }
 
 #[test]
-fn large_and_deep_files_are_refused_and_do_no_harm() {
+fn large_and_deep_files_are_rejected_without_harm() {
     let deep = |levels: usize| format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
     for levels in [200, 10_000, 1_000_000] {
         assert!(!claim::check_json(&deep(levels)).is_valid());
@@ -255,10 +255,10 @@ fn large_and_deep_files_are_refused_and_do_no_harm() {
     config["status_types"].as_array_mut().unwrap().extend(statuses.into_iter().map(Value::String));
     let text = config.to_string();
     assert!(text.len() > 8_000_000);
-    assert_eq!(claim::check_json(&text).findings.len(), 400_000, "none of them can be reached");
+    assert_eq!(claim::check_json(&text).findings.len(), 400_000, "none of the added statuses can be reached");
 }
 
-/// JSON in which the fields of a configuration turn up anywhere, twice, and with anything in them.
+/// JSON in which the fields of a configuration occur anywhere, also twice, with any value.
 fn json_text() -> impl Strategy<Value = String> {
     let fields = [
         "workflow",
@@ -303,7 +303,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn no_file_makes_it_panic(text in prop_oneof![json_text(), ".{0,200}"]) {
+    fn no_file_makes_the_check_panic(text in prop_oneof![json_text(), ".{0,200}"]) {
         let checked = claim::check_json(&text);
         prop_assert!(checked.workflows.is_empty() || !checked.workflows[0].diagram().is_empty());
         for finding in checked.findings {
@@ -311,9 +311,9 @@ proptest! {
         }
     }
 
-    /// A part of the invoices is something else. Whatever it is, it is found or does no harm.
+    /// Inserts other text into the invoices. The check reports it or ignores it, but does not panic.
     #[test]
-    fn no_change_makes_it_panic(text in json_text(), place in 0usize..2000) {
+    fn no_change_makes_the_check_panic(text in json_text(), place in 0usize..2000) {
         let config = serde_json::to_string(&invoices()).unwrap();
         let place = place % config.len();
         let cut = (place..config.len()).find(|at| config.is_char_boundary(*at)).unwrap();

@@ -1,4 +1,4 @@
-//! What the entities promise, sentence by sentence, on every backend.
+//! The promises of entities, sentence by sentence, on every backend.
 
 mod bad_input;
 mod basics;
@@ -40,7 +40,7 @@ fn ids(items: &[Entity]) -> Vec<String> {
     items.iter().map(|entity| entity.id.to_string()).collect()
 }
 
-/// The failed checks of a transaction that was rejected.
+/// The failed checks of a rejected transaction.
 #[track_caller]
 fn failed<T: std::fmt::Debug>(result: Result<T, EntityError>) -> Vec<FailedOp> {
     match result {
@@ -49,12 +49,12 @@ fn failed<T: std::fmt::Debug>(result: Result<T, EntityError>) -> Vec<FailedOp> {
     }
 }
 
-/// Where checks failed, and what was said of each.
+/// The place and the message of each failed check.
 fn told(failed: &[FailedOp]) -> Vec<(Option<usize>, String)> {
     failed.iter().map(|failed| (failed.op, failed.error.to_string())).collect()
 }
 
-/// Index entries and entities agree.
+/// Checks that index entries and entities agree.
 pub(super) async fn assert_sound(entities: &Entities) {
     assert_eq!(entities.verify().await.unwrap(), []);
     assert_eq!(entities.store().verify().await.unwrap(), []);

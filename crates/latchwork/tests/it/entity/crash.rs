@@ -1,6 +1,6 @@
-//! Power loss at any moment of a life with entities: images that the disk could be left with are opened and held
-//! against what was acknowledged. `LATCHWORK_IMAGES` sets how many, `LATCHWORK_SEED` where to start; a violation prints
-//! what it takes to see that one image again.
+//! Power loss at any moment of a life with entities: the test opens possible images of the disk and compares them with
+//! what was acknowledged. `LATCHWORK_IMAGES` sets how many, `LATCHWORK_SEED` where to start; a violation prints how to
+//! see that image again.
 
 mod building;
 mod life;
@@ -13,7 +13,7 @@ use self::recovered::Recovered;
 
 const LOSSES: usize = 5;
 
-/// What the disk makes of writes that it was not asked to sync.
+/// What the disk does with writes that it was not asked to sync.
 fn loss(index: usize, seed: u64) -> Loss {
     match index {
         0 => Loss::Everything,
@@ -27,7 +27,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect("a number in the environment"))
 }
 
-/// Opens about `images` images of a life; one of so many dies again while it is finishing what was half done.
+/// Opens about `images` images of a life; some of them crash again while they finish half-done work.
 async fn examine(life: &Life, images: u64, seed: u64) -> usize {
     const AGAIN: usize = 10;
     let mut random = fastrand::Rng::with_seed(seed);
@@ -64,11 +64,11 @@ async fn examine(life: &Life, images: u64, seed: u64) -> usize {
     }
 }
 
-/// The power goes while entities are added, changed and removed, alone and together, and while indexes are built over
-/// entities that fill several batches and cleared away again: between the declaration and the first batch, between two
-/// batches, before the index is told to be ready, and in the middle of each of these commits.
+/// The power fails while entities are added, changed and removed, alone and together, and while indexes over several
+/// batches of entities are built and dropped: between the declaration and the first batch, between two batches, before
+/// the index is marked as ready, and in the middle of each of these commits.
 #[tokio::test]
-async fn whatever_a_power_loss_leaves_is_what_was_acknowledged() {
+async fn a_power_loss_leaves_all_that_was_acknowledged() {
     const IMAGES_PER_LIFE: u64 = 100;
     let images = number("LATCHWORK_IMAGES", 200);
     let mut opened = 0;
@@ -82,7 +82,7 @@ async fn whatever_a_power_loss_leaves_is_what_was_acknowledged() {
     println!("{opened} images");
 }
 
-/// The power goes while a directory becomes one with entities: some spaces are declared and others are not.
+/// The power fails while entities are first opened in a directory: some spaces are declared and others are not.
 #[tokio::test]
 async fn a_power_loss_during_the_first_opening_leaves_entities_with_all_their_history() {
     let images = number("LATCHWORK_IMAGES", 200) / 3;

@@ -1,12 +1,12 @@
-//! The example programs under load: many tasks race, in memory and on files; and a process that runs all three at once
-//! is killed again and again, at moments it does not choose. What it said was done is done, once.
+//! The example programs under load: many tasks race, in memory and on files. And a process that runs all three programs
+//! is killed again and again, at any moment. Everything that it reported as done is done, once.
 //!
 //! `LATCHWORK_KILLS` sets how often it is killed, `LATCHWORK_SEED` when.
 
 // A test ends where something unexpected happens.
 #![allow(clippy::unwrap_used)]
 
-// The mains of the programs are not used here, and nobody else reaches what they offer.
+// The `main` functions of the programs are unused here, and no other module uses their public items.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../examples/add_if_missing.rs"]
 mod add_if_missing;
@@ -108,13 +108,13 @@ async fn the_lock_never_has_two_holders(entities: Entities) {
         }
     })
     .await;
-    // One to make it, and two for each of the 12 × 8 times.
+    // One write to create it, and two for each of the 12 × 8 times.
     assert_eq!(tokens.load(Ordering::SeqCst), 2 * 12 * 8);
     assert_well(&entities).await;
 }
 
 #[tokio::test]
-async fn a_lock_whose_time_is_up_goes_to_the_next_and_cannot_be_given_back_by_the_last() {
+async fn an_expired_lock_goes_to_the_next_and_cannot_be_released_by_its_former_holder() {
     let (env, clock) = Env::seeded(1);
     let store = Store::memory_with(env, Limits::default()).await.unwrap();
     let entities = Entities::on(&store).await.unwrap();
@@ -139,11 +139,11 @@ async fn no_increment_is_lost_and_none_counts_twice(entities: Entities) {
             let mut landed = 0;
             for _ in 0..10 {
                 if number % 4 == 0 {
-                    // Those by hand are outside the queue, and may run out of attempts. They add much, so that one of
-                    // theirs is not made up for by one of the others.
+                    // Increments by hand are outside the queue, and may run out of attempts. They add 1000 each, so
+                    // that a lost one cannot be hidden by increments of the other kind.
                     landed += 1000 * i64::from(counter::increment_by_hand(&entities, "shared", 1000, 5).await.is_ok());
                 } else {
-                    // Each loss is a win of somebody by hand, of whom there are a hundred wins at most.
+                    // Each lost race is won by an increment by hand, and there are at most a hundred of these.
                     counter::increment(&entities, "shared", 1, 100).await.unwrap();
                     landed += 1;
                 }
@@ -154,7 +154,7 @@ async fn no_increment_is_lost_and_none_counts_twice(entities: Entities) {
     .await;
     let sum: i64 = landed.into_iter().sum();
     let increments = sum / 1000 + sum % 1000;
-    assert!(sum % 1000 == 300, "all of those in the queue land");
+    assert!(sum % 1000 == 300, "all increments in the queue land");
     assert_eq!(counter::value(&entities, "shared").await.unwrap(), sum);
     assert_eq!(
         entities.get("shared").await.unwrap().unwrap().rev,
@@ -183,7 +183,7 @@ async fn one_rev_has_one_winner_and_ninety_nine_conflicts(entities: Entities) {
     assert_eq!(entities.store().generation().await.unwrap(), before.next(), "refusals take no generation");
 }
 
-/// Everybody wants the same few addresses, while others write what has nothing to do with them.
+/// All tasks add the same few addresses, while another task writes unrelated entities.
 async fn add_the_same(entities: &Entities) {
     const ADDRESSES: u32 = 10;
     let done = Arc::new(AtomicBool::new(false));
@@ -229,13 +229,13 @@ async fn an_address_belongs_to_one_entity(entities: Entities) {
     add_the_same(&entities).await;
 }
 
-/// Without an index the whole type is what was read, and unrelated people disturb; but nobody is added twice.
+/// Without an index the whole type counts as read, so unrelated people cause conflicts; but no person is added twice.
 async fn an_address_belongs_to_one_entity_without_an_index(entities: Entities) {
     let ended = all(6, |number| {
         let entities = entities.clone();
         async move {
             let email = format!("{}@example.org", number % 2);
-            // Every commit that refuses one is an add of another: six in all.
+            // Each refused commit lost to an add of another task, and there are six adds in all.
             let one = add_if_missing::by_generation(&entities, "Somebody", &email, 10).await.unwrap();
             let (two, added) = add_if_missing::by_unique_email(&entities, "Somebody", &email).await.unwrap();
             assert!(one == two && !added);

@@ -1,5 +1,5 @@
-//! Random sequences of commands against entities and the reference, every answer compared. Runs without threads on
-//! virtual time, so a failing sequence replays exactly, and is cut down to the commands that it takes.
+//! Random sequences of commands against entities and the reference, with every answer compared. Runs without threads on
+//! virtual time, so a failing sequence replays exactly, and is cut down to the commands that are needed.
 //!
 //! `LATCHWORK_CASES` sets how many sequences are tried, `LATCHWORK_SEED` the seed of the first.
 
@@ -14,7 +14,7 @@ use self::world::World;
 /// How long a sequence is.
 const COMMANDS: usize = 60;
 
-/// What the entities are kept in while they are compared.
+/// The backend of the compared entities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kept {
     Memory,
@@ -38,7 +38,7 @@ fn play(kept: Kept, commands: &[Command]) -> Result<(), String> {
     })
 }
 
-/// Takes commands away for as long as the sequence still fails.
+/// Removes commands for as long as the sequence still fails.
 fn cut_down(kept: Kept, mut commands: Vec<Command>) -> Vec<Command> {
     let mut size = commands.len() / 2;
     while size > 0 {

@@ -1,4 +1,4 @@
-//! Cases that went wrong once, each as small as it gets.
+//! Former bugs, each as a small case.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn person(id: &str, email: &str) -> Add {
 }
 
 #[tokio::test]
-async fn declaring_what_two_entities_of_one_batch_break_names_them_and_leaves_no_trace() {
+async fn a_declaration_that_two_entities_of_one_batch_break_names_them_and_leaves_no_trace() {
     let (entities, _) = entities(Limits::default()).await;
     entities.add_many([person("a", "x"), person("b", "x")]).await.unwrap();
     let declared = entities.declare(TypeSpec::new("person").unique(["data.email"])).await;
@@ -33,12 +33,12 @@ async fn declaring_what_two_entities_of_one_batch_break_names_them_and_leaves_no
     );
     let query = Query::of("person").filter(field("data.email").equals("x"));
     assert!(entities.explain(&query).await.unwrap().scans());
-    // Without a trace, a third one may have the value as well.
+    // Since there is no trace, a third entity may have the value as well.
     entities.add(person("c", "x")).await.unwrap();
 }
 
 #[tokio::test]
-async fn what_was_found_by_an_index_counts_as_changed_when_the_index_is_taken_back_and_a_match_is_added() {
+async fn a_find_by_an_index_counts_as_changed_when_the_index_is_undeclared_and_a_match_is_added() {
     let (entities, _) = entities(Limits::default()).await;
     entities.declare(TypeSpec::new("person").index(["data.email"])).await.unwrap();
     let view = entities.now().await.unwrap();
@@ -52,7 +52,7 @@ async fn what_was_found_by_an_index_counts_as_changed_when_the_index_is_taken_ba
 }
 
 #[tokio::test]
-async fn a_violation_names_the_one_that_owns_the_value_also_to_the_second_of_a_transaction() {
+async fn a_violation_names_the_owner_of_the_value_also_for_the_second_operation() {
     let (entities, _) = entities(Limits::default()).await;
     entities.declare(TypeSpec::new("person").unique(["data.email"])).await.unwrap();
     entities.add(person("owner", "x")).await.unwrap();
@@ -68,7 +68,7 @@ async fn a_violation_names_the_one_that_owns_the_value_also_to_the_second_of_a_t
 }
 
 #[tokio::test]
-async fn an_index_is_built_by_commits_that_the_store_takes() {
+async fn an_index_is_built_by_commits_that_the_store_accepts() {
     let mut limits = Limits::default();
     limits.operations = 100;
     let (entities, _) = entities(limits).await;
@@ -81,12 +81,12 @@ async fn an_index_is_built_by_commits_that_the_store_takes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_that_refuses_has_seen_what_was_acknowledged_before_it_began() {
+async fn a_change_that_refuses_has_seen_all_that_was_acknowledged_before_it_began() {
     let disk = SimDisk::new();
     let store = FileOptions::new().disk(disk.clone()).open("/store").await.unwrap();
     let entities = Entities::on(&store).await.unwrap();
     entities.add(Add::new("account").id("a").data(json!(0))).await.unwrap();
-    // Another commit is being synced for as long as the test wants it.
+    // Another commit is in its sync for as long as the test wants.
     let (open, gate) = std::sync::mpsc::channel::<()>();
     let (begun, mut syncing) = tokio::sync::mpsc::unbounded_channel();
     disk.set_faults(move |attempt, _| {
@@ -99,7 +99,7 @@ async fn a_change_that_refuses_has_seen_what_was_acknowledged_before_it_began() 
     let other = entities.clone();
     let other = tokio::spawn(async move { other.add(Add::new("account").id("other")).await });
     syncing.recv().await.unwrap();
-    // Somebody holds the lane: the change is decided, and its answer is not fetched.
+    // Another caller holds the lane: its change is decided, and its answer is not fetched.
     let slow = entities.clone();
     let mut slow = Box::pin(async move { slow.update_with("a", 5, |draft| draft.data = json!(1)).await });
     assert!(slow.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -119,11 +119,11 @@ async fn a_change_that_refuses_has_seen_what_was_acknowledged_before_it_began() 
 }
 
 #[tokio::test]
-async fn a_declaration_by_somebody_else_is_no_lost_race_for_an_entity() {
+async fn a_declaration_by_another_handle_is_no_lost_race_for_an_entity() {
     let (one, _) = entities(Limits::default()).await;
     let other = Entities::on(one.store()).await.unwrap();
     one.add(person("a", "x")).await.unwrap();
     other.declare(TypeSpec::new("person").index(["data.email"])).await.unwrap();
-    // Nobody has changed the entity, and it is tried once.
+    // The entity has not changed, and the update has no retries.
     one.update_with("a", 0, |draft| draft.data["email"] = json!("y")).await.unwrap();
 }

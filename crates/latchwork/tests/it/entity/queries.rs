@@ -1,4 +1,4 @@
-//! Finding: every operator, every plan, every order; the same results whichever way they are found.
+//! Finding: every operator, every plan, every order; the same results whichever plan is used.
 
 mod malformed;
 mod operators;
@@ -34,7 +34,7 @@ async fn pages(view: &EntityView, query: &Query, limit: usize) -> Vec<Page> {
         let next = page.next.clone();
         pages.push(page);
         match next {
-            // What a cursor says as text is the cursor.
+            // A cursor survives the way through its text.
             Some(cursor) => query = query.after(cursor.to_string().parse().unwrap()),
             None => return pages,
         }

@@ -1,5 +1,5 @@
-//! What directory 2 holds: limits, lines and buckets in use, starts that are gathered, and what else came with them. As
-//! in `play`, operations that are recorded in a directory stay as they are.
+//! What directory 2 holds: limits, queues and buckets in use, gathered starts, and what else came with them. As in
+//! `play`, operations that a directory has recorded must not change.
 
 use latchwork::claim::{ActionCtx, Claims, Outcome, StoredClaims};
 use latchwork::entity::Add;
@@ -13,7 +13,7 @@ use latchwork::{Value, json};
 use super::as_time_goes_by;
 use super::play::{DAY, SECOND, kept, pause, until_all_wait, waits_for};
 
-/// One at a time, and the others in a line.
+/// One at a time, and the others in a queue.
 fn lined() -> Workflow<u32, u32> {
     kept("lined").concurrency(1).when_full(Queue::new()).run(async |ctx: Ctx, n: u32| {
         let on: u32 = ctx.receive("on").await?;
@@ -28,7 +28,7 @@ fn fair() -> Workflow<String, String> {
     both.run(async |ctx: Ctx, name: String| ctx.receive::<()>("on").await.map(|()| name))
 }
 
-/// Two at a time, and no others.
+/// Two at a time; further starts are rejected.
 fn rejecting() -> Workflow<(), ()> {
     kept("rejecting").concurrency(2).run(async |ctx: Ctx, ()| ctx.receive("on").await)
 }
@@ -37,7 +37,7 @@ fn debounced() -> Workflow<u32, u32> {
     kept("debounced").debounce(Debounce::new(DAY)).run(async |_: Ctx, n: u32| Ok(n))
 }
 
-/// The finalizer notes what it was told.
+/// The finalizer stores the inputs that it was given.
 fn batched() -> Workflow<u32, u32> {
     let batched = kept("batched").batch(Batch::new(10, DAY).by(|n: &u32| (n % 2).to_string()));
     let batched = batched.run(async |_: Ctx, all: Vec<u32>| Ok(all.iter().map(|n| n * 2).collect()));
@@ -53,7 +53,7 @@ fn rated() -> Workflow<(), ()> {
     kept("rated").rate_limit(RateLimit::new(1, 100 * DAY)).run(async |_: Ctx, ()| Ok(()))
 }
 
-/// Once a day, and the others later.
+/// Once a day; further starts are delayed.
 fn delayed() -> Workflow<(), u64> {
     kept("delayed").rate_limit(RateLimit::new(1, DAY).delay()).run(async |ctx: Ctx, ()| Ok(ctx.now().await.0))
 }
@@ -78,7 +78,7 @@ fn superseded() -> Workflow<u32, u32> {
     })
 }
 
-/// What the schedule starts.
+/// The workflow that the schedule starts.
 fn scheduled() -> Workflow<u32, u32> {
     kept("scheduled").run(async |_: Ctx, n: u32| Ok::<_, Failure>(n))
 }
@@ -101,7 +101,7 @@ async fn engine(store: &Store) -> Engine {
     engine.register(&superseded()).register(&scheduled()).start().await.unwrap()
 }
 
-/// Claims whose action never ends, or does so at once.
+/// Claims whose action never ends, or ends at once.
 async fn claims(engine: &Engine, ends: bool) -> Claims {
     let claims = Claims::on(engine).configure(INVOICES).action("Pay", move |_: ActionCtx| async move {
         if ends { Ok::<_, std::convert::Infallible>(Outcome::output("done")) } else { std::future::pending().await }
@@ -153,7 +153,7 @@ pub(super) async fn begin(store: &Store, clock: &VirtualClock) {
     std::mem::forget(claims);
 }
 
-/// What is there before anything goes on.
+/// Checks what is stored before any execution continues.
 pub(super) async fn look(store: &Store) {
     let executions = Executions::on(store).await.unwrap();
     let admission = |of: &str| Filter::new().waits_for(WaitsFor::Admission(of.into()));
@@ -168,7 +168,7 @@ pub(super) async fn look(store: &Store) {
     assert_eq!((&*claim.step, &*claim.claim_into, claim.attempts), ("pay", "paying", 1));
 }
 
-/// Everything goes on, to its end.
+/// Lets everything continue to its end.
 pub(super) async fn go_on(store: &Store, clock: &VirtualClock) {
     let engine = engine(store).await;
     for (workflow, key, expected) in [
@@ -187,7 +187,7 @@ pub(super) async fn go_on(store: &Store, clock: &VirtualClock) {
     assert!(!engine.rate_limit("vendor", 1, 100 * DAY).try_acquire().await.unwrap());
     engine.start(&rejecting(), ()).id("fits").await.unwrap();
     assert!(matches!(engine.start(&rejecting(), ()).await, Err(WorkflowError::LimitReached { .. })));
-    // What gathers takes what comes.
+    // Executions that gather take further starts.
     assert_eq!(&**engine.start(&debounced(), 4).await.unwrap().id(), "debounced");
     let third = engine.start(&batched(), 5).await.unwrap();
     assert_eq!((&**third.id(), third.item()), ("batch 1", Some(2)));
@@ -206,7 +206,7 @@ pub(super) async fn go_on(store: &Store, clock: &VirtualClock) {
     engine.stop();
 }
 
-/// What each comes to.
+/// Checks how each execution ends.
 async fn ends(engine: &Engine, claims: &Claims) {
     for (id, output) in [("holds", 11), ("waits first", 12), ("waits second", 13)] {
         assert_eq!(engine.handle(&lined(), id).result().await.unwrap(), output, "{id}");
@@ -240,7 +240,7 @@ async fn ends(engine: &Engine, claims: &Claims) {
     }
     finished.sort();
     assert_eq!(finished, [vec![1, 3, 5], vec![2, 10]]);
-    // The process that held the claim is gone: the invoice is as it was before, and is paid now.
+    // The process that held the claim is gone: the invoice returns to its earlier status, and is paid now.
     let status = async || -> Value { engine.entities().get("i").await.unwrap().unwrap().data["status"].clone() };
     while status().await != "sent" {
         env.sleep(SECOND).await;

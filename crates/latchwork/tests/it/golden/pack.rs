@@ -1,5 +1,5 @@
-//! Files without their empty parts: a log is mostly zeros, and so is an index. A packed file is the length of the whole
-//! (8 bytes, little-endian), and each block that is not all zeros behind its number (4 bytes).
+//! Files without their empty parts: a log is mostly zeros, and so is an index. A packed file holds the length of the
+//! whole file (8 bytes, little-endian), and each block that is not all zeros after its number (4 bytes).
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ pub(super) fn write(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
-        // It says which process has the store open.
+        // This file names the process that has the store open.
         if entry.file_name() == "LOCK" {
             continue;
         }

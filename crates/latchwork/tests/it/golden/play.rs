@@ -1,5 +1,5 @@
-//! What the directories hold: one execution of every kind there is, half-way, and what goes with it. The code here must
-//! go on with every directory, so operations that are recorded in one stay as they are.
+//! What the directories hold: one execution of every kind, half-way, and the records around it. The code here must
+//! continue every directory, so operations that a directory has recorded must not change.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ struct Broke {
     missing: u32,
 }
 
-/// What has ended stays as long as a test can take.
+/// Keeps ended executions for longer than a test takes.
 pub(super) fn kept(name: &str) -> WorkflowBuilder {
     workflow(name).keep(100 * 365 * DAY)
 }
@@ -37,7 +37,7 @@ fn sleeper() -> Workflow<u32, u32> {
     })
 }
 
-/// Talks with others in every way, and waits for what was sent before and for what was not.
+/// Communicates in every possible way, and waits for messages that were sent before and for messages that were not.
 fn talker() -> Workflow<(), Value> {
     kept("talker").run(async |ctx: Ctx, ()| {
         ctx.tag("golden").await?;
@@ -53,7 +53,7 @@ fn talker() -> Workflow<(), Value> {
     })
 }
 
-/// Holds a lock until it is told to let go.
+/// Holds a lock until it is signalled.
 fn holder() -> Workflow<String, u32> {
     kept("holder").run(async |ctx: Ctx, lock: String| {
         let guard = ctx.mutex(lock.as_str()).acquire().await?;
@@ -63,7 +63,7 @@ fn holder() -> Workflow<String, u32> {
     })
 }
 
-/// Takes longer than it may.
+/// Takes longer than its time limit.
 fn late() -> Workflow<(), ()> {
     kept("late").timeout(SECOND).run(async |ctx: Ctx, ()| ctx.receive("never").await)
 }
@@ -75,7 +75,7 @@ fn parent() -> Workflow<(), u32> {
     })
 }
 
-/// Fails in every way there is, and tells what it was after it has been replayed.
+/// Fails in every possible way, and returns the failures after it has been replayed.
 fn failures() -> Workflow<(), Vec<String>> {
     kept("failures").run(async |ctx: Ctx, ()| {
         let timeout = ctx.receive::<u32>("never").timeout(SECOND).await?;
@@ -96,7 +96,7 @@ fn failures() -> Workflow<(), Vec<String>> {
     })
 }
 
-/// Is cancelled, and takes its time to clean up.
+/// Is cancelled, and takes a day to clean up.
 fn cleaner() -> Workflow<(), ()> {
     kept("cleaner").run(async |ctx: Ctx, ()| {
         let failure = ctx.receive::<()>("never").await.unwrap_err();
@@ -106,7 +106,7 @@ fn cleaner() -> Workflow<(), ()> {
     })
 }
 
-/// Does something that is to be undone when it comes to its end.
+/// Changes something that a compensation undoes when it ends.
 fn journey() -> Workflow<(), ()> {
     kept("journey").run(async |ctx: Ctx, ()| {
         let booked = ctx.saga(async |saga| {
@@ -119,7 +119,7 @@ fn journey() -> Workflow<(), ()> {
     })
 }
 
-/// Changes entities and slots, tries a step in vain, and goes on as new.
+/// Changes entities and slots, fails the first attempt of a step, and continues as new.
 fn worker() -> Workflow<u32, u32> {
     kept("worker").run(async |ctx: Ctx, run: u32| {
         if run == 0 {
@@ -140,7 +140,7 @@ fn worker() -> Workflow<u32, u32> {
     })
 }
 
-/// Comes to something that the code cannot do before it is mended.
+/// Parks at an operation that only the repaired code can do.
 fn parks(is_mended: bool) -> Workflow<(), u32> {
     kept("parks").run(move |ctx: Ctx, ()| async move {
         let n = ctx.run("first", async || Ok::<_, Failure>(1)).await?;
@@ -155,7 +155,7 @@ async fn engine(store: &Store, is_mended: bool) -> Engine {
     engine.register(&worker()).register(&parks(is_mended)).start().await.unwrap()
 }
 
-/// Lets others go on, and a little time pass.
+/// Lets other tasks run, and a little time pass.
 pub(super) async fn pause(clock: &VirtualClock) {
     for _ in 0..100 {
         tokio::task::yield_now().await;
@@ -163,7 +163,7 @@ pub(super) async fn pause(clock: &VirtualClock) {
     clock.advance(Duration::from_micros(100));
 }
 
-/// Until all that is started waits for something that does not come, or for a day.
+/// Waits until every started execution waits for something that does not come, or for a day.
 pub(super) async fn until_all_wait(engine: &Engine, clock: &VirtualClock) {
     while engine.residents() > 0 {
         pause(clock).await;
@@ -187,7 +187,7 @@ pub(super) async fn begin(store: &Store, clock: &VirtualClock) {
     user.set_state(json!({"visits": 1})).await.unwrap();
     engine.states().org("gone").set_state(json!(1)).await.unwrap();
     engine.states().org("gone").delete_state().await.unwrap();
-    // A session that the process takes with it: it holds a lock and waits for another.
+    // A session that ends with the process: it holds a lock and waits for another.
     let session = engine.locks().session().lease(60 * SECOND).label("golden").begin().await.unwrap();
     let guard = engine.mutex("held").by(&session).acquire().await.unwrap();
     let taken = engine.semaphore("taken", 3).by(&session).acquire_many(2).await.unwrap();
@@ -225,7 +225,7 @@ pub(super) async fn begin(store: &Store, clock: &VirtualClock) {
     engine.signal("talks", "early", &4_u32).id("s").await.unwrap();
     engine.cancel("cleans", "enough").await.unwrap();
     engine.cancel("cancelled", "enough").await.unwrap();
-    // What has a second has it no more.
+    // Everything with a limit of a second times out.
     while waits_for(&engine, "fails").await != [WaitsFor::Signal("on".into())] {
         clock.advance(SECOND / 100);
         pause(clock).await;
@@ -235,7 +235,7 @@ pub(super) async fn begin(store: &Store, clock: &VirtualClock) {
     engine.stop();
 }
 
-/// What is there before anything goes on.
+/// Checks what is stored before any execution continues.
 pub(super) async fn look(store: &Store) {
     let executions = Executions::on(store).await.unwrap();
     for (id, expected) in [
@@ -285,7 +285,7 @@ pub(super) async fn look(store: &Store) {
     assert!(matches!(twice, Err(EntityError::UniqueViolation { .. })), "{twice:?}");
 }
 
-/// Everything goes on, to its end.
+/// Lets everything continue to its end.
 pub(super) async fn go_on(store: &Store, clock: &VirtualClock) {
     let engine = engine(store, true).await;
     let again = engine.start(&sleeper(), 1).idempotency_key("k").await.unwrap();
@@ -313,7 +313,7 @@ pub(super) async fn go_on(store: &Store, clock: &VirtualClock) {
     engine.stop();
 }
 
-/// What each execution comes to.
+/// Checks how each execution ends.
 async fn ends(engine: &Engine) {
     for (id, output) in [("sleeps", 2), ("begins later", 6)] {
         assert_eq!(engine.handle(&sleeper(), id).result().await.unwrap(), output, "{id}");

@@ -1,4 +1,4 @@
-//! What errors say of a value, and where in it they point.
+//! What errors say about a value, and where in it they point.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ enum Step {
 }
 use Step::{Index, Key};
 
-/// An integer that JSON does not hold, behind these steps.
+/// An integer that JSON cannot hold, below these path steps.
 struct TooLarge<'a>(&'a [Step]);
 
 impl Serialize for TooLarge<'_> {

@@ -1,4 +1,4 @@
-//! Keys of maps: those that JSON has a string for, and those that are refused.
+//! Keys of maps: those that become a JSON string, and those that are refused.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ fn keys_become_the_strings_that_serde_json_makes_of_them() {
 }
 
 #[test]
-fn what_is_no_string_in_json_is_refused() {
+fn keys_without_a_json_string_are_refused() {
     fn check<K: Serialize>(key: K, found: &'static str) {
         assert_eq!(to_value(&Keyed(&key)), Err(JsonError::Key { path: String::new(), found }));
     }

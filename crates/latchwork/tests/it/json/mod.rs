@@ -1,4 +1,4 @@
-//! JSON as it is stored: which values it takes, and paths into them.
+//! JSON as it is stored: the values it accepts, and paths into them.
 
 mod errors;
 mod keys;
@@ -15,7 +15,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime").block_on(future)
 }
 
-/// What a state becomes that is set to `value`.
+/// The state of a container that is set to `value`.
 fn to_value<T: Serialize + ?Sized>(value: &T) -> Result<Value, JsonError> {
     match block_on(async { states().await.sequencer("q").set_state(value).await }) {
         Ok(changed) => Ok(changed.value),

@@ -1,4 +1,4 @@
-//! Paths as they are written and read, and what they lead to.
+//! Paths as they are written and parsed, and the values they lead to.
 
 use latchwork::{Path, PathError, json};
 use proptest::collection::vec;
@@ -24,7 +24,7 @@ fn paths_are_written_and_read_with_escapes() {
 }
 
 #[test]
-fn what_is_no_path_is_refused_with_the_position() {
+fn a_text_that_is_no_path_is_refused_with_the_position() {
     use PathError::{Backslash, Empty, EmptySegment};
     let cases = [
         ("", Empty),
@@ -46,7 +46,7 @@ fn what_is_no_path_is_refused_with_the_position() {
 }
 
 #[test]
-fn keys_and_plain_indexes_lead_to_what_is_found() {
+fn keys_and_plain_indexes_lead_to_values() {
     let root = json!({"a": {"b": [10, {"c": null}, 12, 3, 4, 5, 6, 7, 8, 9, "ten"], "0": "zero"}, "x.y": {"é": 1}});
     let cases = [
         ("a.b.0", Some(json!(10))),

@@ -12,10 +12,10 @@ use serde::{Serialize, Serializer};
 use super::{block_on, custom, to_value};
 use crate::state::states;
 
-/// Arrays and objects in one another that a value may have.
+/// How deep arrays and objects of a value may nest.
 const MAX_DEPTH: usize = 128;
 
-/// Whether a mutator may leave this behind, which is JSON already.
+/// Checks whether a mutator may return this value, which is JSON already.
 fn check_json(value: &Value) -> Result<(), JsonError> {
     let value = value.clone();
     let mutator = move |_| ready(Ok::<_, Infallible>(Some(value.clone())));
@@ -157,7 +157,7 @@ fn errors_say_where_they_are() {
 }
 
 #[test]
-fn what_a_value_raises_itself_has_its_place_too() {
+fn an_error_that_a_value_raises_itself_has_its_place_too() {
     struct Raises;
     impl Serialize for Raises {
         fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
@@ -193,14 +193,14 @@ fn a_map_that_breaks_the_order_of_calls_is_an_error() {
     assert_eq!(to_value(&Keyless), Err(custom("", "a map's value was given before its key")));
 }
 
-/// Nests as deep as it says, by `Shape`.
+/// Nests as deep as the number says, by `Shape`.
 struct Nested(usize, Shape);
 
 #[derive(Clone, Copy)]
 enum Shape {
     Array,
     Map,
-    /// An object with an array: two levels for one.
+    /// An object with an array: two levels for each.
     Variant,
 }
 

@@ -1,5 +1,5 @@
-//! Locks that an execution has entered several times, lets go of while it is given up or cancelled, or that a fork has
-//! to have again.
+//! Locks that an execution acquires several times, that it releases while it gives up or is cancelled, and locks that a
+//! fork must acquire again.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use super::turnstile::{Stage, tokens};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The branch that has acquired it first loses; the other one has it on, also when the execution was out of memory.
+/// The branch that acquires the lock first loses the race. The other branch keeps the lock, even after the execution
+/// was out of memory.
 fn winner() -> Workflow<u64, bool> {
     workflow("winner").run(async |ctx: Ctx, nap: u64| {
         let first = ctx.select((
@@ -35,7 +36,7 @@ fn winner() -> Workflow<u64, bool> {
 }
 
 #[tokio::test]
-async fn what_the_winner_of_a_race_has_entered_again_stays_its_own() {
+async fn a_lock_that_the_winning_branch_acquired_again_stays_held() {
     let winner = winner();
     for nap in [0, 10] {
         let test = TestEngine::new(&winner, 1).await.unwrap();
@@ -49,7 +50,7 @@ async fn what_the_winner_of_a_race_has_entered_again_stays_its_own() {
     assert!(crashes.await > 5);
 }
 
-/// Runs one who leaves beside one who enters, this or that first.
+/// Runs the branch that releases beside the branch that acquires. `order` says which of them is the first branch.
 async fn in_order<L, E>(
     ctx: &Ctx,
     order: u64,
@@ -68,7 +69,7 @@ where
     Ok((left?, entered?))
 }
 
-/// Two branches: one lets go, by a release or a drop, and the other enters.
+/// Two branches: one releases the lock, by a release or a drop, and the other acquires it.
 fn both(order: u64) -> Workflow<(), (bool, bool)> {
     workflow("both").run(move |ctx: Ctx, ()| async move {
         let leaves = async |ctx: Ctx| {
@@ -90,9 +91,9 @@ fn both(order: u64) -> Workflow<(), (bool, bool)> {
     })
 }
 
-/// The commit of somebody else is on its way when both ask.
+/// The commit of a request from outside is in flight when one branch releases the lock and the other acquires it.
 #[tokio::test]
-async fn who_enters_while_another_branch_lets_go_has_it_or_waits() {
+async fn a_branch_that_acquires_while_another_releases_holds_the_lock_or_waits() {
     for order in 0..4 {
         let both = both(order);
         let stage = Stage::new(|builder| builder.register(&both)).await;
@@ -109,7 +110,7 @@ async fn who_enters_while_another_branch_lets_go_has_it_or_waits() {
         stage.pass(SECOND).await;
         let waits = stage.engine.why("both").await.unwrap().waits;
         let is_in = waits.iter().any(|wait| wait.what == WaitsFor::Signal("end".into()));
-        assert_ne!(is_in, other.is_finished(), "order {order}: one of them has it, at {waits:?}");
+        assert_ne!(is_in, other.is_finished(), "order {order}: exactly one holds the lock, at {waits:?}");
         stage.engine.signal("both", "end", &()).await.unwrap();
         stage.pass(SECOND).await;
         drop(stage.done(other).await.unwrap());
@@ -120,9 +121,9 @@ async fn who_enters_while_another_branch_lets_go_has_it_or_waits() {
     }
 }
 
-/// The same at one moment, with a crash at every commit.
+/// Both branches act at the same moment, with a crash at every commit.
 #[tokio::test]
-async fn entering_and_letting_go_at_one_moment_survives_crashes() {
+async fn acquiring_and_releasing_at_one_moment_survives_crashes() {
     for order in 0..4u64 {
         let meets = workflow("meets").run(move |ctx: Ctx, ()| async move {
             let leaves = async |ctx: Ctx| {
@@ -152,7 +153,7 @@ async fn entering_and_letting_go_at_one_moment_survives_crashes() {
     }
 }
 
-/// A branch loses while its release waits for a commit of another branch.
+/// A branch loses its race while its release waits behind a commit of another branch.
 #[tokio::test]
 async fn a_branch_that_loses_while_it_releases_holds_nothing() {
     for wants_again in [false, true] {
@@ -196,10 +197,10 @@ async fn a_branch_that_loses_while_it_releases_holds_nothing() {
     }
 }
 
-/// Cancelled at the moment of the grant; a branch beside commits; then the process ends. What is recorded as not given
-/// is not held.
+/// The race: the execution is cancelled at the moment of the grant, another branch of it commits, and then the process
+/// ends. The lock is not held if the journal says that it was not granted.
 #[tokio::test]
-async fn who_is_cancelled_and_granted_it_holds_nothing_after_a_crash() {
+async fn an_execution_cancelled_at_its_grant_holds_nothing_after_a_crash() {
     let cancelled = workflow("cancelled").run(async |ctx: Ctx, ()| {
         let beside = async |ctx: Ctx| {
             let told = ctx.receive::<()>("never").await;
@@ -244,7 +245,8 @@ async fn who_is_cancelled_and_granted_it_holds_nothing_after_a_crash() {
     assert_eq!(tokens(&next.locks().inspect("m").await.unwrap()), (vec![], vec![]));
 }
 
-/// An execution whose lock was taken away by an operator is told by the operation that it waits in.
+/// An operator releases the lock of a waiting execution by force. The operation that the execution waits in fails with
+/// that.
 #[tokio::test]
 async fn a_wait_under_a_lock_that_was_taken_away_fails() {
     let twice = workflow("twice").run(async |ctx: Ctx, ()| {
@@ -275,9 +277,10 @@ async fn a_wait_under_a_lock_that_was_taken_away_fails() {
     }
 }
 
-/// What the source of a fork was given at once, or in time, the fork waits for. What it had released it does not.
+/// A fork waits for each lock that its source held at the place, whether the source got it at once or after a wait. It
+/// does not wait for a lock that the source had released.
 #[tokio::test]
-async fn a_fork_has_what_its_source_held() {
+async fn a_fork_acquires_the_locks_that_its_source_held() {
     let source = workflow("source").run(async |ctx: Ctx, way: u64| {
         let held = match way {
             0 => ctx.mutex("m").try_acquire().await?,

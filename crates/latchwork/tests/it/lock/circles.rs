@@ -1,4 +1,4 @@
-//! Deadlocks on locks that many hold or wait for: a circle is found however long the line is.
+//! Deadlocks on locks with many holders or waiters: a cycle is found however long the queue is.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::lock::letting_go::within_an_hour;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How one of the workflows below takes the lock that many want.
+/// How the workflows below acquire the lock that many requests compete for.
 #[derive(Clone, Copy)]
 enum Takes {
     Mutex,
@@ -28,7 +28,7 @@ async fn take(ctx: &Ctx, takes: Takes) -> Result<Box<dyn Send>, Failure> {
     })
 }
 
-/// Holds the crowded lock, and wants the other one after 100 seconds.
+/// Holds the crowded lock, and requests the other lock after 100 seconds.
 fn first(takes: Takes) -> Workflow<(), ()> {
     workflow("first").run(move |ctx: Ctx, ()| async move {
         let _crowded = take(&ctx, takes).await?;
@@ -37,7 +37,7 @@ fn first(takes: Takes) -> Workflow<(), ()> {
     })
 }
 
-/// Holds the other lock, and wants the crowded one after 10 seconds.
+/// Holds the other lock, and requests the crowded lock after 10 seconds.
 fn second(takes: Takes) -> Workflow<(), ()> {
     workflow("second").run(move |ctx: Ctx, ()| async move {
         let _other = ctx.mutex("other").acquire().await?;
@@ -46,7 +46,7 @@ fn second(takes: Takes) -> Workflow<(), ()> {
     })
 }
 
-/// One of the two is told, and so the other goes on.
+/// Exactly one of the two executions fails with the deadlock, so the other one can finish.
 async fn one_is_told(test: &TestEngine, handles: [Handle<()>; 2]) {
     let mut told = 0;
     for handle in handles {
@@ -62,21 +62,21 @@ async fn one_is_told(test: &TestEngine, handles: [Handle<()>; 2]) {
     assert_eq!(told, 1);
 }
 
-/// L8: seventy wait for a mutex before the execution whose request closes the circle.
+/// L8: seventy requests for a mutex wait before the request that closes the cycle.
 #[tokio::test]
-async fn l8_a_circle_behind_seventy_waiters_is_found() {
+async fn l8_a_cycle_behind_seventy_waiters_is_found() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| ctx.mutex("crowded").acquire().await.map(drop));
-    a_circle_behind(&waits, Takes::Mutex).await;
+    a_cycle_behind(&waits, Takes::Mutex).await;
 }
 
-/// L8: seventy wait to write before an execution that wants to read: the first of them is kept waiting by a reader.
+/// L8: seventy write requests wait before a read request. A reader makes the first of these writers wait.
 #[tokio::test]
-async fn l8_a_circle_through_one_of_seventy_writers_is_found() {
+async fn l8_a_cycle_through_one_of_seventy_writers_is_found() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| ctx.rw_lock("crowded").write().await.map(drop));
-    a_circle_behind(&waits, Takes::Read).await;
+    a_cycle_behind(&waits, Takes::Read).await;
 }
 
-async fn a_circle_behind(waits: &Workflow<(), ()>, takes: Takes) {
+async fn a_cycle_behind(waits: &Workflow<(), ()>, takes: Takes) {
     let (first, second) = (first(takes), second(takes));
     let test = TestEngine::build(1).register(waits).register(&first).register(&second).start().await.unwrap();
     let handles = [test.engine().start(&first, ()).await.unwrap(), test.engine().start(&second, ()).await.unwrap()];
@@ -87,9 +87,10 @@ async fn a_circle_behind(waits: &Workflow<(), ()>, takes: Takes) {
     one_is_told(&test, handles).await;
 }
 
-/// L8: so many hold a semaphore that they are not all looked at. When most of them have let go, they are.
+/// L8: a semaphore has so many holders that the search does not look at all of them. The cycle is found after most of
+/// them have released it.
 #[tokio::test]
-async fn l8_a_circle_on_a_lock_with_too_many_holders_is_found_later() {
+async fn l8_a_cycle_on_a_lock_with_too_many_holders_is_found_later() {
     let (first, second) = (first(Takes::Permits(1)), second(Takes::Permits(PERMITS)));
     let test = TestEngine::build(1).register(&first).register(&second).start().await.unwrap();
     let handles = [test.engine().start(&first, ()).await.unwrap(), test.engine().start(&second, ()).await.unwrap()];

@@ -1,5 +1,5 @@
-//! One record of locks, or of an execution that uses them, is not what was written: that costs one lock, one session or
-//! one execution.
+//! One damaged record of a lock, or of an execution that uses locks, costs one lock, one session or one execution and
+//! no more.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::lock::turnstile::{Harm, Stage, has_ended};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A process has ended that held five locks by a session each, and a record of the third is damaged: the lock's, the
-/// request's, the one by which the session's requests are found, or the session's own.
+/// A process that held five locks, each by its own session, has ended. A record of the third is damaged: the lock's
+/// record, the request's, the record that lists the session's requests, or the session's own.
 #[tokio::test]
 async fn sessions_that_are_dead_lose_their_locks_though_a_record_is_damaged() {
     for space in ["lock.heads", "lock.requests", "lock.owned", "lock.sessions"] {
@@ -41,7 +41,7 @@ async fn sessions_that_are_dead_lose_their_locks_though_a_record_is_damaged() {
                     Err(error) => assert!(number == 2 && space != "lock.sessions", "{what}: {error}"),
                 }
             }
-            // Those that are dead are found later, too.
+            // Sessions that expire later are found, too.
             let session = engine.locks().session().lease(SECOND).renewed_by_hand().begin().await.unwrap();
             std::mem::forget(engine.mutex("later").by(&session).acquire().await.unwrap());
             std::mem::forget(session);
@@ -53,10 +53,10 @@ async fn sessions_that_are_dead_lose_their_locks_though_a_record_is_damaged() {
     }
 }
 
-/// Executions wait for each other in a circle since before a restart, and a record of another one that waits for a
-/// lock is damaged: its own, that of its request, of the lock, or the one that its requests are found by.
+/// Executions have waited for each other in a cycle since before a restart. A record of another execution that waits
+/// for a lock is damaged: its own record, its request's, the lock's, or the record that lists its requests.
 #[tokio::test]
-async fn a_circle_is_found_though_a_record_beside_it_is_damaged() {
+async fn a_cycle_is_found_though_a_record_beside_it_is_damaged() {
     for space in ["workflow.executions", "lock.requests", "lock.heads", "lock.owned"] {
         for harm in Harm::ALL {
             let circle = workflow("circle").run(async |ctx: Ctx, number: u32| {
@@ -100,9 +100,9 @@ async fn a_circle_is_found_though_a_record_beside_it_is_damaged() {
     }
 }
 
-/// An execution whose record is damaged is the next in line for a lock: it is passed over.
+/// The first waiter in the queue of a lock is an execution whose record is damaged. The grant passes over it.
 #[tokio::test]
-async fn a_damaged_execution_in_line_is_passed_over() {
+async fn a_damaged_execution_in_the_queue_is_passed_over() {
     for harm in Harm::ALL {
         let wants = workflow("wants").run(async |ctx: Ctx, ()| ctx.mutex("m").acquire().await.map(drop));
         let stage = Stage::new(|engine| engine.register(&wants)).await;
@@ -122,7 +122,7 @@ async fn a_damaged_execution_in_line_is_passed_over() {
     }
 }
 
-/// An execution holds a lock whose head is damaged, and another one. It ends, and the other lock is free.
+/// An execution holds two locks, and the head of one is damaged. The execution ends, and its other lock is free.
 #[tokio::test]
 async fn an_execution_ends_though_a_lock_that_it_holds_is_damaged() {
     for harm in Harm::ALL {
@@ -145,7 +145,8 @@ async fn an_execution_ends_though_a_lock_that_it_holds_is_damaged() {
     }
 }
 
-/// The record of a session is damaged while its process renews it. The session is lost, and others get its lock.
+/// The record of a session is damaged while its process renews it. The session is lost, and its lock goes to other
+/// requests.
 #[tokio::test]
 async fn a_session_whose_record_is_damaged_while_it_lives_is_lost() {
     for harm in Harm::ALL {

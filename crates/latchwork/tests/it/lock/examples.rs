@@ -1,6 +1,6 @@
 //! The programs of docs/locks/slots.md, on virtual time.
 
-// The mains of the programs are not used here, and nobody else reaches what they offer.
+// The `main` functions of the programs are unused here, and no other module uses their public items.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../examples/lock_mutex_polling.rs"]
 mod lock_mutex_polling;
@@ -16,17 +16,17 @@ use latchwork::testing::TestEngine;
 use lock_semaphore_polling::Vendor;
 
 #[tokio::test]
-async fn transfers_lose_nothing_and_an_operator_releases_what_is_stuck() {
+async fn transfers_lose_nothing_and_an_operator_releases_a_stuck_lock() {
     let transfer = lock_mutex_polling::transfer(DurableMutex::new(Duration::from_secs(60)).unwrap());
     let test = TestEngine::new(&transfer, 1).await.unwrap();
     let start = test.env().now();
     let balance = test.run(lock_mutex_polling::run(test.engine(), &transfer, 8)).await.unwrap();
     assert_eq!(balance, 100 - 36);
-    assert!(test.env().now() < start.plus(Duration::from_secs(60)), "nobody had to wait for the end of a lease");
+    assert!(test.env().now() < start.plus(Duration::from_secs(60)), "a transfer waited for the end of a lease");
     let slot = test.engine().states().workflow("transfer").slot::<LockRecord>("account-42:lock");
     let record = slot.get().await.unwrap().unwrap();
     assert!(record.holders.is_empty() && record.waiters.is_empty(), "{record:?}");
-    assert_eq!(record.last_token.0, 9, "of the one that was stuck, and of eight transfers");
+    assert_eq!(record.last_token.0, 9, "of the stuck transfer, and of eight others");
     assert_eq!(lock_mutex_polling::force_release(test.engine()).await.unwrap(), None);
 }
 

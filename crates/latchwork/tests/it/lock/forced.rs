@@ -1,5 +1,6 @@
-//! Locks that an operator takes away from executions: nothing that is done under them lands any more, and the execution
-//! is told, wherever it is. Each test stands for the race between a forced release and the holder's next commit.
+//! Locks that an operator releases by force while executions hold them: no further write under such a lock lands, and
+//! the execution fails wherever it is. Each test stands for the race between a forced release and the holder's next
+//! commit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +14,11 @@ use super::letting_go::within_an_hour;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Takes the lock away from its holder, and gives it to a session.
+/// Releases the lock of its holder by force, and acquires it for a session.
 async fn taken_over(engine: &Engine) -> latchwork::lock::LockGuard {
     let state = engine.locks().inspect("m").await.unwrap();
     engine.locks().force_release("m", state.holders[0].token, "it is needed").await.unwrap();
-    engine.mutex("m").try_acquire().await.unwrap().expect("nobody else waits")
+    engine.mutex("m").try_acquire().await.unwrap().expect("no other request waits")
 }
 
 fn assert_forced<T: std::fmt::Debug>(ended: Result<T, WorkflowError>) {
@@ -32,7 +33,7 @@ async fn count(engine: &Engine) -> Option<u64> {
     engine.states().global().slot::<u64>("count").get().await.unwrap()
 }
 
-/// A step under the lock, whose body goes on when it may; then a change of a slot under it.
+/// A step under the lock, whose body continues when the test lets it; then a change of a slot under the lock.
 fn guarded(gate: Arc<Semaphore>, pause: Duration) -> Workflow<(), u64> {
     workflow("guarded").run(move |ctx: Ctx, ()| {
         let gate = gate.clone();
@@ -51,7 +52,8 @@ fn guarded(gate: Arc<Semaphore>, pause: Duration) -> Workflow<(), u64> {
     })
 }
 
-/// The body of a step is under way when the lock is taken away: what it came to is not recorded beside the new holder.
+/// The body of a step is running when the lock is released by force. Its result is not recorded, since another holder
+/// may have the lock.
 #[tokio::test]
 async fn a_step_under_a_lock_that_was_taken_away_is_not_recorded() {
     let gate = Arc::new(Semaphore::new(0));
@@ -67,9 +69,10 @@ async fn a_step_under_a_lock_that_was_taken_away_is_not_recorded() {
     assert!(!mine.is_lost() && mine.release().await.unwrap());
 }
 
-/// The execution is out of memory, asleep, when the lock is taken away: it is woken, and told.
+/// The execution is asleep and out of memory when its lock is released by force. The engine loads it, and its sleep
+/// fails.
 #[tokio::test]
-async fn an_execution_that_sleeps_under_a_lock_that_was_taken_away_is_told() {
+async fn an_execution_that_sleeps_under_a_lock_that_was_taken_away_fails() {
     let guarded = guarded(Arc::new(Semaphore::new(1)), 1000 * SECOND);
     let test = TestEngine::new(&guarded, 1).await.unwrap();
     let engine = test.engine();
@@ -79,14 +82,15 @@ async fn an_execution_that_sleeps_under_a_lock_that_was_taken_away_is_told() {
     let began = test.env().now();
     let mine = taken_over(engine).await;
     assert_forced(within_an_hour(&test, handle.result()).await);
-    assert!(test.env().now() < began.plus(100 * SECOND), "it was told when its sleep was over");
+    assert!(test.env().now() < began.plus(100 * SECOND), "it failed only after its sleep");
     assert_eq!(count(engine).await, None);
     assert!(!mine.is_lost() && mine.release().await.unwrap());
 }
 
-/// The failure ends with the guard: code that handles it asks for the lock again, waits in line and goes on.
+/// The failure ends with the guard: code that handles the failure can request the lock again, waits in the queue and
+/// continues.
 #[tokio::test]
-async fn code_that_is_told_can_ask_for_the_lock_again() {
+async fn code_that_handles_a_forced_release_can_acquire_the_lock_again() {
     let again = workflow("again").run(async |ctx: Ctx, ()| {
         let within = async |ctx: &Ctx, pause: u32| {
             let guard = ctx.mutex("m").acquire().await?;
@@ -112,7 +116,7 @@ async fn code_that_is_told_can_ask_for_the_lock_again() {
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 1);
 }
 
-/// A slot is changed under the lock by code that ignores failures: none of the changes lands.
+/// The code changes a slot under the lock and ignores failures: none of the changes lands.
 #[tokio::test]
 async fn no_slot_is_changed_under_a_lock_that_was_taken_away() {
     let stubborn = workflow("stubborn").run(async |ctx: Ctx, ()| {

@@ -1,4 +1,4 @@
-//! Very many grants of one semaphore. `LATCHWORK_GRANTS` says how many; `cargo xtask sim --grants` does, too.
+//! Very many grants of one semaphore. `LATCHWORK_GRANTS` sets how many; `cargo xtask sim --grants` sets it, too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use crate::workflow::simulation::number;
 const PERMITS: u32 = 4;
 const WORKERS: u32 = 256;
 
-/// Who cannot hold it at the same time holds it in the order of tokens.
+/// Requests that cannot hold the semaphore at the same time hold it in the order of their tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_million_grants_in_order() {
     let wanted = number("LATCHWORK_GRANTS").unwrap_or(20_000);
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
     let (begun, count) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(0)));
-    // The last token of those who have held so many permits.
+    // The last token of a request for each number of permits.
     let tokens = Arc::new(Mutex::new([0; PERMITS as usize + 1]));
     let inside = Arc::new(AtomicU32::new(0));
     let mut workers = tokio::task::JoinSet::new();

@@ -1,5 +1,5 @@
-//! SIGKILL on the file store, time and again, while money is moved under mutexes: none is lost, none is made, nobody is
-//! where somebody else is, and everything ends.
+//! SIGKILL on the file store, again and again, while transfers move money under mutexes. No money is lost or created,
+//! no two holders are inside at once, and every execution ends.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -19,8 +19,8 @@ fn account(n: u32) -> String {
     format!("account-{n}")
 }
 
-/// Moves an amount in two writes, with time in between, under the mutexes of both accounts, which some take in the
-/// wrong order. Gives whether it was alone.
+/// Moves an amount in two writes, with time in between, under the mutexes of both accounts. Some transfers take the
+/// mutexes in the wrong order. Returns whether it was alone.
 fn transfer() -> Workflow<u32, bool> {
     workflow("transfer").run(async |ctx: Ctx, n: u32| {
         let (from, to) = (n % ACCOUNTS, (n + 1 + n / ACCOUNTS % (ACCOUNTS - 1)) % ACCOUNTS);
@@ -58,7 +58,7 @@ fn transfer() -> Workflow<u32, bool> {
     })
 }
 
-/// Takes accounts away from transfers for a moment, as code outside of workflows.
+/// Takes the mutexes of accounts away from transfers for a moment, as code outside of workflows.
 async fn visit(engine: Engine) {
     let session = engine.locks().session().lease(Duration::from_millis(300)).begin().await.unwrap();
     for n in (0..ACCOUNTS).cycle() {
@@ -70,7 +70,7 @@ async fn visit(engine: Engine) {
     }
 }
 
-/// Not a test by itself: the process that is killed.
+/// Not a test by itself: this is the process that is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_process_that_is_killed() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
@@ -112,9 +112,9 @@ async fn killed_processes_leave_no_lock_and_no_money_behind() {
     let mut sum = 0;
     for n in 0..ACCOUNTS {
         sum += engine.states().global().slot::<i64>(&account(n)).get().await.unwrap().unwrap_or(BALANCE);
-        // Sessions of processes that were killed have it for what is left of their lease, and no longer.
+        // Sessions of killed processes hold a mutex for the rest of their lease, and no longer.
         let mutex = engine.mutex(account(n)).wait_at_most(Duration::from_secs(60));
-        mutex.acquire().await.unwrap().expect("it is given up").release().await.unwrap();
+        mutex.acquire().await.unwrap().expect("the lock is released").release().await.unwrap();
         let state = engine.locks().inspect(account(n)).await.unwrap();
         assert_eq!((state.waiting, state.used), (0, 0), "{state:?}");
     }

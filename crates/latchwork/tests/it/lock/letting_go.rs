@@ -1,5 +1,5 @@
-//! Letting go of locks without saying so: by losing a race, by dropping a guard, at the end of a program; and a parent
-//! that never would, for it waits for the child that wants its lock.
+//! Locks that are released without a call to `release`: by losing a race, by dropping a guard, at the end of a program.
+//! And a parent that can never release its lock, because it waits for the child that requests it.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ async fn used(engine: &Engine, name: &str) -> u32 {
     engine.locks().inspect(name).await.unwrap().used
 }
 
-/// Has the mutex, and sleeps for longer than anybody waits.
+/// Holds the mutex, and sleeps for longer than any test waits.
 async fn holds(ctx: Ctx) -> Result<(), Failure> {
     let _guard = ctx.mutex("m").acquire().await?;
     ctx.sleep(60 * SECOND).await
@@ -29,7 +29,7 @@ async fn fails(ctx: Ctx) -> Result<(), Failure> {
     Err(Failure::new("lost"))
 }
 
-/// A branch that holds a lock is given up, in each way there is; then it sleeps for a while.
+/// Gives up a branch that holds a lock, in each possible way; then the execution sleeps for a while.
 fn loser() -> Workflow<u64, ()> {
     workflow("loser").run(async |ctx: Ctx, way: u64| {
         match way {
@@ -50,8 +50,8 @@ fn loser() -> Workflow<u64, ()> {
     })
 }
 
-/// The execution was out of memory, and when it is taken up the winner ends before the loser was run again: there is no
-/// guard that could be dropped.
+/// The execution was out of memory. When it is loaded, the winner ends before the loser has run again, so there is no
+/// guard to drop.
 #[tokio::test]
 async fn a_branch_that_loses_while_it_is_out_of_memory_holds_nothing() {
     for way in 0..5 {
@@ -66,9 +66,9 @@ async fn a_branch_that_loses_while_it_is_out_of_memory_holds_nothing() {
     }
 }
 
-/// The same with a crash at every commit: whoever wants the lock after the race has it.
+/// The same with a crash at every commit: the lock is free after the race.
 #[tokio::test]
-async fn what_a_lost_branch_held_can_be_had_after_any_crash() {
+async fn the_lock_of_a_lost_branch_can_be_acquired_after_any_crash() {
     let again = workflow("again").run(async |ctx: Ctx, way: u64| {
         if way == 0 {
             drop(ctx.select((wins, holds)).await);
@@ -87,7 +87,7 @@ async fn what_a_lost_branch_held_can_be_had_after_any_crash() {
 }
 
 #[tokio::test]
-async fn a_guard_that_was_dropped_does_not_stand_in_the_way_of_its_own_execution() {
+async fn a_dropped_guard_does_not_block_its_own_execution() {
     let drops = workflow("drops").run(async |ctx: Ctx, steps: u64| {
         for step in 0..steps {
             drop(ctx.mutex("m").acquire().await?);
@@ -107,7 +107,7 @@ async fn a_guard_that_was_dropped_does_not_stand_in_the_way_of_its_own_execution
     assert!(crashes.await > 10);
 }
 
-/// A semaphore is no mutex, though it has one permit: the branches of an execution take turns.
+/// A semaphore is not a mutex, even with one permit: the branches of an execution hold it one after the other.
 #[tokio::test]
 async fn branches_take_turns_at_a_semaphore_of_one_permit() {
     let turns = workflow("turns").run(async |ctx: Ctx, ()| {
@@ -129,7 +129,7 @@ async fn branches_take_turns_at_a_semaphore_of_one_permit() {
     assert_eq!(state.kind, LockKind::Semaphore { permits: 1 });
 }
 
-/// Wants the lock, and tells whether it was refused as a deadlock, and of how many.
+/// Requests the lock. Returns the number of executions in the reported deadlock, or 0 if the lock is granted.
 fn kid() -> Workflow<(), usize> {
     workflow("kid").run(async |ctx: Ctx, ()| match ctx.mutex("held").acquire().await {
         Ok(_) => Ok(0),
@@ -140,7 +140,7 @@ fn kid() -> Workflow<(), usize> {
     })
 }
 
-/// Holds the lock, and waits for a child that wants it: at once, or when the child has waited for long.
+/// Holds the lock, and waits for a child that requests it: at once, or after the child has waited for a long time.
 fn dad(kid: Workflow<(), usize>) -> Workflow<u64, usize> {
     workflow("dad").run(move |ctx: Ctx, seconds: u64| {
         let kid = kid.clone();
@@ -153,7 +153,7 @@ fn dad(kid: Workflow<(), usize>) -> Workflow<u64, usize> {
     })
 }
 
-/// So that a deadlock that is not found is a failure.
+/// Makes a deadlock that is not found a test failure.
 pub(crate) async fn within_an_hour<T>(test: &TestEngine, future: impl Future<Output = T>) -> T {
     let future = std::pin::pin!(future);
     match test.run(futures_util::future::select(future, test.env().sleep(3600 * SECOND))).await {
@@ -199,10 +199,10 @@ async fn l8_a_parent_that_holds_what_its_child_wants_is_a_deadlock() {
     assert!(crashes.await > 5);
 }
 
-/// L8: one holds two of three permits and wants two more, behind somebody who wants two and holds nothing. That is a
-/// circle as soon as the latter can do nothing else.
+/// L8: one execution holds two of three permits and requests two more, behind an execution that holds nothing and
+/// requests two. That is a cycle as soon as the second execution has nothing else to do.
 #[tokio::test]
-async fn l8_one_who_holds_nothing_may_close_a_circle() {
+async fn l8_an_execution_that_holds_nothing_may_close_a_cycle() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| {
         let (_, taken) = ctx
             .join((
@@ -226,9 +226,9 @@ async fn l8_one_who_holds_nothing_may_close_a_circle() {
     assert_eq!(told.count(), 1, "{ends:?}");
 }
 
-/// The directory of an engine that was shut down is free.
+/// After a shutdown, the directory of the engine can be opened at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_shut_down_can_be_opened_again_at_once() {
+async fn the_directory_of_an_engine_that_was_shut_down_can_be_opened_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let naps = workflow("naps").run(async |ctx: Ctx, ()| ctx.sleep(Duration::from_secs(3600)).await);
     for _ in 0..10 {
@@ -238,9 +238,9 @@ async fn what_was_shut_down_can_be_opened_again_at_once() {
     }
 }
 
-/// A program ends: with `shutdown`, nobody has to wait for the end of a lease.
+/// A program ends: after `shutdown`, no request has to wait for the end of a lease.
 #[tokio::test]
-async fn what_is_held_or_dropped_at_the_end_of_a_program_is_released_by_shutdown() {
+async fn shutdown_releases_locks_that_are_held_or_whose_guards_were_dropped() {
     let store = Store::memory().await.unwrap();
     let first = Engine::on(&store).start().await.unwrap();
     let held = first.mutex("held").acquire().await.unwrap();

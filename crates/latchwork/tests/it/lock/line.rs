@@ -1,9 +1,9 @@
-//! Three clients and two permits of a lock by name, in every order of calls, crashes and ends of leases. The engine is
-//! the real one, which is led to each state anew; beside it there is a line of a few rules, written apart, and what is
-//! stored and what clients are told has to be what the line says.
+//! Three clients and two permits of a named lock, in every order of calls, crashes and expired leases. The engine is
+//! the real one and is led to each state from the start. Beside it stands a queue of a few rules, written separately;
+//! the stored records and the answers to clients must match that queue.
 //!
-//! Clients are alike: those in line go by their places, and whoever comes is one of the others. So there are few
-//! states, and the search ends by itself, with no bound on calls or time.
+//! Clients are interchangeable: those in the queue are identified by their positions, and a new request comes from one
+//! of the others. So there are few states, and the search ends by itself, without a bound on calls or time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
@@ -24,14 +24,14 @@ const CLIENTS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(1000);
 const LEASE: Duration = Duration::from_secs(1_000_000);
 
-/// Somebody in line, as the rules have it.
+/// A request in the queue, by the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Place {
-    /// Its place when something began to happen.
+    /// Its position before the current action.
     was: usize,
     permits: u32,
     is_granted: bool,
-    /// Whether it waits for so long only.
+    /// Whether it waits for a limited time only.
     is_limited: bool,
     life: Life,
 }
@@ -39,9 +39,9 @@ struct Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Life {
     Alive,
-    /// It does nothing any more, and nobody has noticed.
+    /// The client has crashed, and its lease has not expired yet.
     Crashed,
-    /// Its session is over, and what it has is not freed yet.
+    /// Its session has expired, and its request is still stored.
     Over,
 }
 
@@ -52,26 +52,26 @@ enum How {
     Tries,
 }
 
-/// What happens next; those in line by their places.
+/// What happens next. Requests in the queue are named by their positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Action {
     Comes(u32, How),
     Releases(usize),
     GivesUp(usize),
-    /// Ends its session.
+    /// The client ends its session.
     Ends(usize),
     Crashes(usize),
-    /// Another process finds its session to be over, and gets no further.
+    /// Another process deletes the expired session's record, and does not release its locks.
     IsOver(usize),
-    /// The time of those who wait for so long only is up.
+    /// The time of requests with a time limit is up.
     TimeIsUp,
-    /// The leases of those that have crashed end.
+    /// The leases of crashed clients expire.
     LeasesEnd,
-    /// Two calls in one commit: another process is faster than the first, which is tried again with the second.
+    /// Two calls in one commit: another process outruns the first, which is tried again together with the second.
     Together(Call, Call),
 }
 
-/// What can be done together with something else.
+/// A call that can be made together with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Call {
     Comes(u32),
@@ -80,7 +80,7 @@ enum Call {
     TimeIsUp,
 }
 
-/// The line: the tickets' order. Those who hold are before those who wait.
+/// The queue, in the order of tickets. Holders stand before waiters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Line(Vec<Place>);
 
@@ -97,7 +97,7 @@ impl Line {
         }
     }
 
-    /// Somebody leaves, and those who wait are given what there is, in their order.
+    /// A request leaves, and the free permits go to the waiters in their order.
     fn leaves(&mut self, place: usize) {
         self.0.remove(place);
         while let Some(first) = self.0.iter().position(|place| !place.is_granted) {
@@ -126,8 +126,8 @@ impl Line {
             Action::IsOver(place) => self.0[place].life = Life::Over,
             Action::TimeIsUp => self.all_leave(|place| place.is_limited),
             Action::LeasesEnd => {
-                // All of them are found to be over before any of them is freed, or one after the other: it makes no
-                // difference to those who live.
+                // All expired sessions are found before any of their requests is removed, or one after the other: live
+                // clients see no difference.
                 let crashed = self.0.iter_mut().filter(|place| place.life == Life::Crashed);
                 crashed.for_each(|place| place.life = Life::Over);
                 self.all_leave(|place| place.life == Life::Over);
@@ -150,16 +150,16 @@ struct Client {
     waits: Option<JoinHandle<Result<Option<LockGuard>>>>,
 }
 
-/// The real engine, and who is in line.
+/// The real engine, and the clients in the queue.
 struct Cast {
     stage: Stage,
     line: Line,
     clients: Vec<Client>,
-    /// Whose sessions are whose.
+    /// The client of each session.
     sessions: BTreeMap<Uuid, usize>,
-    /// The clients in line, by place.
+    /// The clients in the queue, by position.
     places: Vec<usize>,
-    /// What clients had that have crashed: it is not dropped before all is over.
+    /// The sessions and guards of crashed clients: they are not dropped before the end of the test.
     left: Vec<(usize, Client)>,
     granted: BTreeSet<u64>,
 }
@@ -177,9 +177,9 @@ impl Cast {
         }
     }
 
-    /// A client that is not in line comes.
+    /// A client that is not in the queue makes a request.
     async fn comes(&mut self, permits: u32, how: How) {
-        let client = (0..CLIENTS).find(|client| !self.places.contains(client)).expect("not all are in line");
+        let client = (0..CLIENTS).find(|client| !self.places.contains(client)).expect("a client is not in the queue");
         let session = match &self.clients[client].session {
             Some(session) => session.clone(),
             None => self.stage.engine.locks().session().lease(LEASE).renewed_by_hand().begin().await.unwrap(),
@@ -198,12 +198,12 @@ impl Cast {
         self.places.push(client);
     }
 
-    /// Begins a call. What it comes to is seen later.
+    /// Begins a call. Its result is checked later.
     async fn calls(&mut self, call: Call, places: &[usize]) -> Option<JoinHandle<Result<bool>>> {
         match call {
             Call::Comes(permits) => self.comes(permits, How::Waits).await,
             Call::Releases(place) => {
-                let held = self.clients[places[place]].held.take().expect("it holds it");
+                let held = self.clients[places[place]].held.take().expect("it holds the lock");
                 return Some(self.stage.begins(held.release()).await);
             }
             Call::GivesUp(place) => {
@@ -232,7 +232,7 @@ impl Cast {
             Action::GivesUp(place) => drop(self.calls(Call::GivesUp(place), &places).await),
             Action::Ends(place) => {
                 let client = std::mem::take(&mut self.clients[places[place]]);
-                let session = client.session.expect("whoever is in line has one");
+                let session = client.session.expect("a client in the queue has a session");
                 let ended = self.stage.begins(session.end()).await;
                 self.stage.done(ended).await.unwrap();
                 assert!(client.held.is_none_or(|held| held.is_lost()));
@@ -246,7 +246,7 @@ impl Cast {
             }
             Action::IsOver(place) => {
                 let left = self.left.iter().rev().find(|(client, _)| *client == places[place]);
-                let session = left.and_then(|(_, left)| left.session.clone()).expect("it had one");
+                let session = left.and_then(|(_, left)| left.session.clone()).expect("the client had a session");
                 let record = self.stage.space("lock.sessions").await.key(session.id().as_bytes());
                 let ended = self.stage.engine.store().commit(Commit::new().delete(&record)).await.unwrap();
                 assert!(ended.is_applied());
@@ -263,7 +263,7 @@ impl Cast {
         }
     }
 
-    /// The second call comes while the commit of the first is on its way, which is refused then.
+    /// The second call comes while the commit of the first is in flight. That commit is then refused.
     async fn together(&mut self, first: Call, second: Call, places: &[usize]) {
         let store = self.stage.engine.store().clone();
         let (before, sessions) = (store.generation().await.unwrap(), self.sessions.len());
@@ -275,19 +275,19 @@ impl Cast {
         self.stage.turns().await;
         self.releases(first).await;
         self.releases(second).await;
-        // That of the other process, and one for both calls; and the beginning of a session.
+        // One commit of the other process and one for both calls; one more for each new session.
         let commits = 2 + (self.sessions.len() - sessions) as u64;
         assert_eq!(store.generation().await.unwrap().0 - before.0, commits, "the calls do not share a commit");
     }
 
-    /// Renews the sessions of those that live.
+    /// Renews the sessions of live clients.
     async fn renew(&mut self) {
         for session in self.clients.iter().filter_map(|client| client.session.as_ref()) {
-            assert!(session.renew().await.unwrap(), "a session of somebody who lives is over");
+            assert!(session.renew().await.unwrap(), "the session of a live client has expired");
         }
     }
 
-    /// Another process writes the head of the lock, and changes nothing.
+    /// Another process writes the head of the lock without changing it.
     async fn touch(&self) {
         let (heads, store) = (self.stage.space("lock.heads").await, self.stage.engine.store());
         let found = store.view().await.unwrap().scan(&heads.all(), Order::Ascending, 1).await.unwrap();
@@ -295,7 +295,7 @@ impl Cast {
         assert!(store.commit(Commit::new().put(&key, item.value)).await.unwrap().is_applied());
     }
 
-    /// Clients learn what became of their calls.
+    /// Clients receive the results of their calls.
     async fn hear(&mut self) {
         for client in &mut self.clients {
             let Some(waits) = client.waits.take_if(|waits| waits.is_finished()) else { continue };
@@ -303,11 +303,11 @@ impl Cast {
         }
     }
 
-    /// Holds what is stored, and what clients were told, against the line.
+    /// Compares the stored requests, and the answers to clients, with the queue.
     async fn check(&mut self, before: &Line) {
         self.hear().await;
         let state = match self.stage.engine.locks().inspect("s").await {
-            Err(LockError::NotFound { .. }) => return assert!(self.line.0.is_empty(), "it is not there"),
+            Err(LockError::NotFound { .. }) => return assert!(self.line.0.is_empty(), "the lock has no record"),
             state => state.unwrap(),
         };
         assert!(state.used <= PERMITS, "more permits are held than there are");
@@ -315,7 +315,7 @@ impl Cast {
         let all: Vec<&Requested> = state.holders.iter().chain(&state.waiters).collect();
         let found: Vec<(u32, bool)> = all.iter().map(|found| (found.permits, found.granted_us.is_some())).collect();
         let wanted: Vec<(u32, bool)> = self.line.0.iter().map(|place| (place.permits, place.is_granted)).collect();
-        assert_eq!(found, wanted, "the line is not what it should be; it was {before:?}");
+        assert_eq!(found, wanted, "the queue is wrong; before it was {before:?}");
         let numbers: Vec<u64> = held.iter().chain(&waiting).copied().collect();
         assert!(numbers.is_sorted_by(|a, b| a < b), "tokens do not rise: {numbers:?}");
         let last = self.granted.last().copied().unwrap_or(0);
@@ -327,12 +327,12 @@ impl Cast {
             let client = &self.clients[self.client_of(&found.owner)];
             let told = client.held.as_ref().map(|held| (held.token().number(), held.is_lost()));
             let wanted = (place.life == Life::Alive && place.is_granted).then_some((found.token, false));
-            assert_eq!(told, wanted, "what a client was told is not so");
-            assert_eq!(client.waits.is_some(), place.life == Life::Alive && !place.is_granted, "it waits, or not");
+            assert_eq!(told, wanted, "a client was given a wrong answer");
+            assert_eq!(client.waits.is_some(), place.life == Life::Alive && !place.is_granted, "whether it waits");
         }
         for away in (0..CLIENTS).filter(|client| !self.places.contains(client)) {
             let client = &mut self.clients[away];
-            assert!(client.held.is_none() && client.waits.is_none(), "a client has what it does not have");
+            assert!(client.held.is_none() && client.waits.is_none(), "a client outside of the queue holds or waits");
         }
     }
 
@@ -344,7 +344,7 @@ impl Cast {
     }
 }
 
-/// A state of the line, and a way there.
+/// A state of the queue, and the actions that lead there.
 #[derive(Debug, Clone)]
 struct State {
     line: Line,
@@ -368,12 +368,12 @@ impl Hash for State {
 
 #[derive(Default)]
 struct Lines {
-    /// What has happened, and how often.
+    /// How often each scene has happened.
     played: Mutex<BTreeMap<&'static str, u32>>,
 }
 
 impl Lines {
-    /// What can be done at the same time as something else.
+    /// The calls that can be made at the same time as another call.
     fn calls(line: &Line) -> Vec<Call> {
         let call = |(number, place): (usize, &Place)| match place {
             Place { life: Life::Alive, is_granted: true, .. } => Some(Call::Releases(number)),
@@ -403,7 +403,7 @@ impl Lines {
         *self.played.lock().entry(scene).or_default() += u32::from(is_played);
     }
 
-    /// What can be seen of a step that is worth being seen.
+    /// Notes the scenes that this step shows.
     fn see(&self, before: &Line, action: Action, after: &Line) {
         let granted = |line: &Line| line.0.iter().filter(|place| place.is_granted).count();
         let over = |line: &Line| line.0.iter().filter(|place| place.life == Life::Over && !place.is_granted).count();
@@ -488,12 +488,12 @@ impl Model for Lines {
 
     fn properties(&self) -> Vec<Property<Lines>> {
         vec![
-            Property::always("the engine is where the line is", |_, state: &State| state.fault.is_none()),
-            Property::always("whoever is first and fits is granted it", |_, state: &State| {
+            Property::always("the engine is where the queue is", |_, state: &State| state.fault.is_none()),
+            Property::always("the first waiter that fits is granted the lock", |_, state: &State| {
                 let first = state.line.0.iter().find(|place| !place.is_granted);
                 first.is_none_or(|first| state.line.used() + first.permits > PERMITS)
             }),
-            Property::always("nobody is overtaken", |_, state: &State| {
+            Property::always("no request is overtaken", |_, state: &State| {
                 state.line.0.is_sorted_by_key(|place| !place.is_granted) && state.line.used() <= PERMITS
             }),
         ]
@@ -501,7 +501,7 @@ impl Model for Lines {
 }
 
 #[test]
-fn in_every_order_the_line_is_as_the_rules_have_it() {
+fn in_every_order_the_queue_follows_the_rules() {
     let checker = Lines::default().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     checker.assert_properties();
     println!("{} states, {:?}", checker.unique_state_count(), checker.model().played.lock());

@@ -1,4 +1,4 @@
-//! Locks: the promises, within workflows and outside, and the same on slots.
+//! Locks: their promises, used inside and outside of workflows, and locks that are stored in slots.
 
 mod again;
 mod circles;

@@ -1,9 +1,9 @@
 //! Four clients and two permits, in every order of calls, crashes and ticks of the clock. The record is the real one;
-//! what must hold is told from the outside: from what each client was answered, and when.
+//! the properties are judged from outside, by what each client was answered and when.
 //!
-//! Nothing depends on what the time is, only on what is left of leases; nor on tokens, but for their order. So it is
-//! always the same time, while leases get shorter, and tokens are counted anew after each step. That leaves so few
-//! states that the search ends by itself, with no bound on calls or time.
+//! Nothing depends on the current time, only on the rest of each lease; nor on the values of tokens, only on their
+//! order. So the time stays the same while leases get shorter, and tokens are renumbered after each step. That leaves
+//! so few states that the search ends by itself, without a bound on calls or time.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const LEASE: u64 = 2;
 const NOW: u64 = 100;
 
 struct Locks {
-    /// Whether the clock may be set back. Then what clients believe is of no account; their tokens are.
+    /// Whether the clock may be set back. If so, what clients believe is not checked; their tokens are.
     may_go_back: bool,
 }
 
@@ -27,21 +27,22 @@ struct Locks {
 struct State {
     record: LockRecord,
     clients: [Client; CLIENTS],
-    /// Those that were told to wait, in the order in which they first were. One that let its lease pass has no place.
+    /// The clients that were told to wait, in the order in which they were first told. A client whose lease has expired
+    /// has no position.
     line: Vec<usize>,
-    /// The largest token that anybody was told.
+    /// The largest token that a client was given.
     told: u64,
-    /// What went wrong, if something did.
+    /// The first rule that was broken.
     fault: Option<&'static str>,
-    /// What has happened, to see that the search gets there.
+    /// A scene that has happened, to check that the search reaches it.
     seen: Option<Seen>,
 }
 
-/// What was last told to whoever goes by a name.
+/// The last answer to the client of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Client {
     standing: Standing,
-    /// Since then it has crashed and knows nothing of it.
+    /// The client has crashed since then, and has forgotten the answer.
     has_forgotten: bool,
 }
 
@@ -60,13 +61,13 @@ enum Standing {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seen {
-    /// A permit of one that crashed went to another.
+    /// The permit of a crashed client went to another client.
     Takeover,
-    /// One that waited was granted a permit though one in front of it had crashed.
+    /// A waiter was granted a permit though a client before it had crashed.
     PastTheDead,
-    /// The second of the line was granted the second permit before the first came.
+    /// The second in the queue was granted the second permit before the first came.
     SecondFirst,
-    /// One that had crashed came back under its name, and has what it had.
+    /// A crashed client came back under its name, and still holds its permit.
     Return,
 }
 
@@ -93,7 +94,7 @@ impl State {
         (0..CLIENTS).filter(move |other| *other != client)
     }
 
-    /// Those that live and were told to wait before this one was.
+    /// The live clients that were told to wait before this one.
     fn ahead(&self, client: usize) -> Vec<usize> {
         let in_line = self.line.iter().copied().filter(|other| self.waits(*other));
         in_line.take_while(|other| *other != client).collect()
@@ -117,7 +118,7 @@ impl State {
                         (token != held).then_some("another token for the same grant")
                     }
                     _ if token <= before.told => Some("a token that does not rise"),
-                    _ => (!is_free).then_some("a permit that is not free, or somebody else's turn"),
+                    _ => (!is_free).then_some("a permit that is not free, or the turn of another client"),
                 };
                 self.see(&before, client, &ahead);
                 self.told = self.told.max(token);
@@ -128,9 +129,9 @@ impl State {
                 self.fault = if before.holds(client) {
                     Some("a permit was lost")
                 } else if is_free {
-                    Some("a permit is free, and it waits")
+                    Some("a permit is free, and the client waits")
                 } else {
-                    (attempt.position != Some(ahead.len())).then_some("not its place in line")
+                    (attempt.position != Some(ahead.len())).then_some("a wrong position in the queue")
                 };
                 if !before.waits(client) {
                     self.line.retain(|other| *other != client);
@@ -165,7 +166,7 @@ impl State {
         let was_held = self.holds(client);
         let renewed = self.record.renew(NAMES[client], Timestamp(NOW), Duration::from_micros(LEASE));
         if renewed != was_held {
-            self.fault = Some("a renewal that does not tell the truth");
+            self.fault = Some("a wrong answer to a renewal");
         }
         if let (true, Standing::Holds { token, .. }) = (renewed, self.clients[client].standing) {
             self.clients[client].standing = Standing::Holds { token, until: NOW + LEASE };
@@ -178,7 +179,7 @@ impl State {
         self.clients[client] = Client::default();
     }
 
-    /// Lets a tick pass, or takes it back. What has long been over is as if it had just been.
+    /// Moves the time forward or back by a tick. All expired leases are treated alike, however long ago they expired.
     fn shift(&mut self, by: i64) {
         let shifted = |until: u64| until.saturating_add_signed(by).max(NOW);
         for held in &mut self.record.holders {
@@ -195,7 +196,7 @@ impl State {
         }
     }
 
-    /// Counts tokens anew, in their order, and leaves out what no rule looks at.
+    /// Renumbers tokens in their order, and clears what no rule looks at.
     fn forget_numbers(&mut self) {
         let held = self.record.holders.iter().map(|held| held.token.0);
         let believed = self.clients.iter().filter_map(|client| match client.standing {
@@ -222,7 +223,7 @@ impl State {
         }
     }
 
-    /// Whether a client that comes once a tick, while all others are dead, is served within a lease.
+    /// True if a client that tries once a tick is served within a lease while all others are dead.
     fn is_served(&self, client: usize) -> bool {
         let mut record = self.record.clone();
         let attempts = (NOW..=NOW + LEASE)
@@ -285,13 +286,13 @@ impl Model for Locks {
                 state.record.holders.is_sorted_by(|a, b| a.token < b.token)
                     && state.record.holders.last().is_none_or(|held| held.token <= state.record.last_token)
             }),
-            Property::always("nobody is there twice", |_, State { record, .. }| {
+            Property::always("no client is there twice", |_, State { record, .. }| {
                 let holders = record.holders.iter().map(|held| &held.holder_id);
                 let mut names: Vec<_> = holders.chain(record.waiters.iter().map(|waiter| &waiter.holder_id)).collect();
                 names.sort_unstable();
                 names.is_sorted_by(|a, b| a < b)
             }),
-            Property::always("the dead never block for longer than a lease", |model: &Locks, state: &State| {
+            Property::always("dead clients never block for longer than a lease", |model: &Locks, state: &State| {
                 model.may_go_back || (0..CLIENTS).all(|client| state.is_served(client))
             }),
         ];
@@ -328,7 +329,7 @@ fn check(model: Locks) {
 }
 
 #[test]
-fn in_every_order_no_permit_is_granted_twice_nobody_overtakes_and_nobody_blocks() {
+fn in_every_order_no_permit_is_granted_twice_and_no_client_overtakes_or_blocks() {
     check(Locks { may_go_back: false });
 }
 

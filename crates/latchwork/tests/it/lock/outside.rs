@@ -1,4 +1,4 @@
-//! Locks of plain code: sessions, leases, tokens, and what operators see and do.
+//! Locks of code outside of workflows: sessions, leases, tokens, and what operators see and do.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -13,7 +13,7 @@ async fn engine() -> Engine {
 }
 
 #[tokio::test]
-async fn a_mutex_has_one_holder_and_goes_to_the_next_in_line() {
+async fn a_mutex_has_one_holder_and_goes_to_the_next_in_the_queue() {
     let engine = engine().await;
     let mutex = engine.mutex("account-42");
     let first = mutex.acquire().await.unwrap();
@@ -29,7 +29,7 @@ async fn a_mutex_has_one_holder_and_goes_to_the_next_in_line() {
     assert!(first.release().await.unwrap());
     let second = waits.await.unwrap();
     assert!(second.token().number() > number);
-    // Dropping is releasing.
+    // Dropping the guard releases the lock.
     drop(second);
     let third = mutex.acquire().await.unwrap();
     third.release().await.unwrap();
@@ -38,7 +38,7 @@ async fn a_mutex_has_one_holder_and_goes_to_the_next_in_line() {
 }
 
 #[tokio::test]
-async fn permits_are_counted_and_nobody_is_overtaken() {
+async fn permits_are_counted_and_no_request_is_overtaken() {
     let engine = engine().await;
     let semaphore = engine.semaphore("vendor", 3);
     let two = semaphore.acquire_many(2).await.unwrap();
@@ -50,7 +50,7 @@ async fn permits_are_counted_and_nobody_is_overtaken() {
     while engine.locks().inspect("vendor").await.unwrap().waiters.is_empty() {
         tokio::task::yield_now().await;
     }
-    // One permit is free, and somebody who wants three is before all others.
+    // One permit is free, but the first request in the queue wants three.
     one.release().await.unwrap();
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     let late = semaphore.clone().wait_at_most(Duration::from_millis(20)).acquire().await.unwrap();
@@ -63,7 +63,7 @@ async fn permits_are_counted_and_nobody_is_overtaken() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused_and_says_why() {
+async fn impossible_requests_are_refused_with_a_reason() {
     let engine = engine().await;
     let guard = engine.semaphore("vendor", 3).acquire().await.unwrap();
     let other = engine.semaphore("vendor", 4).acquire().await.unwrap_err();
@@ -82,7 +82,7 @@ async fn what_cannot_be_is_refused_and_says_why() {
     }
     assert!(engine.semaphore("none", 0).acquire().await.is_err());
     assert!(engine.semaphore("none", 3).acquire_many(4).await.is_err());
-    // What was refused has left nothing behind.
+    // The refused requests have left nothing behind.
     let none = engine.mutex("none").wait_at_most(Duration::MAX).acquire().await.unwrap().unwrap();
     none.release().await.unwrap();
     for name in ["".to_string(), "x".repeat(257)] {
@@ -114,7 +114,7 @@ async fn readers_share_and_writers_do_not_and_neither_starves() {
     while engine.locks().inspect("config").await.unwrap().waiters.is_empty() {
         tokio::task::yield_now().await;
     }
-    // Readers who come later do not keep the writer from its turn.
+    // Readers that come later do not overtake the writer.
     assert!(lock.try_read().await.unwrap().is_none());
     let readers: Vec<_> = (0..3)
         .map(|_| {
@@ -141,7 +141,7 @@ async fn readers_share_and_writers_do_not_and_neither_starves() {
 }
 
 #[tokio::test]
-async fn a_request_that_nobody_waits_for_leaves_the_queue() {
+async fn a_request_whose_caller_is_gone_leaves_the_queue() {
     let engine = engine().await;
     let mutex = engine.mutex("m");
     let held = mutex.acquire().await.unwrap();
@@ -156,7 +156,7 @@ async fn a_request_that_nobody_waits_for_leaves_the_queue() {
     mutex.acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A stale holder is refused by the store, whatever it believes.
+/// The store refuses a stale holder, whatever that holder believes.
 #[tokio::test]
 async fn a_session_that_is_not_renewed_loses_its_locks_and_its_token_is_refused() {
     let test = TestEngine::build(1).start().await.unwrap();
@@ -184,7 +184,7 @@ async fn a_session_that_is_not_renewed_loses_its_locks_and_its_token_is_refused(
     assert!(next.token().number() > stale.token().number());
     assert!(matches!(write(&stale, "2").await.unwrap(), Outcome::Refused(_)));
     assert!(write(&next, "3").await.unwrap().is_applied());
-    // Its late release frees nobody's grant.
+    // Its late release frees no other grant.
     assert!(!stale.release().await.unwrap());
     assert!(write(&next, "4").await.unwrap().is_applied());
     let late = engine.mutex("other").by(&paused).acquire().await.unwrap_err();
@@ -192,7 +192,7 @@ async fn a_session_that_is_not_renewed_loses_its_locks_and_its_token_is_refused(
 }
 
 #[tokio::test]
-async fn what_renews_itself_is_held_for_as_long_as_it_takes() {
+async fn a_lock_is_held_as_long_as_its_session_renews_itself() {
     let test = TestEngine::build(2).start().await.unwrap();
     let engine = test.engine();
     let guard = engine.mutex("m").acquire().await.unwrap();
@@ -200,7 +200,7 @@ async fn what_renews_itself_is_held_for_as_long_as_it_takes() {
     assert!(!guard.is_lost());
     assert!(engine.mutex("m").try_acquire().await.unwrap().is_none());
     assert!(guard.release().await.unwrap());
-    // Without anything held there is nothing to renew.
+    // A session that holds nothing is not renewed.
     test.run(test.env().sleep(Duration::from_secs(3600))).await;
     let generation = engine.store().generation().await.unwrap();
     test.run(test.env().sleep(Duration::from_secs(3600))).await;
@@ -226,7 +226,7 @@ async fn a_request_id_counts_once() {
 }
 
 #[tokio::test]
-async fn operators_see_who_holds_and_waits_and_can_force_a_release() {
+async fn operators_see_holders_and_waiters_and_can_force_a_release() {
     let engine = engine().await;
     let session = engine.locks().session().label("importer").begin().await.unwrap();
     let held = engine.mutex("m").by(&session).acquire().await.unwrap();
@@ -251,7 +251,7 @@ async fn operators_see_who_holds_and_waits_and_can_force_a_release() {
     assert_eq!((state.forced[0].reason.as_str(), state.forced[0].was_held), ("the importer hangs", true));
     let nobody = engine.locks().force_release("m", holder.token, "again").await.unwrap_err();
     assert!(matches!(nobody, LockError::NoSuchToken { .. }), "{nobody}");
-    // One that waits is told.
+    // A forced waiter gets an error.
     let waits = tokio::spawn({
         let mutex = engine.mutex("m");
         async move { mutex.acquire().await }
@@ -285,7 +285,7 @@ async fn locks_are_listed_in_pages() {
     assert_eq!(names, ["aaa", "b", "c", "d", "e", "a of workflow w"]);
 }
 
-/// The lock of the directory tells that the process that held the lock is gone: the next one waits for no lease.
+/// The lock file of the directory shows that the holder's process is gone: the next process waits for no lease.
 #[tokio::test]
 async fn sessions_end_when_the_next_process_opens_the_directory() {
     let directory = tempfile::tempdir().unwrap();
@@ -300,7 +300,7 @@ async fn sessions_end_when_the_next_process_opens_the_directory() {
     while engine.locks().inspect("m").await.unwrap().waiters.is_empty() {
         tokio::task::yield_now().await;
     }
-    // The process ends without releasing anything, and so does a caller that waits.
+    // The process ends without releasing anything, and a waiting caller ends with it.
     engine.stop();
     assert!(held.is_lost());
     assert!(dead.await.unwrap().is_err());
@@ -309,11 +309,11 @@ async fn sessions_end_when_the_next_process_opens_the_directory() {
     drop(engine);
     store.close().await.unwrap();
     let engine = Engine::open(directory.path()).start().await.unwrap();
-    let next = engine.mutex("m").try_acquire().await.unwrap().expect("nobody holds it");
+    let next = engine.mutex("m").try_acquire().await.unwrap().expect("the mutex is free");
     assert!(next.token().number() > number);
 }
 
-/// On a store that processes may share, a restart gives sessions a full lease again: another process may have them.
+/// On a store that processes may share, a restart gives every session a full lease again: another process may own it.
 #[tokio::test]
 async fn a_restart_on_a_shared_store_gives_sessions_a_full_lease_again() {
     let store = Store::memory().await.unwrap();
@@ -331,7 +331,7 @@ async fn a_restart_on_a_shared_store_gives_sessions_a_full_lease_again() {
     assert!(next.token().number() > number);
 }
 
-/// The store is closed under a guard: it is told at once, not when its lease should have been renewed.
+/// The store is closed while a guard is held. The guard is lost at once, not when its lease is next renewed.
 #[tokio::test]
 async fn a_guard_is_lost_when_its_store_is_closed() {
     let directory = tempfile::tempdir().unwrap();
@@ -339,10 +339,10 @@ async fn a_guard_is_lost_when_its_store_is_closed() {
     let locks = Locks::on(&store).await.unwrap();
     let guard = locks.mutex("m").acquire().await.unwrap();
     store.close().await.unwrap();
-    tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("it was not told");
+    tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("the guard is not lost");
 }
 
-/// Locks without an engine: exclusion, the line, operators; and what an execution waits for is left to an engine.
+/// Locks without an engine: exclusion, the queue, operators. Requests of executions are left to an engine.
 #[tokio::test]
 async fn locks_stand_alone() {
     let store = Store::memory().await.unwrap();
@@ -379,7 +379,7 @@ async fn locks_stand_alone() {
     let error = locks.force_release("m", ticket, "enough").await.unwrap_err();
     assert!(matches!(error, LockError::NeedsEngine { .. }), "{error}");
     assert!(held.release().await.unwrap());
-    assert!(locks.mutex("m").try_acquire().await.unwrap().is_none(), "an execution is before it in line");
+    assert!(locks.mutex("m").try_acquire().await.unwrap().is_none(), "an execution is before it in the queue");
     let engine = Engine::on(&store).register(&waits).start().await.unwrap();
     let handle = engine.handle(&waits, "w");
     let number = tokio::time::timeout(Duration::from_secs(20), handle.result()).await.expect("it hangs").unwrap();
@@ -399,9 +399,10 @@ async fn a_request_id_stands_for_one_number_of_permits() {
     assert!(error.to_string().contains("for 1 permits of lock \"s\"; now it is made for 3"), "{error}");
 }
 
-/// One of two who have made the same request gives up, in time or at once: the other keeps its place in line.
+/// Two callers have made the same request, and one of them gives up: in time, or at once. The other keeps its position
+/// in the queue.
 #[tokio::test]
-async fn whoever_gives_up_a_request_leaves_it_to_others_who_have_made_it() {
+async fn a_caller_that_gives_up_a_shared_request_leaves_it_to_the_other_callers() {
     for drops in [false, true] {
         let engine = engine().await;
         let session = engine.locks().session().begin().await.unwrap();
@@ -438,9 +439,10 @@ async fn whoever_gives_up_a_request_leaves_it_to_others_who_have_made_it() {
     }
 }
 
-/// A twin of a request gives up before it was answered, and then so does the other one: nobody is left in the line.
+/// The second caller of a request gives up before it was answered, and then the first gives up as well: the queue is
+/// empty.
 #[tokio::test]
-async fn a_request_that_all_have_given_up_is_no_more() {
+async fn a_request_that_all_callers_have_given_up_is_removed() {
     let engine = engine().await;
     let holder = engine.mutex("m").acquire().await.unwrap();
     let session = engine.locks().session().begin().await.unwrap();
@@ -465,7 +467,8 @@ async fn a_request_that_all_have_given_up_is_no_more() {
     assert!(engine.mutex("m").acquire().await.unwrap().release().await.unwrap());
 }
 
-/// What is stored of one lock cannot be read: that is said, and the sessions of an earlier process end all the same.
+/// The record of one lock cannot be read: an acquire returns that error, and the sessions of an earlier process still
+/// end.
 #[tokio::test]
 async fn a_damaged_lock_keeps_no_session_alive() {
     let store = Store::memory().await.unwrap();
@@ -485,8 +488,8 @@ async fn a_damaged_lock_keeps_no_session_alive() {
     assert_eq!(engine.mutex("a").acquire().await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
-/// What a session has left that is no more is released at the next start. A session of a newer program is there, though
-/// its record cannot be read, and keeps what it holds.
+/// The locks of a session whose record is gone are released at the next start. A session of a newer program keeps its
+/// locks, though its record cannot be read.
 #[tokio::test]
 async fn a_session_of_a_newer_program_keeps_its_locks_over_a_start() {
     let store = Store::memory().await.unwrap();
@@ -502,7 +505,7 @@ async fn a_session_of_a_newer_program_keeps_its_locks_over_a_start() {
     let change = Commit::new().put(&keys[0], vec![2, 0]).delete(&keys[1]);
     store.commit(change).await.unwrap().applied().unwrap();
     let engine = Engine::on(&store).start().await.unwrap();
-    // Sessions are looked at in the order of their ids: the first one was, when the lock of the second is free.
+    // Sessions are read in the order of their ids: when the lock of the second is free, the first was read as well.
     let guard = engine.mutex("gone").wait_at_most(Duration::from_secs(20)).acquire().await.unwrap();
     assert!(guard.unwrap().release().await.unwrap());
     assert!(engine.mutex("newer").try_acquire().await.unwrap().is_none());

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Takes so many permits of so many, for a second.
+/// Acquires so many permits out of so many, for a second.
 fn takes() -> Workflow<(u32, u32), u64> {
     workflow("takes").run(async |ctx: Ctx, (permits, of): (u32, u32)| {
         let guard = ctx.semaphore("s", of).acquire_many(permits).await?;
@@ -20,7 +20,7 @@ fn takes() -> Workflow<(u32, u32), u64> {
     })
 }
 
-/// L1: a hundred of different sizes, and never more than there are.
+/// L1: a hundred requests of different sizes never hold more permits than there are.
 #[tokio::test]
 async fn l1_granted_permits_never_exceed_the_capacity() {
     let takes = takes();
@@ -52,7 +52,7 @@ async fn l1_granted_permits_never_exceed_the_capacity() {
     }
 }
 
-/// L2: over restarts, removal and a restore of an older state.
+/// L2: tokens rise over restarts, over the removal of the lock and over the restore of an older state.
 #[tokio::test]
 async fn l2_tokens_rise_across_restart_restore_and_removal() {
     let directory = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ async fn l2_tokens_rise_across_restart_restore_and_removal() {
     close(engine).await;
 }
 
-/// L2: a token guards commits of anything, as long as the lock is held and no longer.
+/// L2: a token can guard any commit: the commit lands as long as the lock is held, and not afterwards.
 #[tokio::test]
 async fn l2_any_commit_can_be_guarded() {
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
@@ -107,9 +107,9 @@ async fn l2_any_commit_can_be_guarded() {
     assert!(matches!(write().await.unwrap(), Outcome::Refused(_)));
 }
 
-/// L3: also where a later one would fit and an earlier one does not.
+/// L3: a later request is not granted first, even if it would fit and the earlier request does not.
 #[tokio::test]
-async fn l3_nobody_is_overtaken() {
+async fn l3_no_request_is_overtaken() {
     let order = Arc::new(Mutex::new(Vec::new()));
     let takes = workflow("takes").run({
         let order = order.clone();
@@ -140,7 +140,7 @@ async fn l3_nobody_is_overtaken() {
     assert_eq!(numbers, (0..60).collect::<Vec<_>>());
 }
 
-/// L4: a retry of anything changes nothing; a late one of a release frees nobody else's grant.
+/// L4: a retry of any call changes nothing; a late retry of a release frees no other grant.
 #[tokio::test]
 async fn l4_a_late_release_never_frees_a_newer_grant() {
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
@@ -156,7 +156,7 @@ async fn l4_a_late_release_never_frees_a_newer_grant() {
     assert!(second.release().await.unwrap());
 }
 
-/// L5: waiters whose session is over are passed over by the commit that grants to the one behind them.
+/// L5: the commit that grants the lock to the next waiter passes over waiters whose session has expired.
 #[tokio::test]
 async fn l5_the_dead_are_passed_over() {
     let test = TestEngine::build(1).start().await.unwrap();
@@ -182,7 +182,7 @@ async fn l5_the_dead_are_passed_over() {
     alive.await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// L6: the clock of the day may say what it likes.
+/// L6: leases do not depend on the time of day.
 #[tokio::test]
 async fn l6_a_lease_is_a_lower_bound_by_a_clock_that_only_goes_forward() {
     let test = TestEngine::build(1).start().await.unwrap();
@@ -197,7 +197,7 @@ async fn l6_a_lease_is_a_lower_bound_by_a_clock_that_only_goes_forward() {
     next.release().await.unwrap();
 }
 
-/// L7: a release of many permits wakes as many as fit, in one commit.
+/// L7: a release of many permits wakes as many waiters as fit, in one commit.
 #[tokio::test]
 async fn l7_a_release_wakes_as_many_as_it_freed_permits() {
     let takes = takes();
@@ -221,9 +221,9 @@ async fn l7_a_release_wakes_as_many_as_it_freed_permits() {
     }
 }
 
-/// L8: three executions in a circle. One is told of it, and the others go on.
+/// L8: three executions wait in a cycle. One of them fails with the deadlock, and the others continue.
 #[tokio::test]
-async fn l8_a_circle_of_executions_is_reported_and_not_waited_out() {
+async fn l8_a_cycle_of_executions_is_reported_and_not_waited_out() {
     let circle = workflow("circle").run(async |ctx: Ctx, number: u32| {
         let _mine = ctx.mutex(format!("m{number}")).acquire().await?;
         ctx.sleep(Duration::from_secs(10)).await?;
@@ -258,9 +258,10 @@ async fn l8_a_circle_of_executions_is_reported_and_not_waited_out() {
     }
 }
 
-/// L8: somebody outside waits for what an execution holds, and the execution waits behind it.
+/// L8: a caller outside waits for the permit that an execution holds, and the execution's next request waits behind
+/// that caller.
 #[tokio::test]
-async fn l8_a_circle_through_the_queue_is_found() {
+async fn l8_a_cycle_through_the_queue_is_found() {
     let more = workflow("more").run(async |ctx: Ctx, ()| {
         let _one = ctx.semaphore("s", 3).acquire().await?;
         ctx.sleep(Duration::from_secs(10)).await?;
@@ -279,9 +280,9 @@ async fn l8_a_circle_through_the_queue_is_found() {
     test.run(all).await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// L8: one that waits for itself, and one whose wait ends by itself.
+/// L8: an execution that waits for itself is a deadlock; a wait that ends by itself is not.
 #[tokio::test]
-async fn l8_what_can_still_go_on_is_not_a_deadlock() {
+async fn l8_a_wait_that_can_still_end_is_not_a_deadlock() {
     let itself = workflow("itself").run(async |ctx: Ctx, ()| {
         let _read = ctx.rw_lock("rw").read().await?;
         let write = ctx.rw_lock("rw").wait_at_most(HOUR).write().await?;
@@ -293,7 +294,7 @@ async fn l8_what_can_still_go_on_is_not_a_deadlock() {
     let handle = test.engine().start(&itself, ()).id("i").await.unwrap();
     let Err(WorkflowError::Failed { failure, .. }) = test.run(handle.result()).await else { panic!("no deadlock") };
     assert!(matches!(failure.get(), Some(LockRefused::Deadlock { cycle, .. }) if cycle.len() == 1), "{failure}");
-    // Of two permits, one is held by somebody who will let go.
+    // Of two permits, one is held by an execution that will release it.
     let semaphore = workflow("semaphore").run(async |ctx: Ctx, waits: bool| {
         let _one = ctx.semaphore("s", 2).acquire().await?;
         if waits {

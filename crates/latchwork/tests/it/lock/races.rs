@@ -1,5 +1,5 @@
-//! Two things at the very same moment: one who gives up and is granted the lock, another process that was faster, and
-//! a grant to somebody who is no more.
+//! Two things at the very same moment: a waiter gives up while it is granted the lock, another process is faster, or a
+//! grant goes to an owner that no longer exists.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 const SIDES: [Side; 2] = [Side::Before, Side::After];
 
-/// A mutex that is held, somebody who waits for it with a limit, and its ticket.
+/// A held mutex, a request that waits for it with a time limit, and the ticket of that request.
 type Contended = (LockGuard, JoinHandle<Result<Option<LockGuard>>>, u64);
 
 async fn contended(stage: &Stage) -> Contended {
@@ -33,18 +33,18 @@ async fn acquired(stage: &Stage, lock: latchwork::lock::Lock) -> JoinHandle<Resu
 }
 
 #[tokio::test]
-async fn who_gives_up_when_it_was_granted_the_lock_has_it() {
+async fn a_caller_whose_time_is_up_while_it_is_granted_the_lock_holds_it() {
     for side in SIDES {
         let stage = Stage::new(|builder| builder).await;
         let (held, waits, ticket) = contended(&stage).await;
         stage.hold(side);
         let released = stage.begins(held.release()).await;
-        // Its time is up, and nobody has told it yet.
+        // The caller's time is up, but its withdrawal waits behind the commit of the release.
         stage.pass(LIMIT).await;
         assert!(!waits.is_finished());
         stage.open();
         assert!(stage.done(released).await.unwrap());
-        let guard = stage.done(waits).await.unwrap().expect("it was granted it in time");
+        let guard = stage.done(waits).await.unwrap().expect("it was granted the lock in time");
         assert_eq!(guard.token().number(), ticket);
         assert_eq!(tokens(&stage.state("m").await), (vec![ticket], vec![]));
         assert!(!guard.is_lost());
@@ -53,13 +53,13 @@ async fn who_gives_up_when_it_was_granted_the_lock_has_it() {
     }
 }
 
-/// Whoever is first in the commit that both share.
+/// The release and the withdrawal share a commit, in either order.
 #[tokio::test]
 async fn a_release_and_a_withdrawal_in_one_commit_come_one_after_the_other() {
     for is_released_first in [true, false] {
         let stage = Stage::new(|builder| builder).await;
         let (held, waits, ticket) = contended(&stage).await;
-        // Something else is on its way, so that the two come together.
+        // Another commit is in flight, so that the two come together.
         stage.hold(Side::Before);
         let next = acquired(&stage, stage.engine.mutex("m")).await;
         let released = if is_released_first {
@@ -86,7 +86,7 @@ async fn a_release_and_a_withdrawal_in_one_commit_come_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn who_gives_up_when_an_operator_has_taken_its_place_is_told_so() {
+async fn a_caller_whose_time_is_up_while_an_operator_removes_its_request_gets_that_error() {
     for side in SIDES {
         let stage = Stage::new(|builder| builder).await;
         let (held, waits, ticket) = contended(&stage).await;
@@ -103,9 +103,9 @@ async fn who_gives_up_when_an_operator_has_taken_its_place_is_told_so() {
     }
 }
 
-/// A session is told. An execution has a token that is refused, as one has that was forced later.
+/// A session gets an error. An execution has a token that is refused, as with a forced release after the grant.
 #[tokio::test]
-async fn who_is_granted_the_lock_and_made_to_let_go_in_one_commit_does_not_have_it() {
+async fn a_request_granted_and_forced_in_one_commit_does_not_hold_the_lock() {
     for is_execution in [false, true] {
         let patient = patient();
         let stage = Stage::new(|builder| builder.register(&patient)).await;
@@ -138,9 +138,9 @@ async fn who_is_granted_the_lock_and_made_to_let_go_in_one_commit_does_not_have_
     }
 }
 
-/// And makes room for those behind it.
+/// It also makes room for the requests behind it.
 #[tokio::test]
-async fn who_gives_up_leaves_the_queue() {
+async fn a_caller_that_gives_up_leaves_the_queue() {
     let stage = Stage::new(|builder| builder).await;
     let semaphore = stage.engine.semaphore("s", 3);
     let two = semaphore.acquire_many(2).await.unwrap();
@@ -156,7 +156,7 @@ async fn who_gives_up_leaves_the_queue() {
     assert_eq!(one.token().number(), ticket);
 }
 
-/// Gives the token if it was granted, and ends later.
+/// Returns the token if the lock was granted, an hour later.
 fn patient() -> Workflow<(), Option<u64>> {
     workflow("patient").run(async |ctx: Ctx, ()| {
         let guard = ctx.mutex("m").wait_at_most(LIMIT).acquire().await?;
@@ -166,7 +166,7 @@ fn patient() -> Workflow<(), Option<u64>> {
 }
 
 #[tokio::test]
-async fn an_execution_that_gives_up_when_it_was_granted_the_lock_has_it() {
+async fn an_execution_whose_time_is_up_while_it_is_granted_the_lock_holds_it() {
     for side in SIDES {
         let patient = patient();
         let stage = Stage::new(|builder| builder.register(&patient)).await;
@@ -206,7 +206,7 @@ async fn an_execution_that_gives_up_leaves_the_queue() {
 }
 
 #[tokio::test]
-async fn an_execution_that_is_cancelled_when_it_was_granted_the_lock_gives_it_back() {
+async fn an_execution_cancelled_while_it_is_granted_the_lock_releases_it() {
     for side in SIDES {
         let patient = patient();
         let stage = Stage::new(|builder| builder.register(&patient)).await;
@@ -229,7 +229,7 @@ async fn an_execution_that_is_cancelled_when_it_was_granted_the_lock_gives_it_ba
     }
 }
 
-/// What an engine remembers of a lock is no longer so: another one has it by now, or has given it back.
+/// What an engine remembers about a lock is out of date: another engine has acquired the lock, or has released it.
 #[tokio::test]
 async fn another_process_that_was_faster_is_not_overlooked() {
     let stage = Stage::new(|builder| builder).await;
@@ -242,11 +242,11 @@ async fn another_process_that_was_faster_is_not_overlooked() {
     };
     for _ in 0..3 {
         for (one, other) in [(&first, &second), (&second, &first)] {
-            // It remembers that the lock was held, and looks again before it waits.
+            // This engine remembers that the lock was held, and reads it again before it waits.
             let guard = stage.done(acquired(&stage, one.clone()).await).await.unwrap();
             check(&guard);
-            // And this one that it was free.
-            assert!(other.try_acquire().await.unwrap().is_none(), "two hold it");
+            // The other engine remembers that the lock was free.
+            assert!(other.try_acquire().await.unwrap().is_none(), "two hold the lock");
             assert_eq!(tokens(&stage.state("m").await), (vec![guard.token().number()], vec![]));
             assert!(guard.release().await.unwrap());
             assert_eq!(tokens(&stage.state("m").await), (vec![], vec![]));
@@ -254,7 +254,7 @@ async fn another_process_that_was_faster_is_not_overlooked() {
     }
 }
 
-/// Both have looked when it was free, and one was faster; also of a lock that was not there before.
+/// Both engines have read that the lock is free, and one commits first. The lock may be new or used before.
 #[tokio::test]
 async fn another_process_that_is_faster_while_a_commit_is_on_its_way_has_the_lock() {
     for is_new in [true, false] {
@@ -268,14 +268,14 @@ async fn another_process_that_is_faster_while_a_commit_is_on_its_way_has_the_loc
         let late = stage.begins(async move { first.try_acquire().await }).await;
         let guard = second.try_acquire().await.unwrap().expect("it is free");
         stage.open();
-        assert!(stage.done(late).await.unwrap().is_none(), "two hold it");
+        assert!(stage.done(late).await.unwrap().is_none(), "two hold the lock");
         assert_eq!(tokens(&stage.state("m").await), (vec![guard.token().number()], vec![]));
     }
 }
 
-/// A release hands over to the first of a queue that has grown elsewhere.
+/// A release grants the lock to the first waiter of a queue that another process has added to.
 #[tokio::test]
-async fn those_who_wait_by_another_process_keep_their_places() {
+async fn waiters_of_another_process_keep_their_positions() {
     let stage = Stage::new(|builder| builder).await;
     let other = stage.second().await;
     let (first, second) = (stage.engine.mutex("m"), other.mutex("m"));
@@ -290,12 +290,13 @@ async fn those_who_wait_by_another_process_keep_their_places() {
     assert_eq!(tokens(&stage.state("m").await), (vec![waiters[0]], vec![waiters[1]]));
     assert!(near.release().await.unwrap());
     assert_eq!(tokens(&stage.state("m").await), (vec![waiters[1]], vec![]));
-    assert!(!far.is_finished(), "who waits elsewhere is not told by this process");
+    assert!(!far.is_finished(), "a waiter of another process is not notified by this process");
 }
 
-/// Between the end of a session and the release of what it has, others release. It has no part in that.
+/// A session has ended and its requests are not removed yet, when another holder releases the lock. The grant goes past
+/// that session.
 #[tokio::test]
-async fn a_session_that_is_no_more_is_passed_over_by_the_grant() {
+async fn a_session_that_has_ended_is_passed_over_by_the_grant() {
     let stage = Stage::new(|builder| builder).await;
     let held = stage.engine.mutex("m").acquire().await.unwrap();
     let dead = stage.engine.locks().session().lease(HOUR).renewed_by_hand().begin().await.unwrap();
@@ -304,7 +305,7 @@ async fn a_session_that_is_no_more_is_passed_over_by_the_grant() {
     let next = acquired(&stage, stage.engine.mutex("m").by(&alive)).await;
     let waiters = tokens(&stage.state("m").await).1;
     assert_eq!(waiters.len(), 2);
-    // Another process has found its lease to be over, and did not get any further.
+    // Another process has found the lease expired, and has not removed the session's requests yet.
     let session = stage.space("lock.sessions").await.key(dead.id().as_bytes());
     assert!(stage.engine.store().commit(Commit::new().delete(&session)).await.unwrap().is_applied());
     let released = stage.begins(held.release()).await;
@@ -317,9 +318,9 @@ async fn a_session_that_is_no_more_is_passed_over_by_the_grant() {
     assert!(matches!(told, LockError::SessionLost { .. }), "{told}");
 }
 
-/// An execution whose record is not there has nothing either; one that is alive has what it has waited for.
+/// An execution without a record gets nothing; an execution that is alive gets the lock it waits for.
 #[tokio::test]
-async fn an_execution_that_is_no_more_is_passed_over_by_the_grant() {
+async fn an_execution_without_a_record_is_passed_over_by_the_grant() {
     let patient = patient();
     let stage = Stage::new(|builder| builder.register(&patient)).await;
     let held = stage.engine.mutex("m").acquire().await.unwrap();
@@ -342,9 +343,9 @@ async fn an_execution_that_is_no_more_is_passed_over_by_the_grant() {
     assert_eq!(stage.done(next).await.unwrap().token().number(), waiters[2]);
 }
 
-/// L8: the store fails at the very moment when it is looked for a circle. That hides it no longer than it lasts.
+/// L8: the store fails at the very moment of the search for a cycle. The cycle is found when the store answers again.
 #[tokio::test]
-async fn l8_a_store_that_does_not_answer_hides_no_circle() {
+async fn l8_a_store_that_does_not_answer_hides_no_cycle() {
     let wants = workflow("wants").run(async |ctx: Ctx, ()| ctx.mutex("m").acquire().await.map(drop));
     let holds = workflow("holds").run({
         let wants = wants.clone();
@@ -363,7 +364,7 @@ async fn l8_a_store_that_does_not_answer_hides_no_circle() {
     let result = stage.begins(async move { handle.result().await }).await;
     stage.pass(Duration::from_secs(10)).await;
     assert_eq!(stage.engine.residents(), 0);
-    // The one that holds it begins to wait for its child, of which nothing can be learned.
+    // The holder begins to wait for its child, whose record cannot be read.
     stage.break_off(Some(stage.space("workflow.executions").await.key("child")));
     stage.pass(LIMIT).await;
     assert!(!result.is_finished());
@@ -373,8 +374,8 @@ async fn l8_a_store_that_does_not_answer_hides_no_circle() {
     assert!(told.to_string().contains("never end"), "{told}");
 }
 
-/// A caller has asked for a lock and is not polled any more, as in the losing arm of a `select!`. The execution that
-/// holds the lock ends all the same, and others are granted it.
+/// A caller has requested a lock and is not polled any more, as in the losing arm of a `select!`. The execution that
+/// holds the lock still ends, and other requests are granted.
 #[tokio::test]
 async fn a_caller_that_is_not_polled_delays_no_end_and_no_other_caller() {
     for side in SIDES {

@@ -14,7 +14,7 @@ fn at(micros: u64) -> Timestamp {
     Timestamp(micros)
 }
 
-/// What the record says of a contender: whether it holds a permit and its token, or its place in the line.
+/// What the record says of a client: whether it holds a permit and its token, or its position in the queue.
 fn standing(record: &LockRecord, who: &str) -> Option<Attempt> {
     let held = record.holders.iter().find(|held| held.holder_id == who).map(|held| held.token);
     let place = record.waiters.iter().position(|waiter| waiter.holder_id == who);
@@ -24,7 +24,7 @@ fn standing(record: &LockRecord, who: &str) -> Option<Attempt> {
     }
 }
 
-/// A lock and how many permits it has.
+/// A lock and its number of permits.
 struct Lock(LockRecord, u32);
 
 impl Lock {
@@ -32,10 +32,10 @@ impl Lock {
         Lock(initial_lock_record(), permits)
     }
 
-    /// An attempt at a time, and its token or its position.
+    /// An attempt at a time. Returns its token or its position.
     fn acquire(&mut self, holder: &str, now: u64) -> Result<u64, usize> {
         let attempt = self.0.try_acquire(self.1, holder, at(now), LEASE).unwrap();
-        assert_eq!(standing(&self.0, holder), Some(attempt), "what it is told is what the record says");
+        assert_eq!(standing(&self.0, holder), Some(attempt), "the answer is what the record says");
         match attempt {
             Attempt { acquired: true, position: None, token: Some(token) } => Ok(token.0),
             Attempt { acquired: false, position: Some(position), token: None } => Err(position),
@@ -53,27 +53,27 @@ impl Lock {
 }
 
 #[test]
-fn permits_are_granted_until_there_are_none_and_then_in_the_order_of_the_line() {
+fn permits_are_granted_until_there_are_none_and_then_in_the_order_of_the_queue() {
     let mut lock = Lock::new(2);
     assert_eq!([lock.acquire("a", 0), lock.acquire("b", 0)], [Ok(1), Ok(2)]);
     assert_eq!([lock.acquire("c", 0), lock.acquire("d", 0), lock.acquire("e", 0)], [Err(0), Err(1), Err(2)]);
     assert!(lock.0.release("a", at(1)));
     assert_eq!(lock.acquire("d", 1), Err(1), "c is before it");
-    assert_eq!(lock.acquire("f", 1), Err(3), "nobody overtakes");
+    assert_eq!(lock.acquire("f", 1), Err(3), "no client overtakes");
     assert_eq!(lock.acquire("c", 1), Ok(3));
     assert_eq!(lock.waiters(), ["d", "e", "f"]);
 }
 
-/// With two permits free, the first two of the line may take one each, in whatever order they come; the third may not.
+/// With two permits free, the first two of the queue may take one each, in either order; the third may not.
 #[test]
-fn as_many_of_the_line_are_served_as_permits_are_free() {
+fn as_many_waiters_are_served_as_permits_are_free() {
     let mut lock = Lock::new(2);
     let _ = ["a", "b", "c", "d", "e"].map(|holder| lock.acquire(holder, 0));
     lock.0.release("a", at(1));
     lock.0.release("b", at(1));
     assert_eq!(lock.acquire("e", 1), Err(2));
-    assert_eq!(lock.acquire("d", 1), Ok(3), "the second of the line");
-    assert_eq!(lock.acquire("e", 1), Err(1), "the other one is the first's");
+    assert_eq!(lock.acquire("d", 1), Ok(3), "the second of the queue");
+    assert_eq!(lock.acquire("e", 1), Err(1), "the other permit is for the first");
     assert_eq!(lock.acquire("c", 1), Ok(4));
     assert_eq!((lock.holders(), lock.waiters()), (vec!["d", "c"], vec!["e"]));
 }
@@ -95,12 +95,12 @@ fn a_holder_that_tries_again_has_its_lease_extended_and_keeps_its_token() {
     let held = &lock.0.holders[0];
     assert_eq!((held.lease_expires_at, held.since), (at(17), at(0)));
     assert_eq!(lock.0.last_token, FencingToken(1));
-    assert_eq!(lock.acquire("a", 17), Ok(2), "it was over, so this is another grant");
+    assert_eq!(lock.acquire("a", 17), Ok(2), "the lease had expired, so this is another grant");
 }
 
-/// Also for its holder: whoever waits goes first.
+/// This holds for the former holder as well: the waiters go first.
 #[test]
-fn a_holder_whose_lease_is_over_stands_at_the_end_of_the_line() {
+fn a_holder_whose_lease_has_expired_stands_at_the_end_of_the_queue() {
     let mut lock = Lock::new(1);
     assert_eq!([lock.acquire("a", 0), lock.acquire("b", 5)], [Ok(1), Err(0)]);
     assert_eq!(lock.acquire("a", 12), Err(1));
@@ -118,7 +118,7 @@ fn a_waiter_keeps_its_place_and_its_life_when_it_tries_again() {
 }
 
 #[test]
-fn a_dead_waiter_is_dropped_by_the_next_attempt_of_anybody() {
+fn a_dead_waiter_is_dropped_by_the_next_attempt_of_any_client() {
     let mut lock = Lock::new(1);
     let _ = [lock.acquire("a", 0), lock.acquire("dead", 0), lock.acquire("c", 5)];
     assert_eq!(lock.acquire("a", 9), Ok(1));
@@ -157,8 +157,8 @@ fn a_renewal_extends_what_is_held_and_never_enqueues() {
     assert_eq!(lock.0.holders[0].lease_expires_at, at(19), "it is never shortened");
     let before = lock.0.clone();
     assert!(!lock.0.renew("b", at(10), LEASE), "it waits");
-    assert!(!lock.0.renew("c", at(10), LEASE), "it is not known");
-    assert!(!lock.0.renew("a", at(19), LEASE), "it is over, though nobody took the permit");
+    assert!(!lock.0.renew("c", at(10), LEASE), "the client is unknown");
+    assert!(!lock.0.renew("a", at(19), LEASE), "the lease has expired, though the permit is still free");
     assert_eq!(lock.0, before);
 }
 
@@ -199,7 +199,7 @@ fn fewer_permits_than_before_take_nothing_away() {
 }
 
 #[test]
-fn it_is_written_as_json_of_this_shape() {
+fn a_record_is_written_as_json_of_this_shape() {
     let mut lock = Lock::new(1);
     let _ = [lock.acquire("a", 5), lock.acquire("b", 6)];
     let written = serde_json::to_value(&lock.0).unwrap();
@@ -212,13 +212,13 @@ fn it_is_written_as_json_of_this_shape() {
     assert_eq!(serde_json::from_value::<LockRecord>(written).unwrap(), lock.0);
 }
 
-/// What clients do at random.
+/// Calls of clients at random.
 #[derive(Debug, Clone)]
 enum Call {
     Acquire(usize, u64),
     Release(usize),
     Renew(usize, u64),
-    /// Time goes on, or back.
+    /// The time moves forward or back.
     Pass(i64),
 }
 
@@ -236,14 +236,14 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// Whether it holds, and until when that or its place lasts.
+/// Whether it holds a permit, and when its lease or its position expires.
 fn lease_of(record: &LockRecord, who: &str) -> Option<(bool, Timestamp)> {
     let holders = record.holders.iter().map(|held| (&*held.holder_id, (true, held.lease_expires_at)));
     let waiters = record.waiters.iter().map(|waiter| (&*waiter.holder_id, (false, waiter.lease_expires_at)));
     holders.chain(waiters).find(|(name, _)| *name == who).map(|(_, lease)| lease)
 }
 
-/// An attempt, and what must be true of it by the record before.
+/// An attempt, checked against the record before it.
 fn check_acquire(before: &LockRecord, after: &LockRecord, permits: u32, who: &str, now: Timestamp, attempt: Attempt) {
     let is_live = |until: &Timestamp| *until > now;
     let line: Vec<&str> =
@@ -257,7 +257,7 @@ fn check_acquire(before: &LockRecord, after: &LockRecord, permits: u32, who: &st
         }
         None => assert_eq!((attempt.acquired, attempt.position), (false, Some(ahead)), "its place"),
     }
-    // Everybody else stays where it was.
+    // All other clients stay where they were.
     let others = |record: &LockRecord| {
         let waiters = record.waiters.iter().filter(|w| w.holder_id != who && is_live(&w.lease_expires_at)).cloned();
         let holders = record.holders.iter().filter(|h| h.holder_id != who && is_live(&h.lease_expires_at)).cloned();
@@ -281,7 +281,7 @@ proptest! {
                     let lease = Duration::from_micros(lease);
                     let attempt = record.try_acquire(permits, NAMES[who], time, lease).unwrap();
                     check_acquire(&before, &record, permits, NAMES[who], time, attempt);
-                    // A lease is extended, never shortened; a new one is as long as it was asked for.
+                    // A lease is extended, never shortened; a new lease has the requested length.
                     let until = match lease_of(&before, NAMES[who]) {
                         Some((held, until)) if held == attempt.acquired && until > time => until.max(time.plus(lease)),
                         _ => time.plus(lease),
@@ -312,7 +312,7 @@ proptest! {
             let mut names: Vec<&str> = record.waiters.iter().map(|waiter| &*waiter.holder_id).collect();
             names.extend(record.holders.iter().map(|held| &*held.holder_id));
             names.sort_unstable();
-            prop_assert!(names.is_sorted_by(|a, b| a < b), "nobody is there twice: {:?}", names);
+            prop_assert!(names.is_sorted_by(|a, b| a < b), "no client is there twice: {:?}", names);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Requests under an id of the caller's: however often they are made, given up and made again, one caller is inside.
+//! Requests under an id that the caller chose: however often they are made, given up and made again, one caller holds
+//! the lock.
 
 use std::pin::Pin;
 use std::task::Poll;
@@ -29,7 +30,7 @@ macro_rules! on_both {
 on_both! {
     a_granted_request_that_was_dropped_and_is_made_again_is_held,
     a_guard_that_was_dropped_and_a_request_that_is_made_again_do_not_cross,
-    a_dropped_guard_gives_way_to_the_line_before_the_same_request_is_granted_again,
+    a_dropped_guard_gives_way_to_the_queue_before_the_same_request_is_granted_again,
 }
 
 async fn waiting(engine: &Engine, count: u64) {
@@ -43,7 +44,7 @@ async fn is_pending<F: Future>(future: &mut Pin<Box<F>>) -> bool {
     std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
 }
 
-/// Gives everything that was begun the time to land, and then looks: the guard is of a lock that is held.
+/// Gives all calls that have begun the time to land, and then checks: the guard's lock is held.
 async fn assert_held(engine: &Engine, guard: LockGuard) {
     engine.store().env().sleep(Duration::from_millis(30)).await;
     assert!(engine.mutex("m").try_acquire().await.unwrap().is_none(), "two callers are inside");
@@ -52,7 +53,7 @@ async fn assert_held(engine: &Engine, guard: LockGuard) {
 }
 
 /// The race: a queued caller is granted the lock and dropped before it is polled again; the same request is made again
-/// while the first one is being taken back.
+/// while the first is being withdrawn.
 async fn a_granted_request_that_was_dropped_and_is_made_again_is_held(engine: Engine) {
     for _ in 0..20 {
         let held = engine.mutex("m").acquire().await.unwrap();
@@ -79,8 +80,8 @@ async fn a_guard_that_was_dropped_and_a_request_that_is_made_again_do_not_cross(
     }
 }
 
-/// The same with another caller in line: it was there before the request that is made again.
-async fn a_dropped_guard_gives_way_to_the_line_before_the_same_request_is_granted_again(engine: Engine) {
+/// The same with another caller in the queue, which came before the request that is made again.
+async fn a_dropped_guard_gives_way_to_the_queue_before_the_same_request_is_granted_again(engine: Engine) {
     let lock = engine.mutex("m").request("r");
     let first = lock.acquire().await.unwrap();
     let before = first.token().number();

@@ -1,5 +1,5 @@
-//! Locks under faults from a seed: executions and sessions that take them in every way, operators who take them away,
-//! and an oracle that holds what everybody was told against what was stored. Seeds are chosen as for workflows.
+//! Locks under faults from a seed: executions and sessions acquire them in every way, operators release them by force,
+//! and an oracle compares what all clients were told with what was stored. Seeds are chosen as for workflows.
 
 mod cast;
 mod clients;
@@ -33,7 +33,7 @@ fn locks_keep_their_promises_without_faults() {
     }
 }
 
-/// Nobody restarts the engine here: whatever it forgets stays forgotten.
+/// Nothing restarts the engine here: whatever the engine forgets stays forgotten.
 #[test]
 fn locks_keep_their_promises_when_answers_are_lost() {
     let mut faults = Faults::none();
@@ -44,7 +44,7 @@ fn locks_keep_their_promises_when_answers_are_lost() {
     }
 }
 
-/// A play in which nothing happens proves nothing.
+/// Checks that every kind of event happens, since a simulation without events proves nothing.
 #[test]
 fn every_scene_is_played() {
     let mut played = std::collections::BTreeMap::<String, u32>::new();

@@ -1,4 +1,4 @@
-//! Locks on slots: from outside, from within workflows that crash at every commit, and both at once.
+//! Locks on slots: from outside, inside workflows that crash at every commit, and both at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ async fn rev(slot: &Slot<LockRecord>) -> Rev {
 }
 
 #[test]
-fn what_cannot_be_a_lock_is_refused_when_it_is_made() {
+fn an_impossible_lock_is_refused_when_it_is_made() {
     let new = DurableSemaphore::new;
     assert_eq!(new(0, HOUR), Err(LockSetupError::NoPermits));
     assert_eq!(new(1, Duration::ZERO), Err(LockSetupError::LeaseTooShort(Duration::ZERO)));
@@ -44,7 +44,7 @@ fn what_cannot_be_a_lock_is_refused_when_it_is_made() {
 }
 
 #[tokio::test]
-async fn a_call_with_a_bad_lease_or_for_nobody_is_refused() {
+async fn a_call_with_a_bad_lease_or_without_a_holder_is_refused() {
     let slot = states().await.global().slot::<LockRecord>("lock");
     let mutex = DurableMutex::default();
     let refused = mutex.try_acquire(&slot, "", NOW, None).await;
@@ -65,7 +65,7 @@ async fn a_call_with_a_bad_lease_or_for_nobody_is_refused() {
 }
 
 #[tokio::test]
-async fn every_operation_is_there_from_outside() {
+async fn every_operation_works_from_outside() {
     let slot = states().await.global().slot("lock").initial(initial_lock_record());
     let pair = DurableSemaphore::new(2, Duration::from_secs(10)).unwrap();
     let acquire = async |holder, now| pair.try_acquire(&slot, holder, now, None).await.unwrap();
@@ -77,7 +77,7 @@ async fn every_operation_is_there_from_outside() {
     assert_eq!(acquire("d", later(1)).await.position, Some(1));
     assert!(pair.renew(&slot, "a", later(9), None).await.unwrap());
     assert!(!pair.renew(&slot, "c", later(9), None).await.unwrap(), "it waits");
-    // By now b has lost its lease, and c its place.
+    // By now the lease of b has expired, and c has lost its position.
     assert!(!pair.renew(&slot, "b", later(10), None).await.unwrap());
     assert_eq!(acquire("d", later(10)).await.token, Some(FencingToken(3)));
     assert_eq!(acquire("b", later(10)).await.position, Some(0));
@@ -94,14 +94,14 @@ async fn every_operation_is_there_from_outside() {
 }
 
 #[tokio::test]
-async fn what_changes_nothing_writes_nothing() {
+async fn a_call_that_changes_nothing_writes_nothing() {
     let states = states().await;
     let mutex = DurableMutex::default();
     let bare = states.global().slot::<LockRecord>("bare");
     let first = states.global().slot("first").initial(initial_lock_record());
     let held = states.global().slot("held");
     mutex.try_acquire(&held, "a", NOW, None).await.unwrap();
-    // Somebody has noted something beside the record.
+    // Other code has stored a note beside the record.
     let noted = json!({"holders": [], "waiters": [], "last_token": 7, "note": "mine"});
     let written = states.global().slot::<Value>("noted");
     written.set(noted.clone()).await.unwrap();
@@ -122,7 +122,7 @@ async fn what_changes_nothing_writes_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_no_record_is_an_error_and_stays_as_it_is() {
+async fn a_value_that_is_no_record_is_an_error_and_stays_as_it_is() {
     let states = states().await;
     let mutex = DurableMutex::default();
     let (slot, raw) = (states.global().slot::<LockRecord>("lock"), states.global().slot::<Value>("lock"));
@@ -167,9 +167,9 @@ async fn an_attempt_that_is_sent_again_under_its_name_is_answered_the_same() {
     assert!(matches!(other, Err(SlotLockError::State(StateError::OnceReused { .. }))), "{other:?}");
 }
 
-/// Handles of two queues on one store: they race for the slot, and lose to each other.
+/// Handles of two queues on one store: they race for the slot, and each loses some races.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_contend_and_never_more_than_the_permits_are_inside() {
+async fn many_clients_contend_and_no_more_than_the_permits_are_inside() {
     let store = Store::memory().await.unwrap();
     let (inside, done) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let mut tasks = tokio::task::JoinSet::new();
@@ -204,7 +204,7 @@ async fn many_contend_and_never_more_than_the_permits_are_inside() {
     assert_eq!(slot.get().await.unwrap(), Some(LockRecord { last_token: FencingToken(60), ..initial_lock_record() }));
 }
 
-/// Every operation from within, with all that they answer.
+/// Every operation inside a workflow, with all its answers.
 fn every_operation() -> Workflow<(), Value> {
     workflow("every").run(async |ctx: Ctx, ()| {
         let mutex = DurableMutex::new(HOUR)?;
@@ -224,11 +224,11 @@ fn every_operation() -> Workflow<(), Value> {
         let wrong = mutex.try_acquire(&slot, &me, now, Some(Duration::ZERO)).await.is_err();
         ctx.sleep(HOUR * 3).await?;
         let over = mutex.renew(&slot, &me, ctx.now().await, None).await?;
-        // The one behind is dead, and so is the third.
+        // The leases of "behind" and "third" have expired.
         let taken = mutex.try_acquire(&slot, "new", ctx.now().await, None).await?;
         let last = mutex.try_acquire(&slot, &me, ctx.now().await, None).await?;
         let now = ctx.now().await;
-        // The release is part of something larger.
+        // The release is part of a transaction.
         let released = ctx.transaction("pay", async |tx: Tx| {
             tx.global::<u64>("paid").increment(1).await?;
             Ok::<_, Failure>(DurableMutex::default().release(&tx.workflow("lock"), "new", now).await?)
@@ -264,7 +264,7 @@ async fn a_crash_at_any_commit_changes_no_answer() {
     assert!(crashes >= 20, "{crashes}");
 }
 
-/// Reads, waits and writes: what two do at once, one of them loses.
+/// Reads, waits and writes: if two executions do this at once, one addition is lost.
 fn contender() -> Workflow<u64, (u64, Vec<FencingToken>)> {
     workflow("contender").run(async |ctx: Ctx, times: u64| {
         let mutex = DurableMutex::new(Duration::from_secs(120))?;
@@ -283,7 +283,7 @@ fn contender() -> Workflow<u64, (u64, Vec<FencingToken>)> {
             sum.set(read + 1).await?;
             mutex.release(&slot, ctx.id(), ctx.now().await).await?;
         }
-        // The other one has time enough to be done as well.
+        // The caller outside has time to finish as well.
         for _ in 0..30 {
             if sum.get().await?.unwrap_or(0) >= 100 + times {
                 break;
@@ -294,7 +294,7 @@ fn contender() -> Workflow<u64, (u64, Vec<FencingToken>)> {
     })
 }
 
-/// Does the same from outside, once: a hundred in the sum tell that it is done.
+/// Adds a hundred from outside, once. The sum shows whether that is done.
 async fn outsider(engine: Engine) {
     let (states, mutex) = (engine.states(), DurableMutex::new(Duration::from_secs(120)).unwrap());
     let (slot, sum) = (states.global().slot::<LockRecord>("lock"), states.global().slot::<u64>("sum").initial(0));
@@ -315,7 +315,7 @@ async fn outsider(engine: Engine) {
 }
 
 #[tokio::test]
-async fn a_workflow_and_somebody_outside_exclude_each_other_over_every_crash() {
+async fn a_workflow_and_a_caller_outside_exclude_each_other_over_every_crash() {
     let crashes = Crashes::of(contender, 3).outside(outsider).run(async |outcome| {
         let (sum, tokens) = outcome.result.as_ref().unwrap();
         assert_eq!(*sum, 103, "{:?}", outcome.crash);
@@ -325,7 +325,7 @@ async fn a_workflow_and_somebody_outside_exclude_each_other_over_every_crash() {
     assert!(crashes >= 20, "{crashes}");
 }
 
-/// Waits for the lock of others; gives where it stood at each attempt, and its token.
+/// Waits for a lock that others hold. Returns its position at each attempt, and its token.
 fn patient() -> Workflow<(), (Vec<usize>, FencingToken)> {
     workflow("patient").run(async |ctx: Ctx, ()| {
         let (mutex, slot) = (DurableMutex::default(), ctx.state().global::<LockRecord>("lock"));
@@ -342,7 +342,7 @@ fn patient() -> Workflow<(), (Vec<usize>, FencingToken)> {
 }
 
 #[tokio::test]
-async fn the_permit_of_one_that_died_is_taken_over_when_its_lease_ends() {
+async fn the_permit_of_a_dead_holder_is_taken_over_when_its_lease_expires() {
     let patient = patient();
     let test = TestEngine::new(&patient, 1).await.unwrap();
     let (slot, mutex) = (test.engine().states().global().slot::<LockRecord>("lock"), DurableMutex::default());
@@ -350,7 +350,7 @@ async fn the_permit_of_one_that_died_is_taken_over_when_its_lease_ends() {
     mutex.try_acquire(&slot, "dead", start, Some(Duration::from_secs(10))).await.unwrap();
     let (places, token) = test.complete(&patient, ()).await.unwrap();
     assert_eq!((places, token), (vec![0, 0, 0], FencingToken(2)), "at 0, 4 and 8 s; at 12 s it is over");
-    // Whoever thought that it still held it is told, and takes nothing from the new holder.
+    // The former holder is told that it lost the lock, and takes nothing from the new holder.
     let now = test.env().now();
     assert!(!mutex.renew(&slot, "dead", now, None).await.unwrap());
     assert!(!mutex.release(&slot, "dead", now).await.unwrap());
@@ -358,7 +358,7 @@ async fn the_permit_of_one_that_died_is_taken_over_when_its_lease_ends() {
 }
 
 #[tokio::test]
-async fn one_that_died_in_line_is_dropped_when_its_lease_ends() {
+async fn a_dead_waiter_is_dropped_when_its_lease_expires() {
     let patient = patient();
     let test = TestEngine::new(&patient, 1).await.unwrap();
     let (slot, mutex) = (test.engine().states().global().slot::<LockRecord>("lock"), DurableMutex::default());
@@ -369,9 +369,10 @@ async fn one_that_died_in_line_is_dropped_when_its_lease_ends() {
     assert_eq!((places, token), (vec![1, 1, 0, 0], FencingToken(2)), "at 0, 4, 8 and 12 s; at 16 s it is free");
 }
 
-/// What a workflow is told of a record that is none is the same on a replay, though it was mended meanwhile.
+/// A workflow reads a slot that holds no lock record and gets an error. A replay returns the same error, even if the
+/// slot was repaired meanwhile.
 #[tokio::test]
-async fn a_workflow_is_told_of_a_record_that_is_none() {
+async fn a_workflow_gets_an_error_for_a_value_that_is_no_record() {
     let told = workflow("told").run(async |ctx: Ctx, ()| {
         let (mutex, slot) = (DurableMutex::default(), ctx.state().global::<LockRecord>("lock"));
         let told = match mutex.try_acquire(&slot, ctx.id(), ctx.now().await, None).await {

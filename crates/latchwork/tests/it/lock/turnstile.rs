@@ -1,6 +1,7 @@
-//! A store in memory whose commits to a space can be held up, on either side of what they do: so two things happen at
-//! the very same moment, every time. Answers may be lost, keys unreadable for a while, reads take turns, and the
-//! process may end after so many commits. And one on which several engines are at work, as if each owned a part.
+//! A store in memory whose commits to a space can be held up, before or after they land. So a test makes two things
+//! happen at the very same moment, every time. Answers can be lost, keys can be unreadable for a while, reads can
+//! yield, and the process can end after a number of commits. Several engines can also work on one store, as if each
+//! owned a part of it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,29 +22,29 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// How often everybody gets a turn. Whoever is not done by then never will be.
+/// How often every task gets a turn. A task that is not done by then never will be.
 const TURNS: usize = 200;
 
 #[derive(Default)]
 struct Ways {
-    /// The space of those commits that can be held up: the locks', unless something else is said.
+    /// The space whose commits are held up unless a test names another: that of the locks.
     heads: Option<SpaceId>,
     space: Option<SpaceId>,
-    /// The space that tells which engine owns what, if that is not to be looked at.
+    /// The space of shard owners, if ownership is not checked.
     shards: Option<SpaceId>,
-    /// The next such commit is held up.
+    /// The next commit to the space is held up.
     holds: Option<Side>,
-    /// The answer to the next one is lost.
+    /// The answer to the next commit to the space is lost.
     loses: bool,
     /// A key that cannot be read.
     unreadable: Option<Key>,
-    /// Keys whose records are not what was written.
+    /// Keys whose records are damaged.
     damaged: BTreeSet<Key>,
-    /// Whether every read takes a turn.
+    /// Whether every read yields once.
     is_slow: bool,
-    /// The keys that scans have come to, if that is noted.
+    /// The keys that scans have returned, if they are noted.
     scanned: Option<BTreeSet<Key>>,
-    /// How many commits there are before the process ends.
+    /// How many more commits land before the process ends.
     left: Option<u32>,
 }
 
@@ -60,7 +61,7 @@ struct Turnstile {
 }
 
 impl Turnstile {
-    /// The commit without the checks of who owns what. They stay at their places.
+    /// The commit without its checks of ownership. Other checks keep their places.
     fn by_any_engine(&self, commit: Commit) -> Commit {
         let Some(shards) = self.ways.lock().shards else { return commit };
         if commit.writes().iter().any(|write| write.key().space() == shards) {
@@ -73,7 +74,7 @@ impl Turnstile {
         commit.writes().iter().cloned().fold(checks.fold(Commit::new(), Commit::check), Commit::write)
     }
 
-    /// Whether, and where, a commit is held up.
+    /// Whether a commit is held up, and on which side.
     fn holds(&self, commit: &Commit) -> Option<Side> {
         let mut ways = self.ways.lock();
         let is_to_it = ways.is_to_it(commit);
@@ -87,7 +88,7 @@ impl Turnstile {
         loses
     }
 
-    /// Fails once the process has ended; a commit may be the last one before.
+    /// Fails once the process has ended, and counts commits until then.
     fn lives(&self, is_commit: bool) -> latchwork::store::Result<()> {
         match &mut self.ways.lock().left {
             Some(0) => return Err(StoreError::Closed),
@@ -97,7 +98,7 @@ impl Turnstile {
         Ok(())
     }
 
-    /// What comes before every read.
+    /// Runs before every read.
     async fn read(&self) -> latchwork::store::Result<()> {
         if self.ways.lock().is_slow {
             tokio::task::yield_now().await;
@@ -105,7 +106,7 @@ impl Turnstile {
         self.lives(false)
     }
 
-    /// Fails as a store does that finds a wrong checksum in one of these records.
+    /// Fails like a store that finds a wrong checksum in one of these records.
     fn intact<'a>(&self, mut keys: impl Iterator<Item = &'a Key>) -> latchwork::store::Result<()> {
         let damaged = &self.ways.lock().damaged;
         match keys.find(|key| damaged.contains(*key)) {
@@ -245,7 +246,7 @@ impl Harm {
     pub const ALL: [Harm; 2] = [Harm::Nonsense, Harm::Checksum];
 }
 
-/// An engine on such a store, and time that passes when it is told to.
+/// An engine on such a store, whose time passes only when a test says so.
 pub struct Stage {
     pub engine: Engine,
     turnstile: Arc<Turnstile>,
@@ -267,7 +268,7 @@ impl Stage {
         stage
     }
 
-    /// A second engine on the same store. From now on nobody looks who owns what.
+    /// A second engine on the same store. From now on ownership is not checked.
     pub async fn second(&self) -> Engine {
         let shards = self.space("node.shards").await.all().space();
         self.turnstile.ways.lock().shards = Some(shards);
@@ -283,31 +284,31 @@ impl Stage {
         self.engine.locks().inspect(lock).await.unwrap()
     }
 
-    /// The next commit to a lock is held up, before it is looked at or after it has landed.
+    /// Holds up the next commit to a lock, before its checks or after it has landed.
     pub fn hold(&self, side: Side) {
         let mut ways = self.turnstile.ways.lock();
         (ways.space, ways.holds) = (ways.heads, Some(side));
     }
 
-    /// The next commit to a space is held up.
+    /// Holds up the next commit to a space.
     pub async fn hold_to(&self, space: &str, side: Side) {
         let space = self.space(space).await.all().space();
         let mut ways = self.turnstile.ways.lock();
         (ways.space, ways.holds) = (Some(space), Some(side));
     }
 
-    /// The next commit to a lock lands, and nobody is told.
+    /// The next commit to a lock lands, and its answer is lost.
     pub fn lose_answer(&self) {
         let mut ways = self.turnstile.ways.lock();
         (ways.space, ways.loses) = (ways.heads, true);
     }
 
-    /// Nobody can read this key, until it is another one or none.
+    /// Makes this key unreadable, until another key or `None` is given.
     pub fn break_off(&self, key: Option<Key>) {
         self.turnstile.ways.lock().unreadable = key;
     }
 
-    /// The first key of a space that holds these bytes.
+    /// The first key of a space that contains these bytes.
     pub async fn find(&self, space: &str, of: &[u8]) -> Key {
         let all = self.space(space).await.all();
         let found = self.engine.store().view().await.unwrap().scan(&all, Order::Ascending, usize::MAX).await.unwrap();
@@ -315,7 +316,7 @@ impl Stage {
         keys.find(|key| key.bytes().windows(of.len()).any(|bytes| bytes == of)).expect("there is such a key")
     }
 
-    /// The record of that key is not what was written: it makes no sense, or the store finds its checksum wrong.
+    /// Damages the record of that key: its value makes no sense, or its checksum is wrong.
     pub async fn damage(&self, space: &str, of: &[u8], harm: Harm) {
         let key = self.find(space, of).await;
         match harm {
@@ -331,33 +332,33 @@ impl Stage {
         self.turnstile.ways.lock().damaged.insert(key);
     }
 
-    /// From now on every read takes a turn.
+    /// From now on every read yields once.
     pub fn slow_down(&self) {
         self.turnstile.ways.lock().is_slow = true;
     }
 
-    /// From now on it is noted what scans come to. Gives what was noted so far.
+    /// From now on the keys that scans return are noted. Returns the keys noted so far.
     pub fn scanned(&self) -> BTreeSet<Key> {
         self.turnstile.ways.lock().scanned.replace(BTreeSet::new()).unwrap_or_default()
     }
 
-    /// The process ends after so many commits; or it lives again.
+    /// The process ends after so many commits; with `None`, it lives again.
     pub fn end_after(&self, commits: Option<u32>) {
         self.turnstile.ways.lock().left = commits;
     }
 
-    /// Lets the commit go that is held up.
+    /// Lets the held-up commit continue.
     pub fn open(&self) {
         assert!(self.turnstile.ways.lock().holds.is_none(), "nothing was held up");
         self.open_next();
     }
 
-    /// The same, while the next commit is to be held up, too.
+    /// The same, when the next commit is to be held up as well.
     pub fn open_next(&self) {
         self.turnstile.opened.add_permits(1);
     }
 
-    /// Everybody has turns, while no time passes.
+    /// Gives every task turns, while no time passes.
     pub async fn turns(&self) {
         for _ in 0..TURNS {
             tokio::task::yield_now().await;
@@ -370,22 +371,22 @@ impl Stage {
         self.turns().await;
     }
 
-    /// Somebody begins something, and has done of it what can be done at once. A moment passes.
+    /// Begins a call, and lets it do everything that needs no time. A moment passes.
     pub async fn begins<T: Send + 'static>(&self, what: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         let begun = tokio::spawn(what);
         self.pass(Duration::from_secs(1)).await;
         begun
     }
 
-    /// What something came to that needs no more time.
+    /// Returns the result of a call that needs no more time.
     pub async fn done<T>(&self, what: JoinHandle<T>) -> T {
         self.turns().await;
-        assert!(what.is_finished(), "it takes for ever");
+        assert!(what.is_finished(), "it does not end");
         what.await.unwrap()
     }
 }
 
-/// The tokens of those who hold a lock, and of those who wait.
+/// The tokens of the holders of a lock, and of its waiters.
 pub fn tokens(state: &LockState) -> (Vec<u64>, Vec<u64>) {
     let tokens = |requests: &[latchwork::lock::Requested]| requests.iter().map(|request| request.token).collect();
     assert_eq!(state.used, state.holders.iter().map(|holder| holder.permits).sum::<u32>());

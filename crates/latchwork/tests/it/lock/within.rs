@@ -1,4 +1,4 @@
-//! Locks within workflows, each under a crash at every commit and on its own.
+//! Locks inside workflows, each under a crash at every commit and on its own.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn often() -> Retry {
     Retry::exponential().max_attempts(100)
 }
 
-/// Takes a mutex, and changes something that nobody else may meanwhile.
+/// Holds a mutex while it reads and writes a value that no other execution may change meanwhile.
 fn careful() -> Workflow<u32, u64> {
     workflow("careful").run(async |ctx: Ctx, pause: u32| {
         let guard = ctx.mutex("m").acquire().await?;
@@ -40,7 +40,7 @@ async fn executions_take_turns_in_the_order_in_which_they_came() {
         handles.push(engine.start(&careful, 5).id(format!("c{number}")).await.unwrap());
         test.run(test.env().sleep(Duration::from_millis(10))).await;
     }
-    // All of them are out of memory, and one of them holds the mutex.
+    // All executions are out of memory, and one of them holds the mutex.
     test.run(test.env().sleep(Duration::from_secs(3))).await;
     assert_eq!(engine.residents(), 0);
     let why = engine.why("c3").await.unwrap();
@@ -54,7 +54,7 @@ async fn executions_take_turns_in_the_order_in_which_they_came() {
 }
 
 #[tokio::test]
-async fn a_crash_at_any_commit_loses_no_lock_and_gives_none_twice() {
+async fn a_crash_at_any_commit_loses_no_lock_and_grants_none_twice() {
     let careful = careful();
     let crashes = Crashes::of(|| careful.clone(), 1).outside({
         let careful = careful.clone();
@@ -74,7 +74,7 @@ async fn a_crash_at_any_commit_loses_no_lock_and_gives_none_twice() {
 }
 
 #[tokio::test]
-async fn a_wait_for_a_lock_can_end_before() {
+async fn a_wait_for_a_lock_can_have_a_time_limit() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| {
         let at_once = ctx.mutex("m").try_acquire().await?.is_some();
         let in_time = ctx.mutex("m").wait_at_most(HOUR).acquire().await?.is_some();
@@ -148,7 +148,7 @@ async fn a_branch_that_loses_a_race_holds_nothing_and_waits_for_nothing() {
             .await;
         let is_late = matches!(raced, First2::Second(_));
         ctx.run("after", async || Ok::<_, Failure>(())).retry(often()).await?;
-        // If it were still held, this would be refused or wait for ever.
+        // If the lock were still held, this would be refused or would wait for ever.
         ctx.mutex("free").acquire().await?.release().await?;
         Ok(is_late)
     });
@@ -186,7 +186,7 @@ async fn the_same_execution_may_hold_a_mutex_twice_only_if_it_says_so() {
     let handle = test.engine().start(&nests, false).id("n").await.unwrap();
     let Err(WorkflowError::Failed { failure, .. }) = test.run(handle.result()).await else { panic!("it may") };
     assert!(matches!(failure.get::<LockRefused>(), Some(LockRefused::AlreadyHeld { .. })), "{failure}");
-    // In the one that may, the mutex is held until the last guard is gone.
+    // With a reentrant lock, the mutex is held until its last guard is gone.
     let handle = test.engine().start(&nests, true).id("n2").await.unwrap();
     test.run(test.env().sleep(Duration::from_secs(5))).await;
     assert!(test.engine().mutex("m").try_acquire().await.unwrap().is_none());
@@ -195,7 +195,7 @@ async fn the_same_execution_may_hold_a_mutex_twice_only_if_it_says_so() {
 }
 
 #[tokio::test]
-async fn names_are_shared_by_all_or_by_a_workflow_or_a_family() {
+async fn names_are_shared_by_all_executions_or_by_a_workflow_or_a_tree() {
     let child = workflow("child").run(async |ctx: Ctx, ()| {
         let tree = ctx.mutex("m").of_tree().try_acquire().await?.is_some();
         let workflow = ctx.mutex("m").of_workflow().try_acquire().await?.is_some();
@@ -223,7 +223,7 @@ async fn names_are_shared_by_all_or_by_a_workflow_or_a_family() {
     let engine = test.engine();
     let a = engine.start(&parent, "a".into()).id("a").await.unwrap();
     test.run(test.env().sleep(Duration::from_secs(60))).await;
-    // The first holds all three: its child can have what is of its own workflow only.
+    // The first parent holds all three locks. A child can acquire only the lock of its own workflow.
     let b = engine.start(&parent, "b".into()).id("b").await.unwrap();
     assert_eq!(test.run(a.result()).await.unwrap(), (false, true, false));
     assert_eq!(test.run(b.result()).await.unwrap(), (false, true, false));
@@ -231,7 +231,7 @@ async fn names_are_shared_by_all_or_by_a_workflow_or_a_family() {
 }
 
 #[tokio::test]
-async fn an_execution_that_begins_anew_or_fails_holds_nothing() {
+async fn an_execution_that_continues_as_new_or_fails_holds_nothing() {
     let anew = workflow("anew").run(async |ctx: Ctx, round: u32| {
         let _guard = ctx.mutex("m").acquire().await?;
         match round {
@@ -278,7 +278,7 @@ async fn a_fork_acquires_what_the_source_held() {
 }
 
 #[tokio::test]
-async fn an_execution_that_is_terminated_hands_over_in_that_commit() {
+async fn the_commit_that_terminates_an_execution_grants_its_lock_to_the_next() {
     let holds = workflow("holds").run(async |ctx: Ctx, nap: u64| {
         let _guard = ctx.semaphore("s", 2).acquire_many(2).await?;
         ctx.sleep(Duration::from_secs(nap)).await?;

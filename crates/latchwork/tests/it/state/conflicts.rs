@@ -1,4 +1,4 @@
-//! Two handles with queues of their own on one store: as two processes would be, they can only compare and swap.
+//! Two handles with queues of their own on one store: like two processes, they can only compare and swap.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -40,7 +40,7 @@ async fn two_handles_that_increment_one_counter_lose_nothing() {
     }
 }
 
-/// Conflict injection: from within the mutator another handle moves the container, so many times.
+/// Conflict injection: inside the mutator, another handle changes the container, so many times.
 #[tokio::test]
 async fn the_retry_schedule_is_as_promised_and_the_mutator_sees_fresh_state() {
     for conflicts in 0..6u32 {
@@ -57,7 +57,7 @@ async fn the_retry_schedule_is_as_promised_and_the_mutator_sees_fresh_state() {
                         let mut state = state.unwrap();
                         assert_eq!(state["theirs"].as_u64().unwrap_or(0), u64::from(run), "not fresh");
                         if run < conflicts {
-                            // A process of its own, so not a re-entry.
+                            // Another process, so this is not a re-entry.
                             tokio::spawn(async move { intruder.inc_state("theirs", 1).await }).await.unwrap().unwrap();
                         }
                         state["ours"] = json!(true);
@@ -72,7 +72,7 @@ async fn the_retry_schedule_is_as_promised_and_the_mutator_sees_fresh_state() {
             for _ in 0..50 {
                 tokio::task::yield_now().await;
             }
-            // Budgets are far away; what is near is a pause between attempts.
+            // The budgets end much later; a near deadline is a pause between attempts.
             if let Some(next) = clock.next_deadline().map(|next| next - env.monotonic())
                 && next < Duration::from_secs(1)
             {
@@ -96,16 +96,16 @@ async fn the_retry_schedule_is_as_promised_and_the_mutator_sees_fresh_state() {
     }
 }
 
-/// Never decided on a stale cache: the handle has just written, so it knows the state; somebody else moves it; a change
-/// that would change nothing on the known state must be decided on the new one.
+/// A change is never decided on a stale cache. The handle has just written, so it knows the state; then another handle
+/// changes the state. A change that would be a no-op on the known state must be decided on the new state.
 #[tokio::test]
-async fn what_changes_nothing_is_decided_on_fresh_state() {
+async fn a_change_without_effect_is_decided_on_fresh_state() {
     let store = Store::memory().await.unwrap();
     let (ours, theirs) = (States::on(&store).await.unwrap(), States::on(&store).await.unwrap());
     let (session, intruder) = (ours.session("s"), theirs.session("s"));
     let (go, gate) = tokio::sync::oneshot::channel::<()>();
     let gate = Arc::new(parking_lot::Mutex::new(Some(gate)));
-    // Keeps the queue, and with it what it knows, alive while the other one writes.
+    // Keeps the queue and its cached state alive while the other handle writes.
     let first = tokio::spawn({
         let session = session.clone();
         async move {
@@ -133,7 +133,7 @@ async fn what_changes_nothing_is_decided_on_fresh_state() {
     tokio::task::yield_now().await;
     go.send(()).unwrap();
     first.await.unwrap();
-    assert!(second.await.unwrap().changed, "it was 2 by then");
+    assert!(second.await.unwrap().changed, "the state was 2 by then");
     assert_eq!(session.get().await.unwrap().unwrap(), json!({"n": 1}));
 }
 
@@ -158,10 +158,10 @@ async fn refusals_of_a_mutator_are_about_fresh_state_too() {
     assert_eq!(paid.await.unwrap().value, json!({"balance": 40}));
 }
 
-/// Whoever is outrun again and again goes on trying at a steady pace: with pauses that double for ever it would come to
-/// try hardly at all, while others who have just come are through at once.
+/// A caller that loses the race again and again keeps trying at a steady pace. With pauses that double for ever it
+/// would hardly try at all, while newer callers succeed at once.
 #[tokio::test]
-async fn whoever_is_outrun_often_is_not_left_behind() {
+async fn a_caller_that_loses_many_races_is_not_left_behind() {
     const OUTRUN: u32 = 40;
     for (pause, longest) in [(10, 40), (1000, 1000)] {
         let (env, clock) = Env::seeded(1);
@@ -177,7 +177,7 @@ async fn whoever_is_outrun_often_is_not_left_behind() {
                     let (other, run) = (other.clone(), runs.fetch_add(1, Ordering::SeqCst));
                     async move {
                         if run < OUTRUN {
-                            // A task of its own, as another process would be.
+                            // A separate task stands for another process.
                             let faster = tokio::spawn(async move { other.inc_state("n", 1).await });
                             faster.await.unwrap().unwrap();
                         }
@@ -196,7 +196,7 @@ async fn whoever_is_outrun_often_is_not_left_behind() {
             }
             clock.advance(Duration::from_millis(1));
             waited += 1;
-            assert!(waited < u64::from(OUTRUN) * longest, "it is still behind, after {runs:?} runs");
+            assert!(waited < u64::from(OUTRUN) * longest, "it has not succeeded after {runs:?} runs");
         }
         assert_eq!(runs.load(Ordering::SeqCst), OUTRUN + 1);
         assert!(waited > u64::from(OUTRUN) * pause / 4, "{waited} ms");

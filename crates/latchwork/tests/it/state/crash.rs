@@ -1,6 +1,6 @@
-//! Power loss while a counter is incremented, and stores that fail: what was acknowledged is there exactly once, what
-//! is sent again under its key is not applied twice, and every caller gets an answer. `LATCHWORK_IMAGES` and
-//! `LATCHWORK_SEED` as elsewhere.
+//! Power loss while a counter is incremented, and stores that fail: acknowledged increments are there exactly once, an
+//! increment that is sent again under its key is not applied twice, and every caller gets an answer. `LATCHWORK_IMAGES`
+//! and `LATCHWORK_SEED` as elsewhere.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ async fn open(disk: &SimDisk) -> States {
     States::on(&options.open("/data").await.unwrap()).await.unwrap()
 }
 
-/// Sends increments together, each under a key of its own, and gives their answers in the order of the keys.
+/// Sends increments together, each under a key of its own, and returns their answers in the order of the keys.
 async fn count(states: &States, numbers: impl Iterator<Item = u64>) -> Vec<Result<u64, StateError>> {
     let calls = numbers.map(|number| {
         let session = states.session("s").mutation_timeout(None).once(format!("{number}"));
@@ -38,8 +38,8 @@ async fn count(states: &States, numbers: impl Iterator<Item = u64>) -> Vec<Resul
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// What a disk was left with: as much as was acknowledged, at most what was sent; and after all is sent again, each
-/// once.
+/// Checks a disk after a power loss: at least all acknowledged increments are there, and at most all sent ones. After
+/// all are sent again, each is there once.
 async fn check(disk: &SimDisk, acknowledged: u64, place: &str) {
     let states = open(disk).await;
     let session = states.session("s");
@@ -91,7 +91,7 @@ async fn increments_are_there_exactly_once_whatever_a_power_loss_leaves() {
     }
 }
 
-/// A disk that fails to sync: everybody is told, nobody hangs, and what was not acknowledged can be sent again.
+/// A disk fails to sync: every caller gets an error, no caller hangs, and unacknowledged increments can be sent again.
 #[tokio::test]
 async fn every_caller_gets_an_answer_from_a_store_that_fails() {
     for failing in [Attempt::Sync, Attempt::Write] {
@@ -129,7 +129,7 @@ async fn a_huge_queue_is_worked_off_in_order() {
 
 /// Callers that run out of time just when their turn comes: those told `Withdrawn` are not applied, the others are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_withdrawn_is_never_applied() {
+async fn a_withdrawn_mutation_is_never_applied() {
     use latchwork::state::{MutationError, TimeoutOutcome};
     for container in super::both().await {
         let mut tasks = JoinSet::new();
@@ -160,7 +160,7 @@ async fn what_is_withdrawn_is_never_applied() {
             });
         }
         let counts = tasks.join_all().await;
-        // Whatever was still running has ended when this one has.
+        // When this call has ended, all earlier calls have ended as well.
         container.inc_state("n", 0).await.unwrap();
         let (applied, may) = counts.iter().fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
         assert_eq!(container.get().await.unwrap().unwrap()["n"], applied + may, "{applied} applied, {may} may");

@@ -17,7 +17,7 @@ pub(crate) async fn states() -> States {
     States::on(&Store::memory().await.unwrap()).await.unwrap()
 }
 
-/// One container of each kind, for what must hold of both.
+/// One container of each kind, for tests of both kinds.
 pub(crate) async fn both() -> [Container; 2] {
     let states = states().await;
     [states.session("s"), states.sequencer("q")]

@@ -1,4 +1,4 @@
-//! What once broke a promise of containers and slots, and must not again.
+//! Former bugs of containers and slots.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ where
     task
 }
 
-/// Keeps a container's queue busy until it is told to go on.
+/// Keeps a container's queue busy until the test lets it continue.
 async fn blocked(container: &Container) -> (tokio::sync::oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
     let (go, gate) = tokio::sync::oneshot::channel::<()>();
     let gate = Arc::new(parking_lot::Mutex::new(Some(gate)));
@@ -45,9 +45,10 @@ async fn blocked(container: &Container) -> (tokio::sync::oneshot::Sender<()>, to
     (go, blocking)
 }
 
-/// A queue that has just become empty is let go of while the next job comes: nobody is given up, nothing is lost.
+/// The race: a queue that has just become empty ends while the next job comes. No caller is given up, and no job is
+/// lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_queue_that_ends_takes_nobody_with_it() {
+async fn a_queue_that_ends_takes_no_job_with_it() {
     for container in both().await {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..4 {
@@ -96,9 +97,9 @@ enum Dropped {
     Withdrawn,
 }
 
-/// A panic where a mutator, or what it made, is dropped is that mutator's own affair.
+/// A panic in the drop of a mutator, or of its future, affects that mutator only.
 #[tokio::test]
-async fn panics_where_something_is_dropped_do_not_disturb_the_neighbours() {
+async fn panics_in_drops_do_not_disturb_the_neighbours() {
     for dropped in [Dropped::Mutator, Dropped::Future, Dropped::Withdrawn] {
         for container in both().await {
             let (go, blocking) = blocked(&container).await;
@@ -142,9 +143,10 @@ async fn panics_where_something_is_dropped_do_not_disturb_the_neighbours() {
     }
 }
 
-/// A mutator that waits has seen what was made before it. If that is refused, it has seen what never was.
+/// A mutator that awaits has read the state of the mutator before it. If that state is refused, the later mutator has
+/// read a state that never existed, so it must run again.
 #[tokio::test]
-async fn what_was_too_large_is_seen_by_nobody() {
+async fn a_refused_large_state_is_seen_by_no_mutator() {
     let states = states().await;
     let session = states.session("s");
     let (go, blocking) = blocked(&session).await;
@@ -174,7 +176,7 @@ async fn what_was_too_large_is_seen_by_nobody() {
     assert_eq!(session.get().await.unwrap().unwrap(), json!({"n": 1}));
 }
 
-/// Each would be fine alone; what they leave behind together is more than a commit can tell.
+/// Each change fits alone; together they are more than a commit holds.
 #[tokio::test]
 async fn neighbours_that_are_too_much_for_one_commit_are_committed_apart() {
     let session = states().await.session("s");
@@ -198,7 +200,7 @@ async fn neighbours_that_are_too_much_for_one_commit_are_committed_apart() {
     assert_eq!(session.get().await.unwrap().unwrap()["text"], "9".repeat(1 << 20));
 }
 
-/// The same with answers, which are kept beside the change.
+/// The same with answers, which are stored beside the change.
 #[tokio::test]
 async fn answers_that_are_too_much_for_one_commit_are_committed_apart() {
     let session = states().await.session("s");
@@ -217,7 +219,7 @@ async fn answers_that_are_too_much_for_one_commit_are_committed_apart() {
     assert_eq!(session.get().await.unwrap().unwrap()["n"], 11);
 }
 
-/// A key that is too long is its caller's affair.
+/// A key that is too long is an error of its caller only.
 #[tokio::test]
 async fn an_idempotency_key_that_is_too_long_does_not_disturb_the_neighbours() {
     let limit = Limits::default().key_bytes;
@@ -241,7 +243,7 @@ fn nested(depth: usize) -> Value {
     (0..depth).fold(json!(1), |inner, _| json!({ "a": inner }))
 }
 
-/// What a container may hold, an answer and an event may hold as well, though they wrap it.
+/// If a container may hold a value, an answer and an event may hold it as well, though they wrap it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_and_events_are_as_deep_as_states() {
     let states = states().await;
@@ -259,7 +261,7 @@ async fn answers_and_events_are_as_deep_as_states() {
     }
 }
 
-/// No way leads to a state that could not be set.
+/// No operation leads to a state that could not be set.
 #[tokio::test]
 async fn a_path_makes_no_state_that_is_nested_too_deeply() {
     let path = |depth: usize| vec!["a"; depth].join(".");
@@ -279,7 +281,7 @@ async fn a_path_makes_no_state_that_is_nested_too_deeply() {
     }
 }
 
-/// Two stores are two places, even if they call their containers the same.
+/// Containers of the same name in two stores are different containers.
 #[tokio::test]
 async fn a_container_of_the_same_name_in_another_store_is_another_container() {
     let (here, there) = (states().await.session("s"), states().await.session("s"));
@@ -290,7 +292,7 @@ async fn a_container_of_the_same_name_in_another_store_is_another_container() {
     assert!(mutated.await.is_ok());
 }
 
-/// An error means that nothing was written; a slot never holds what its type cannot.
+/// An error means that nothing was written; a slot never holds a value that does not fit its type.
 #[tokio::test]
 async fn a_slot_is_never_given_what_does_not_fit_its_type() {
     let states = states().await;
@@ -318,7 +320,7 @@ async fn a_slot_that_is_set_again_under_a_key_answers_the_same() {
     assert!(matches!(slot.once("k").set(2).await, Err(StateError::OnceReused { .. })));
 }
 
-/// What was set is set, also to what would have been read anyway.
+/// A set counts as a write, even of the value that would have been read anyway.
 #[tokio::test]
 async fn a_slot_that_was_set_or_deleted_reads_as_no_initial_value_any_more() {
     let slots = states().await.global();
@@ -342,9 +344,9 @@ async fn a_given_initial_state_goes_before_the_defaults_of_a_schema() {
     assert_eq!(states.user("u").schema(&schema).get().await.unwrap().unwrap(), json!({"n": 1}));
 }
 
-/// One that is too large costs its neighbours a few more runs, not as many as there are neighbours.
+/// A mutation that is too large costs its neighbours a few more runs, not as many as there are neighbours.
 #[tokio::test]
-async fn neighbours_of_what_is_too_large_are_run_a_few_times_only() {
+async fn neighbours_of_a_too_large_mutation_are_run_a_few_times_only() {
     let session = states().await.session("s");
     let (go, blocking) = blocked(&session).await;
     let runs = Arc::new(AtomicU32::new(0));
@@ -382,7 +384,7 @@ async fn neighbours_of_what_is_too_large_are_run_a_few_times_only() {
     assert!(runs < 256 * 10, "{runs} runs of 256 mutators");
 }
 
-/// Two handles send the same, and one is faster each time: both are answered the same, whatever their budget.
+/// Two handles send the same mutation, and one is faster each time: both get the same answer, whatever their budget.
 #[tokio::test]
 async fn the_same_key_through_two_handles_at_once_is_applied_once() {
     fn count(session: &Container, faster: Option<Container>) -> impl Future<Output = Value> + Send + 'static {

@@ -1,4 +1,4 @@
-//! The queue: order, neighbours that fail, callers that go away, re-entry, and what is told to those who watch.
+//! The queue: order, neighbours that fail, callers that go away, re-entry, and what watchers receive.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,7 +36,7 @@ async fn a_thousand_mutators_run_one_at_a_time_in_the_order_they_came() {
                 .await
                 .unwrap()
             });
-            // The first poll is what puts it into the queue.
+            // The first poll puts the call into the queue.
             let first = std::future::poll_fn(|context| std::task::Poll::Ready(call.as_mut().poll(context))).await;
             calls.push((call, first));
         }
@@ -51,7 +51,7 @@ async fn a_thousand_mutators_run_one_at_a_time_in_the_order_they_came() {
     }
 }
 
-/// Stands for a mutator with a bug between others that have none: each caller gets its own answer.
+/// Stands for a mutator with a bug between others without bugs: each caller gets its own answer.
 #[tokio::test]
 async fn errors_and_panics_of_one_do_not_disturb_its_neighbours() {
     for container in both().await {
@@ -130,9 +130,9 @@ async fn a_caller_that_goes_away_before_its_turn_takes_its_mutation_with_it() {
     }
 }
 
-/// Re-entry would wait for itself. It is seen through calls, through other containers and through a second handle.
+/// A re-entry would wait for itself. It is found through calls, through other containers and through a second handle.
 #[tokio::test]
-async fn a_container_that_is_being_mutated_refuses_the_same_task_and_nobody_else() {
+async fn a_container_that_is_being_mutated_refuses_the_same_task_and_no_other() {
     let states = states().await;
     for container in [states.session("s"), states.target("t")] {
         let other = states.user("u");
@@ -142,7 +142,7 @@ async fn a_container_that_is_being_mutated_refuses_the_same_task_and_nobody_else
             async move {
                 let direct = inner.inc_state("n", 1).await.unwrap_err();
                 assert!(matches!(direct, StateError::ReentrantMutation { .. }), "{direct}");
-                // Reading, and other containers, are no mutation of this one.
+                // Reads, and changes of other containers, are no mutations of this one.
                 inner.get().await.unwrap();
                 let around = between.atomic_state(move |state| {
                     let inner = inner.clone();
@@ -189,7 +189,7 @@ async fn a_change_that_changes_nothing_commits_nothing_and_says_so() {
 }
 
 #[tokio::test]
-async fn those_who_watch_are_told_every_change_with_operation_path_and_delta() {
+async fn watchers_receive_every_change_with_operation_path_and_delta() {
     let states = states().await;
     for container in [states.session("s"), states.sequencer("q")] {
         let mut watch = container.watch(states.store().generation().await.unwrap()).await.unwrap();
@@ -219,9 +219,9 @@ async fn those_who_watch_are_told_every_change_with_operation_path_and_delta() {
     }
 }
 
-/// Neighbours share commits; still nothing is lost, and the events count every one of them.
+/// Neighbours share commits; still nothing is lost, and the events count every mutation.
 #[tokio::test]
-async fn neighbours_are_combined_and_every_one_of_them_is_told() {
+async fn neighbours_are_combined_and_watchers_receive_each_of_them() {
     let home = tempfile::tempdir().unwrap();
     let states = States::open(home.path().join("data")).await.unwrap();
     let session = states.session("s");
@@ -245,7 +245,7 @@ async fn neighbours_are_combined_and_every_one_of_them_is_told() {
 }
 
 #[tokio::test]
-async fn values_that_cannot_be_are_refused_with_their_place() {
+async fn invalid_values_are_refused_with_their_place() {
     let store = Store::memory().await.unwrap();
     let states = States::on(&store).await.unwrap();
     let session = states.session("s");

@@ -12,9 +12,9 @@ fn single_threaded() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// The first caller of a slot is on a runtime that stands still from then on: an execution that uses the slot goes on.
+/// The runtime of a slot's first caller stops: an execution that uses the slot still continues.
 #[test]
-fn a_slot_is_served_though_the_runtime_of_its_first_caller_stands_still() {
+fn a_slot_is_served_though_the_runtime_of_its_first_caller_has_stopped() {
     let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let counts =
         workflow("counts").run(async |ctx: Ctx, ()| Ok(ctx.state().global::<u64>("n").increment(1).await?.value));
@@ -29,7 +29,7 @@ fn a_slot_is_served_though_the_runtime_of_its_first_caller_stands_still() {
         tokio::time::timeout(Duration::from_secs(60), handle.result()).await.expect("it hangs").unwrap()
     });
     assert_eq!(counted, 2);
-    // The lane may have been faster than the first poll.
+    // The lane may have finished before the first poll.
     let changed = match polled {
         Poll::Ready(changed) => changed,
         Poll::Pending => still.block_on(first),
@@ -37,7 +37,7 @@ fn a_slot_is_served_though_the_runtime_of_its_first_caller_stands_still() {
     assert_eq!(changed.unwrap().value, 1);
 }
 
-/// The runtime that states were opened on has ended: the lane works on that of its caller.
+/// The runtime that states were opened on has ended: the lane works on the caller's runtime.
 #[test]
 fn states_outlive_the_runtime_that_they_were_opened_on() {
     let first = single_threaded();

@@ -1,4 +1,4 @@
-//! Containers that carry a schema: nothing is written that does not fit it.
+//! Containers with a schema: nothing is written that does not fit it.
 
 use latchwork::json;
 use latchwork::state::StateError;
@@ -17,7 +17,7 @@ struct Visits {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused_with_its_path_and_nothing_is_written() {
+async fn a_value_that_does_not_fit_is_refused_with_its_path_and_nothing_is_written() {
     for container in both().await {
         let container = container.schema_of::<Visits>();
         assert_eq!(container.get().await.unwrap().unwrap(), json!({"count": 0, "names": []}), "defaults fill it");
@@ -44,7 +44,7 @@ async fn what_does_not_fit_is_refused_with_its_path_and_nothing_is_written() {
 }
 
 #[tokio::test]
-async fn a_schema_that_is_none_is_an_error_of_every_operation() {
+async fn an_invalid_schema_is_an_error_of_every_operation() {
     for container in both().await {
         let container = container.schema(&json!({"type": 7}));
         let error = container.inc_state("n", 1).await.unwrap_err();
@@ -54,7 +54,7 @@ async fn a_schema_that_is_none_is_an_error_of_every_operation() {
 }
 
 #[tokio::test]
-async fn neighbours_of_one_that_does_not_fit_are_applied() {
+async fn neighbours_of_a_change_that_does_not_fit_are_applied() {
     for container in both().await {
         let container = container.schema(&json!({"properties": {"n": {"maximum": 10}}}));
         let calls = (0..20).map(|_| {

@@ -1,4 +1,4 @@
-//! Mixed operations by many tasks through two handles, from a seed, against a model: the watch tells the order in which
+//! Mixed operations by many tasks through two handles, from a seed, against a model: the watch shows the order in which
 //! they were applied, and the model applies them in that order. `LATCHWORK_CASES` and `LATCHWORK_SEED` as elsewhere.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// What a task is answered: whether it was applied, and its answer.
+/// Makes one operation. Returns whether it was applied, and its answer.
 async fn operate(container: &Container, random: &mut fastrand::Rng) -> Result<(Value, bool), StateError> {
     let field = ["a", "b", "r.c"][random.usize(..3)];
     let amount = random.i64(-2..3);
@@ -38,7 +38,7 @@ async fn operate(container: &Container, random: &mut fastrand::Rng) -> Result<(V
     Ok((changed.value, changed.changed))
 }
 
-/// The model's own idea of an operation, from what the watch tells of it.
+/// Applies an operation to the model, from the watch's event.
 fn apply(state: &mut Value, operation: &str, path: &str, delta: &Value) {
     let mut here = &mut *state;
     for part in path.split('.').filter(|part| !part.is_empty()) {
@@ -119,7 +119,7 @@ async fn simulate(seed: u64) {
 }
 
 #[tokio::test]
-async fn mixed_operations_of_two_handles_are_what_the_model_makes_of_them() {
+async fn mixed_operations_of_two_handles_match_the_model() {
     let first = number("LATCHWORK_SEED", 1);
     for seed in first..first + number("LATCHWORK_CASES", 200) {
         simulate(seed).await;

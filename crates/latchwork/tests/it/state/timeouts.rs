@@ -1,4 +1,4 @@
-//! The budget of a mutation, on virtual time: what it says must be what becomes of the mutation.
+//! The budget of a mutation, on virtual time: the error must say what really becomes of the mutation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ async fn settle() {
 }
 
 #[tokio::test]
-async fn one_that_had_not_started_is_withdrawn_and_never_applied() {
+async fn a_mutation_that_has_not_started_is_withdrawn_and_never_applied() {
     let (states, clock) = states().await;
     for container in [states.session("s"), states.sequencer("q")] {
         let blocking = slow(&container.clone().mutation_timeout(None), 100);
@@ -64,7 +64,7 @@ async fn one_that_had_not_started_is_withdrawn_and_never_applied() {
 }
 
 #[tokio::test]
-async fn one_that_had_started_may_still_be_applied_and_is() {
+async fn a_mutation_that_has_started_may_still_be_applied_and_is() {
     let (states, clock) = states().await;
     for container in [states.session("s"), states.sequencer("q")] {
         let first = slow(&container.clone().mutation_timeout(None), 4);
@@ -85,13 +85,14 @@ async fn one_that_had_started_may_still_be_applied_and_is() {
         let (_, before) = container.read().await.unwrap();
         clock.advance(Duration::from_secs(34));
         settle().await;
-        // The first had set the same, so the second changes nothing; it went through the queue all the same.
+        // The first mutation set the same value, so the second changes nothing; it still went through the queue.
         assert_eq!(container.read().await.unwrap().1, before);
         container.inc_state("after", 1).await.unwrap();
     }
 }
 
-/// A double increment elsewhere: the caller is told that it may be applied, asks again, and it is applied once.
+/// Stands for a double increment after a retry: the caller is told that the change may be applied, sends it again, and
+/// it is applied once.
 #[tokio::test]
 async fn a_retry_under_the_same_idempotency_key_is_applied_once() {
     let (states, clock) = states().await;
@@ -126,7 +127,7 @@ async fn a_retry_under_the_same_idempotency_key_is_applied_once() {
     let answer = again.await.unwrap().unwrap();
     assert_eq!((answer.value["n"].as_u64(), answer.changed), (Some(1), true));
     let later = count(session.clone()).await.unwrap().unwrap();
-    assert!(later.repeated && later.value == answer.value && later.rev == answer.rev, "however often it is asked");
+    assert!(later.repeated && later.value == answer.value && later.rev == answer.rev, "the same answer each time");
     assert_eq!(session.get().await.unwrap().unwrap(), json!({"n": 1}));
     let other = session.clone().once("order-7").inc_state("n", 1).await.unwrap_err();
     assert!(matches!(other, StateError::OnceReused { .. }), "{other}");
@@ -138,7 +139,7 @@ async fn a_retry_under_the_same_idempotency_key_is_applied_once() {
     }
 }
 
-/// Answers are kept for a day and then go, a few with each new one.
+/// Answers are kept for a day and then removed, a few with each new answer.
 #[tokio::test]
 async fn idempotency_keys_are_forgotten_after_a_day() {
     let (states, clock) = states().await;

@@ -1,4 +1,4 @@
-//! Admission: limits, lines, rates, and starts that are gathered.
+//! Admission: limits, queues, rates, and starts that are gathered.
 
 mod changed;
 mod crash;
@@ -25,7 +25,7 @@ use latchwork::store::{Env, Limits, Order, Store, VirtualClock};
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{Ctx, Engine, ExecutionState, Filter, WaitsFor, Workflow, WorkflowBuilder, workflow};
 
-/// A workflow that waits until it is told to end, and gives its input.
+/// A workflow that waits for the signal "end", and returns its input.
 fn held(builder: WorkflowBuilder) -> Workflow<String, String> {
     builder.run(async |ctx: Ctx, input: String| {
         ctx.receive::<()>("end").await?;
@@ -53,7 +53,7 @@ async fn used(engine: &Engine, key: Option<&str>) -> (u64, u64) {
     (limit.used, limit.waiting)
 }
 
-/// A store in memory on virtual time, on which engines follow each other as processes would.
+/// A store in memory on virtual time, on which engines follow each other like processes.
 struct Lives {
     store: Store,
     env: Env,
@@ -74,7 +74,7 @@ impl Lives {
         engine
     }
 
-    /// Waits for something while time passes by itself.
+    /// Waits for a future while time passes by itself.
     async fn run<T>(&self, future: impl Future<Output = T>) -> T {
         let passing = async {
             loop {
@@ -97,12 +97,12 @@ impl Lives {
         settle().await;
     }
 
-    /// How many records there are of limits, lines and what gathers.
+    /// The number of records of limits, queues and gathered starts.
     async fn records(&self) -> usize {
         self.count(&["workflow.gates", "workflow.admission"]).await
     }
 
-    /// How many records there are in spaces.
+    /// The number of records in these spaces.
     async fn count(&self, spaces: &[&str]) -> usize {
         let view = self.store.view().await.unwrap();
         let mut found = 0;
@@ -115,8 +115,8 @@ impl Lives {
     }
 }
 
-/// The executions of the workflow `import` that hold a permit of a limit, and those that wait for one in the order of
-/// the line, as their own records tell. The key of an execution is the first letter of its id.
+/// The executions of the workflow `import` that hold a permit of a limit, and those that wait for one, in the order of
+/// the queue. Both are read from the executions' own records. The key of an execution is the first letter of its id.
 async fn counted(engine: &Engine, key: Option<&str>) -> (Vec<String>, Vec<String>) {
     let (mut held, mut waiting) = (Vec::new(), Vec::new());
     let page = engine.list(Filter::new().workflow("import")).ascending().limit(1000).await.unwrap();
@@ -128,7 +128,7 @@ async fn counted(engine: &Engine, key: Option<&str>) -> (Vec<String>, Vec<String
         });
         let place = (why.queue.map_or(0, |queue| queue.ahead), found.id.to_string());
         let is_of_key = key.is_none_or(|key| found.id.starts_with(key));
-        // The permit of the key comes first.
+        // An execution acquires the permit of its key first.
         match (key, waits.as_deref()) {
             _ if !is_of_key => {}
             (None, Some("import")) => waiting.push(place),
@@ -145,7 +145,7 @@ fn has_not_ended(state: &ExecutionState) -> bool {
     matches!(state, ExecutionState::Running | ExecutionState::Waiting | ExecutionState::Parked(_))
 }
 
-/// That a limit counts what there is, and is not exceeded.
+/// Checks that a limit counts the executions there are, and is not exceeded.
 async fn judge(engine: &Engine, key: Option<&str>, most: u64) {
     let (held, waiting) = counted(engine, key).await;
     assert_eq!(used(engine, key).await, (held.len() as u64, waiting.len() as u64), "{key:?}: {held:?} {waiting:?}");

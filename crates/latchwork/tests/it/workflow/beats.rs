@@ -1,4 +1,4 @@
-//! Heartbeats of attempts that are over: an error, and nothing else comes of them.
+//! Heartbeats of attempts that are over: they return an error and have no other effect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Hands the first attempt over to somebody.
+/// Sends the first attempt out of the body to the test.
 type Hands = Arc<Mutex<Option<oneshot::Sender<Attempt>>>>;
 
 fn hands() -> (Hands, oneshot::Receiver<Attempt>) {
@@ -25,7 +25,7 @@ async fn settle() {
     }
 }
 
-/// The attempt is of a run that was continued; the step of the next one is at the same place.
+/// The attempt belongs to a run that has continued as new; the step of the next run is at the same place.
 #[tokio::test]
 async fn a_heartbeat_of_an_earlier_run_is_an_error() {
     let store = Store::memory().await.unwrap();
@@ -90,7 +90,7 @@ async fn progress_is_not_taken_over_from_an_earlier_run() {
     assert_eq!(test.run(handle.result()).await.unwrap(), None);
 }
 
-/// A body that has left something behind, which goes on with heartbeats when the step is over.
+/// A body that leaves a task behind, which sends a heartbeat after the step is over.
 fn beats(env: Arc<Mutex<Option<Env>>>, told: Arc<Mutex<Vec<bool>>>, way: u32) -> Workflow<(), ()> {
     let timeout = if way == 3 { 2 * SECOND } else { 1000 * SECOND };
     workflow("beats").timeout(timeout).run(move |ctx: Ctx, ()| {
@@ -123,7 +123,7 @@ fn beats(env: Arc<Mutex<Option<Env>>>, told: Arc<Mutex<Vec<bool>>>, way: u32) ->
     })
 }
 
-/// The attempt took too long, its branch has lost, the execution was terminated, timed out or cancelled, or the engine
+/// The attempt took too long, its branch lost, the execution was terminated, timed out or was cancelled, or the engine
 /// was stopped.
 #[tokio::test]
 async fn a_heartbeat_of_an_attempt_that_was_given_up_is_an_error() {

@@ -1,6 +1,6 @@
-//! The collector: batches by size and by time, over runs that are continued as new. And the program itself.
+//! The collector: batches by size and by time, over runs that continue as new. And the example program itself.
 
-// The main of the program is used by one test only, and nobody else reaches what it offers.
+// Only one test uses the program's `main`, and no other module uses its public items.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../examples/collector.rs"]
 mod program;
@@ -11,13 +11,14 @@ use latchwork::testing::TestEngine;
 use latchwork::workflow::WaitsFor;
 
 #[test]
-fn the_example_comes_to_its_end() {
+fn the_example_ends() {
     program::main().unwrap();
 }
 
-/// Items come in two bursts; between them the collector is out of memory. Nothing is lost where it goes on as new.
+/// Items come in two bursts; between them the collector is out of memory. No item is lost where the collector continues
+/// as new.
 #[tokio::test]
-async fn every_item_is_in_one_batch_and_the_collector_goes_on_for_ever() {
+async fn every_item_is_in_one_batch_and_the_collector_never_ends() {
     let collector = program::collector();
     let test = TestEngine::new(&collector, 1).await.unwrap();
     let engine = test.engine();

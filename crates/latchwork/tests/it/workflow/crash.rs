@@ -10,7 +10,7 @@ use latchwork::json;
 use latchwork::testing::{Crashes, crash_everywhere};
 use latchwork::workflow::{Attempt, Ctx, Engine, Failure, Retry, Tx, Workflow, workflow};
 
-/// Fifty steps with timers between them and failures in them, the outcome of which tells what each step gave.
+/// Fifty steps with timers between them and failures in them. The outcome contains the result of each step.
 #[tokio::test]
 async fn a_crash_at_any_commit_of_fifty_steps_changes_nothing() {
     let long = workflow("long").run(async |ctx: Ctx, seed: u64| {
@@ -46,7 +46,7 @@ async fn a_crash_at_any_commit_of_fifty_steps_changes_nothing() {
     assert!(crashes > 100, "{crashes} crashes");
 }
 
-/// At least once and no more than that needs: a body runs again only if the crash came while it ran or before its
+/// At least once, and no more often than needed: a body runs again only if the crash came while it ran or before its
 /// result was committed.
 #[tokio::test]
 async fn bodies_run_again_only_where_their_result_was_lost() {
@@ -71,9 +71,9 @@ async fn bodies_run_again_only_where_their_result_was_lost() {
     assert_eq!(crashes, 8);
     let counts: Vec<[usize; 3]> = seen.into_values().collect();
     let expected = [
-        [1, 1, 1], // before the start: nothing was there, and it was started anew
-        [1, 1, 1], // after it: a had not begun
-        [2, 1, 1], // before a's result was there
+        [1, 1, 1], // before the start: nothing was stored, and the caller starts it again
+        [1, 1, 1], // after the start: a has not begun
+        [2, 1, 1], // before a's result is stored
         [1, 1, 1],
         [1, 2, 1],
         [1, 1, 1],

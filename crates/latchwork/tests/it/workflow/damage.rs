@@ -1,5 +1,4 @@
-//! One record is not what was written: that is said of one execution, and all others start, wake, receive and are
-//! removed as ever.
+//! One record is damaged: one execution reports it, and all others start, wake, receive and are removed as usual.
 
 use std::time::Duration;
 
@@ -9,14 +8,14 @@ use crate::lock::turnstile::{Harm, Stage, has_ended};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What is parked or set aside, and that the reason says that something is damaged.
+/// The executions that are parked or set aside. Checks that each reason says that a record is damaged.
 async fn damaged(engine: &Engine) -> Vec<String> {
     let parked = engine.parked().await.unwrap();
     parked.iter().for_each(|(id, reason)| assert!(reason.contains("damaged"), "{id}: {reason}"));
     parked.into_iter().map(|(id, _)| id.to_string()).collect()
 }
 
-/// A first step, and one whose body ends when it is let go.
+/// A first step, and a step whose body ends when the test opens the gate.
 fn gated() -> (tokio::sync::watch::Sender<bool>, Workflow<u32, u32>) {
     let (gate, open) = tokio::sync::watch::channel(false);
     let gated = workflow("gated").run(move |ctx: Ctx, number: u32| {
@@ -31,10 +30,10 @@ fn gated() -> (tokio::sync::watch::Sender<bool>, Workflow<u32, u32>) {
     (gate, gated)
 }
 
-/// Stands for a process that ended, and a disk that has lost a record meanwhile: that of an execution which was
-/// running, the one that lists it, or one of its journal.
+/// Stands for a process that ended, and a disk that lost a record meanwhile: the record of a running execution, the
+/// record that lists it, or an entry of its journal.
 #[tokio::test]
-async fn what_was_running_beside_a_damaged_record_goes_on_at_the_next_start() {
+async fn executions_that_ran_beside_a_damaged_record_continue_at_the_next_start() {
     for space in ["workflow.executions", "workflow.running", "workflow.journal"] {
         for harm in Harm::ALL {
             let (gate, gated) = gated();
@@ -55,7 +54,7 @@ async fn what_was_running_beside_a_damaged_record_goes_on_at_the_next_start() {
                 let state = engine.describe(format!("e{number}")).await.unwrap().state;
                 assert!(has_ended(&state), "{what}: e{number} is {state:?}");
             }
-            // What is listed under a damaged count is taken up as one that was never counted.
+            // An execution with a damaged crash count is loaded as if it was never counted.
             if (space, harm) != ("workflow.running", Harm::Nonsense) {
                 assert_eq!(damaged(&engine).await, ["e200"], "{what}");
             }
@@ -67,10 +66,10 @@ fn naps() -> Workflow<u64, ()> {
     workflow("naps").run(async |ctx: Ctx, seconds: u64| ctx.sleep(Duration::from_secs(seconds)).await)
 }
 
-/// A record is damaged while many sleep: that of an execution, or of a timer. Some are due in this life of the engine,
-/// some were due before the next one.
+/// A record of an execution or of a timer is damaged while many executions sleep. Their timers are due while this
+/// engine runs, or before the next engine starts.
 #[tokio::test]
-async fn what_sleeps_beside_a_damaged_record_wakes() {
+async fn executions_that_sleep_beside_a_damaged_record_wake() {
     for space in ["workflow.executions", "workflow.timers"] {
         for (harm, restarts) in Harm::ALL.into_iter().flat_map(|harm| [(harm, false), (harm, true)]) {
             let naps = naps();
@@ -102,9 +101,9 @@ async fn what_sleeps_beside_a_damaged_record_wakes() {
     }
 }
 
-/// Executions have ended, and are to be removed after a while; one of their records is damaged.
+/// Executions have ended and are to be removed after a while; one of their records is damaged.
 #[tokio::test]
-async fn what_is_to_be_removed_beside_a_damaged_record_is_removed() {
+async fn executions_beside_a_damaged_record_are_removed_in_time() {
     let spaces = ["workflow.executions", "workflow.removals", "workflow.journal", "workflow.listed"];
     for space in spaces {
         for harm in Harm::ALL {
@@ -132,9 +131,10 @@ async fn what_is_to_be_removed_beside_a_damaged_record_is_removed() {
     }
 }
 
-/// A message is damaged before it is received. Its receiver is told of with it; what others are sent, they receive.
+/// A message is damaged before it is received. Its receiver is reported as damaged; other executions receive their
+/// messages.
 #[tokio::test]
-async fn a_damaged_message_is_told_of_and_others_are_received() {
+async fn a_damaged_message_is_reported_and_others_are_received() {
     for harm in Harm::ALL {
         let hears = workflow("hears").run(async |ctx: Ctx, ()| {
             ctx.sleep(100 * SECOND).await?;
@@ -147,7 +147,7 @@ async fn a_damaged_message_is_told_of_and_others_are_received() {
             stage.pass(2 * SECOND).await;
             stage.engine.signal(&*id, "s", &number).await.unwrap();
         }
-        // The key of a message: the execution's id, and a byte that says what it is.
+        // The key of a message: the execution's id, and a byte for the kind of record.
         stage.damage("workflow.kept", b"e1\x01", harm).await;
         for _ in 0..11 {
             stage.pass(10 * SECOND).await;
@@ -160,7 +160,7 @@ async fn a_damaged_message_is_told_of_and_others_are_received() {
     }
 }
 
-/// A child of a parent whose record is damaged ends, and a parent whose child's record is damaged does.
+/// A child ends though its parent's record is damaged, and a parent ends though its child's record is damaged.
 #[tokio::test]
 async fn the_end_of_an_execution_does_not_wait_for_a_damaged_relative() {
     for harm in Harm::ALL {
@@ -191,7 +191,7 @@ async fn the_end_of_an_execution_does_not_wait_for_a_damaged_relative() {
     }
 }
 
-/// Bits of one record flip in the file of a store that is closed. The file store finds that by the record's checksum.
+/// Bits of one record flip in the file of a closed store. The file store finds that by the record's checksum.
 #[tokio::test]
 async fn a_record_with_flipped_bits_in_a_file_costs_one_execution() {
     let directory = tempfile::tempdir().unwrap();
@@ -221,8 +221,8 @@ async fn a_record_with_flipped_bits_in_a_file_costs_one_execution() {
     }
 }
 
-/// Several records are damaged, some of them neighbours, at both ends of what is scanned and in the middle: each costs
-/// the execution that it is of. The others are listed, and so is what is parked.
+/// Several records are damaged, some of them neighbours, at both ends of the scanned range and in the middle: each
+/// costs its own execution. All others are listed, and so are the parked ones.
 #[tokio::test]
 async fn several_damaged_records_cost_several_executions() {
     let (gate, gated) = gated();

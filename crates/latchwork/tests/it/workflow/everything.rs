@@ -1,5 +1,5 @@
-//! One workflow that uses every operation there is, under a crash at every commit: each result is recorded once, the
-//! output is always the same, every message is received once, and lists agree with the executions at every commit.
+//! One workflow that uses every operation, under a crash at every commit: each result is recorded once, the output is
+//! always the same, every message is received once, and lists agree with the executions at every commit.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn step(ctx: &Ctx, name: &str, value: u32) -> Result<u32, Failure> {
     ctx.run(name, async || Ok::<_, Failure>(value)).retry(often()).await
 }
 
-/// Doubles what it is told to by a signal.
+/// Doubles the number that it receives by a signal.
 fn child() -> Workflow<u32, u32> {
     workflow("child").run(async |ctx: Ctx, factor: u32| {
         let number = ctx.receive::<u32>("number").await?;
@@ -28,7 +28,7 @@ fn child() -> Workflow<u32, u32> {
     })
 }
 
-/// Goes on by itself.
+/// Runs apart from its parent.
 fn detached() -> Workflow<(), ()> {
     workflow("detached").run(async |ctx: Ctx, ()| {
         ctx.sleep(MINUTE).await?;
@@ -145,7 +145,7 @@ fn everything() -> Workflow<u32, Vec<u32>> {
     })
 }
 
-/// Those outside, in every life: what they send counts once.
+/// The callers outside, in every process: what they send counts once.
 async fn outside(engine: Engine) {
     for number in [1u32, 2] {
         let _ = engine.signal("execution", "number", &number).id(format!("n{number}")).await;

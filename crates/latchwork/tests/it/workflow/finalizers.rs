@@ -1,4 +1,4 @@
-//! Finalizers: started by the commit that ends an execution, whatever the end, and by nothing else.
+//! Finalizers: the commit that ends an execution starts them, whatever the end, and nothing else does.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::json;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Ends as its input says. Its finalizer adds what it was told to a slot, after a step that fails at first.
+/// Ends as its input says. After a step that fails at first, its finalizer adds what it was given to a slot.
 fn ends() -> Workflow<String, u64> {
     let ends = workflow("ends").timeout(1000 * SECOND).run(async |ctx: Ctx, how: String| match &*how {
         "fails" => Err(Failure::new("it failed").with_code("broken")),
@@ -59,7 +59,7 @@ async fn a_finalizer_runs_after_every_kind_of_end() {
             match how {
                 "cancelled" => handle.cancel("enough").await.unwrap(),
                 "terminated" => handle.terminate("enough").await.unwrap(),
-                // What is parked has not ended.
+                // A parked execution has not ended.
                 "panics" => {
                     test.run(test.env().sleep(5 * SECOND)).await;
                     assert_eq!(told(engine).await, expected, "{how}");
@@ -78,8 +78,8 @@ async fn a_finalizer_runs_after_every_kind_of_end() {
     }
 }
 
-/// The process ends right before and right after each commit, that of the end among them: the finalizer is started
-/// once, and comes to its end. Whoever waits for the result does not wait for that.
+/// The process ends right before and right after each commit, including the commit of the end: the finalizer is started
+/// once, and ends. A caller that waits for the result does not wait for the finalizer.
 #[tokio::test]
 async fn a_crash_at_any_commit_neither_loses_nor_repeats_a_finalizer() {
     for how in ["completes", "fails", "continues"] {
@@ -95,7 +95,7 @@ async fn a_crash_at_any_commit_neither_loses_nor_repeats_a_finalizer() {
         });
         assert!(crashes.await >= 2, "{how}");
     }
-    // To the end of the finalizer: an execution that waits for what its own finalizer leaves.
+    // Up to the end of the finalizer: an execution waits for the value that its child's finalizer stores.
     let waits = {
         let ends = ends();
         workflow("waits").run(move |ctx: Ctx, ()| {
@@ -105,7 +105,7 @@ async fn a_crash_at_any_commit_neither_loses_nor_repeats_a_finalizer() {
                 for _ in 0..100 {
                     let told = ctx.state().global::<Vec<Finished<String>>>("told").get().await?.unwrap_or_default();
                     if !told.is_empty() {
-                        // Nothing more comes.
+                        // Time for a second finalizer, which must not come.
                         ctx.sleep(100 * SECOND).await?;
                         let told = ctx.state().global::<Vec<Finished<String>>>("told").get().await?;
                         return Ok((result, told.unwrap_or_default().len()));
@@ -133,20 +133,20 @@ async fn a_finalizer_neither_delays_the_result_nor_changes_it_by_failing() {
     let engine = test.engine();
     let before = test.env().now();
     assert_eq!(test.complete(&order, 5).await.unwrap(), 5);
-    assert!(test.env().now().0 - before.0 < 3_000_000_000, "nobody has waited for the finalizer");
+    assert!(test.env().now().0 - before.0 < 3_000_000_000, "the result waited for the finalizer");
     test.run(test.env().sleep(4000 * SECOND)).await;
     let page = engine.list(Filter::new().workflow("order.finally")).await.unwrap();
     assert!(matches!(&page.executions[0].state, ExecutionState::Failed(_)), "{page:?}");
 }
 
-/// An id that is used again and again, at one and the same time: each end has a finalizer of its own.
+/// One id is used again and again, at the same virtual time: each end has a finalizer of its own.
 #[tokio::test]
 async fn every_restart_of_an_id_has_a_finalizer_of_its_own() {
     let ends = ends();
     let test = TestEngine::new(&ends, 1).await.unwrap();
     for _ in 0..5 {
         let handle = test.engine().start(&ends, "completes".into()).id("same").or_restart().await.unwrap();
-        // Time does not go on meanwhile.
+        // No time passes meanwhile.
         assert_eq!(handle.result().await.unwrap(), 7);
     }
     let finalizers = test.engine().list(Filter::new().workflow("ends.finally")).await.unwrap().executions;
@@ -155,12 +155,11 @@ async fn every_restart_of_an_id_has_a_finalizer_of_its_own() {
     assert_eq!(told(test.engine()).await.len(), 5);
 }
 
-/// Input and output take all the room that there is, the parent is told the output as well: the end is stored all the
-/// same.
+/// Input and output take all the room of a record, and the parent also receives the output: the end is still stored.
 #[tokio::test]
 async fn an_end_that_is_as_large_as_can_be_is_stored_with_its_finalizer() {
     let large = |bytes: usize| {
-        // With what the step has given, the end is more than one commit holds.
+        // Together with the result of the step, the end is more than one commit holds.
         let echo = workflow("echo").run(move |ctx: Ctx, _: String| async move {
             ctx.run("give", async || Ok::<_, Failure>("o".repeat(bytes))).await
         });
@@ -193,7 +192,7 @@ async fn an_end_that_is_as_large_as_can_be_is_stored_with_its_finalizer() {
             }
         };
         let told: (usize, bool) = told.unwrap();
-        assert_eq!(told, (input, true), "the finalizer is told all of it");
+        assert_eq!(told, (input, true), "the finalizer gets the whole input and output");
     }
 }
 
@@ -206,17 +205,17 @@ async fn a_workflow_and_its_finalizer_are_registered_together() {
     assert!(matches!(twice, Err(WorkflowError::RegisteredTwice { .. })));
 }
 
-/// What cannot be meant is told at the registration.
+/// Impossible finalizers are refused at the registration.
 #[tokio::test]
-async fn a_finalizer_that_cannot_be_is_told_at_the_registration() {
+async fn an_impossible_finalizer_is_refused_at_the_registration() {
     let plain = || workflow("w").run(async |_: Ctx, n: u64| Ok(n));
     let batch = || workflow("w").batch(Batch::new(2, SECOND)).run(async |_: Ctx, all: Vec<u64>| Ok(all));
     let (one, many) = (async |_: Ctx, _: Finished<u64>| Ok(()), async |_: Ctx, _: Finished<Vec<u64>>| Ok(()));
     for (wrong, told) in [
         (plain().finally(one).finally(one), "it has two finalizers"),
         (batch().finally_batch(many).finally_batch(many), "it has two finalizers"),
-        (batch().finally(one), "it has batches, so its finalizer is given with `finally_batch`"),
-        (plain().finally_batch(many), "it has no batches, so its finalizer is given with `finally`"),
+        (batch().finally(one), "it has batches, so its finalizer is set with `finally_batch`"),
+        (plain().finally_batch(many), "it has no batches, so its finalizer is set with `finally`"),
     ] {
         let store = Store::memory().await.unwrap();
         match Engine::on(&store).register(&wrong).start().await {
@@ -228,12 +227,12 @@ async fn a_finalizer_that_cannot_be_is_told_at_the_registration() {
     }
 }
 
-/// What a finalizer of a batch was told: how many inputs, and how it ended.
+/// What the finalizer of a batch was given: the id, the inputs, and how the batch ended.
 type ToldOfBatch = Vec<(String, Vec<u64>, FinishedAs)>;
 
-/// It is told what the function was given: also of a batch that never began.
+/// The finalizer gets the inputs of the function, also of a batch that never began.
 #[tokio::test]
-async fn a_finalizer_of_a_batch_is_told_all_inputs() {
+async fn a_finalizer_of_a_batch_gets_all_inputs() {
     let batch = workflow("batch").batch(Batch::new(3, 60 * SECOND)).run(async |_: Ctx, all: Vec<u64>| Ok(all));
     let batch = batch.finally_batch(async |ctx: Ctx, finished: Finished<Vec<u64>>| {
         let told = (finished.id.to_string(), finished.input, finished.outcome);
@@ -266,9 +265,10 @@ async fn a_finalizer_of_a_batch_is_told_all_inputs() {
     assert_eq!(told, expected);
 }
 
-/// One that never began has ended as well: in a line, by its time there, and with its parent.
+/// An execution that never began has ended as well: cancelled in the queue, by its time limit there, or with its
+/// parent.
 #[tokio::test]
-async fn a_finalizer_runs_after_the_end_of_one_that_waits_in_a_line() {
+async fn a_finalizer_runs_after_the_end_of_a_queued_execution() {
     let limited = workflow("ends").concurrency(1).when_full(Queue::new().timeout(1000 * SECOND));
     let limited = limited.run(async |ctx: Ctx, _: String| ctx.receive::<()>("end").await);
     let limited = limited.finally(async |ctx: Ctx, finished: Finished<String>| {
@@ -303,9 +303,9 @@ async fn a_finalizer_runs_after_the_end_of_one_that_waits_in_a_line() {
     assert_eq!([&outcomes[0], &outcomes[2], &outcomes[3]], others.each_ref());
 }
 
-/// Another has taken its place: it has ended all the same.
+/// An execution that was superseded has ended as well.
 #[tokio::test]
-async fn a_finalizer_runs_after_the_end_of_one_that_was_superseded() {
+async fn a_finalizer_runs_after_the_end_of_a_superseded_execution() {
     for how in [Supersede::Cancel, Supersede::Terminate] {
         for away in [false, true] {
             let ends = ends();
@@ -331,7 +331,7 @@ async fn a_finalizer_runs_after_the_end_of_one_that_was_superseded() {
     }
 }
 
-/// It holds a lock that the commit releases: continuing as new is no end all the same.
+/// The commit that continues as new also releases a lock; it is still not an end.
 #[tokio::test]
 async fn no_finalizer_runs_when_an_execution_continues_as_new() {
     let continues = workflow("ends").run(async |ctx: Ctx, n: u64| {

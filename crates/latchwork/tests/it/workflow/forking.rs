@@ -1,5 +1,5 @@
-//! Forks: what was recorded before the place is kept and not done again, and the rest is. And histories by pages, which
-//! places are taken from.
+//! Forks: operations recorded before the place are kept and not done again; the rest is done. And histories by pages,
+//! which places are taken from.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use latchwork::store::History;
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{Ctx, ExecutionState, Failure, Kind, Operation, WaitsFor, Workflow, WorkflowError, workflow};
 
-/// A name for each step, and what it gives.
+/// A step and its result.
 async fn step(ctx: &Ctx, name: String, input: &u64) -> Result<String, Failure> {
     let gives = format!("{name}:{input}");
     ctx.run(&name, async || Ok::<_, Failure>(gives.clone())).input(input).await
@@ -89,7 +89,7 @@ async fn a_fork_at_each_step_runs_that_and_the_rest_and_nothing_before() {
 }
 
 #[tokio::test]
-async fn a_fork_with_another_input_keeps_what_the_old_one_gave() {
+async fn a_fork_with_another_input_keeps_the_recorded_results() {
     let ten = ten();
     let test = TestEngine::new(&ten, 1).await.unwrap();
     let handle = test.engine().start(&ten, 7).id("source").await.unwrap();
@@ -124,7 +124,7 @@ async fn a_fork_within_a_branch_keeps_the_branches_beside_it() {
         assert_eq!(test.run(test.engine().handle(&wide, &id).result()).await.unwrap(), output, "at {at}");
         assert_eq!(sorted(test.bodies()[before..].to_vec()), expected, "at {at}");
     }
-    // At the fork of the code itself, nothing of its branches is kept.
+    // At the operation that starts the branches, nothing of the branches is kept.
     let before = test.bodies().len();
     let id = test.engine().fork("source").at("1").start().await.unwrap();
     assert_eq!(test.run(test.engine().handle(&wide, &id).result()).await.unwrap(), output);
@@ -151,13 +151,13 @@ async fn a_fork_of_more_than_a_commit_holds_is_whole() {
     }
 }
 
-/// Changes a slot of its own in every way there is: alone, in a transaction, in vain, and by reading. Gives what it
-/// saw.
+/// Changes a slot of its own in every possible way: alone, in a transaction, without effect, and by reading. Returns
+/// the values that it saw.
 fn counter() -> Workflow<(), Vec<u64>> {
     workflow("counter").run(async |ctx: Ctx, ()| {
         let own = || ctx.state().execution::<u64>("n");
         let mut saw = vec![own().increment(1).await?.value];
-        // What is noted on the way goes into the commit of the next change.
+        // This entry goes into the commit of the next change.
         ctx.now().await;
         saw.push(own().increment(10).await?.value);
         saw.push(own().get().await?.unwrap_or_default());
@@ -187,7 +187,7 @@ async fn a_fork_has_the_slots_as_they_were_at_that_place() {
     let handle = test.engine().start(&counter, ()).id("source").await.unwrap();
     let output = test.run(handle.result()).await.unwrap();
     assert_eq!(output, [1, 11, 11, 11, 111, 1111, 11111]);
-    // Others write to it, too.
+    // Other code writes to the slot, too.
     let others = test.engine().states().execution("source").slot::<u64>("n");
     others.set(0).await.unwrap();
     let source = test.history("source").await.unwrap();
@@ -197,16 +197,17 @@ async fn a_fork_has_the_slots_as_they_were_at_that_place() {
         let id = test.engine().fork("source").at(&at).start().await.unwrap();
         assert_eq!(test.run(test.engine().handle(&counter, &id).result()).await.unwrap(), output, "at {at}");
         assert_eq!(slots_of(&test, &id).await, (Some(11111), None), "at {at}");
-        // Of a fork, in turn.
+        // A fork of the fork.
         let again = test.engine().fork(&id).at(&at).start().await.unwrap();
         assert_eq!(test.run(test.engine().handle(&counter, &again).result()).await.unwrap(), output, "at {at}");
     }
     assert_eq!(slots_of(&test, "source").await, (Some(0), None), "the source stays as it was");
 }
 
-/// Only the newest state of slots is kept. What was changed after the place is not known as it was; what was not, is.
+/// Only the newest state of a slot is kept. If a slot was changed after the place, its earlier value is unknown; if
+/// not, it is known.
 #[tokio::test]
-async fn a_fork_whose_slots_are_not_known_any_more_is_refused() {
+async fn a_fork_whose_slot_values_are_no_longer_known_is_refused() {
     let counter = counter();
     let test = TestEngine::new(&counter, 1).await.unwrap();
     States::with_history(test.engine().store(), History::Generations(0)).await.unwrap();
@@ -226,9 +227,9 @@ async fn a_fork_whose_slots_are_not_known_any_more_is_refused() {
     assert_eq!(test.run(test.engine().handle(&counter, &id).result()).await.unwrap(), output);
 }
 
-/// Names that hold the execution's id, or that of the root of its tree, mean the fork's own in a fork.
+/// Names that contain the id of the execution, or of the root of its tree, refer to the fork's own id in a fork.
 #[tokio::test]
-async fn a_fork_takes_what_was_its_own_for_its_own() {
+async fn a_fork_uses_its_own_id_in_names() {
     let own = workflow("own").run(async |ctx: Ctx, ()| {
         let mutex = ctx.mutex("m").of_tree();
         let guard = mutex.acquire().await?;
@@ -250,7 +251,7 @@ async fn a_fork_takes_what_was_its_own_for_its_own() {
 }
 
 #[tokio::test]
-async fn forks_that_cannot_be_are_refused() {
+async fn impossible_forks_are_refused() {
     let (ten, child) = (ten(), ten_child());
     let parent = {
         let child = child.clone();
@@ -301,7 +302,7 @@ async fn operations_come_page_by_page_as_in_the_history() {
     let engine = test.engine();
     let handle = engine.start(&wide, 7).id("wide").await.unwrap();
     test.run(handle.result()).await.unwrap();
-    // One that is on its way: the next step is told of by the record before it.
+    // A running execution: the entry before the next step announces it.
     engine.start(&ten, 7).id("ten").await.unwrap();
     for _ in 0..1000 {
         tokio::task::yield_now().await;
@@ -335,9 +336,9 @@ async fn operations_come_page_by_page_as_in_the_history() {
     assert!(matches!(engine.operations("ten").after("x").await, Err(WorkflowError::List { .. })));
 }
 
-/// Its wait for the token was over in time, several times, before the place that it is forked at.
+/// The source's wait for the token timed out several times before the place of the fork.
 #[tokio::test]
-async fn a_token_that_was_waited_for_in_vain_can_be_used_in_a_fork() {
+async fn a_token_whose_waits_timed_out_can_be_used_in_a_fork() {
     let reminds = workflow("reminds").run(async |ctx: Ctx, ()| {
         let completion = ctx.completion::<u64>("paid").await;
         ctx.publish("token", &completion.token()).await?;
@@ -362,7 +363,7 @@ async fn a_token_that_was_waited_for_in_vain_can_be_used_in_a_fork() {
     assert_eq!(test.run(engine.handle(&reminds, &id).result()).await.unwrap(), 2);
 }
 
-/// Two tokens of one name, of which the first was used before the place.
+/// Two tokens of one name; the first was used before the place.
 #[tokio::test]
 async fn a_token_of_the_same_name_as_a_used_one_can_be_used_in_a_fork() {
     let asks = workflow("asks").run(async |ctx: Ctx, ()| {
@@ -390,9 +391,9 @@ async fn a_token_of_the_same_name_as_a_used_one_can_be_used_in_a_fork() {
     assert_eq!(test.run(fork.result()).await.unwrap(), 3);
 }
 
-/// Its parent waits for it no longer, and neither does a fork.
+/// The parent no longer waits for that child, and neither does a fork.
 #[tokio::test]
-async fn a_child_of_a_branch_that_has_lost_is_nothing_to_a_fork() {
+async fn a_fork_does_not_wait_for_a_child_of_a_lost_branch() {
     let kid = workflow("kid").run(async |ctx: Ctx, ()| ctx.sleep(Duration::from_secs(10)).await);
     let dad = workflow("dad").run({
         let kid = kid.clone();
@@ -413,7 +414,7 @@ async fn a_child_of_a_branch_that_has_lost_is_nothing_to_a_fork() {
     assert_eq!(test.run(test.engine().handle(&dad, id).result()).await.unwrap(), 7);
 }
 
-/// Starts a child that takes a minute, does two steps, and waits for the child if it is to.
+/// Starts a child that takes a minute, runs two steps, and waits for the child if the input says so.
 fn parent(child: &Workflow<u64, u64>) -> Workflow<bool, u64> {
     let child = child.clone();
     workflow("parent").run(move |ctx: Ctx, waits: bool| {
@@ -434,8 +435,8 @@ fn slow() -> Workflow<u64, u64> {
     })
 }
 
-/// The child has not ended when its parent is forked behind its start, by an operator who mends what comes later. A
-/// fork that does not wait for the child is done at once, and the child stays its parent's.
+/// An operator forks the parent after the start of its child, which has not ended, to change what comes later. A fork
+/// that does not wait for the child ends at once, and the child stays with its parent.
 #[tokio::test]
 async fn a_fork_behind_the_start_of_a_child_leaves_the_child_to_its_parent() {
     let slow = slow();
@@ -450,8 +451,8 @@ async fn a_fork_behind_the_start_of_a_child_leaves_the_child_to_its_parent() {
     assert_eq!(test.run(source.result()).await.unwrap(), 2);
 }
 
-/// Forks of the parent, and forks of these, wait for the end of the child as the parent does: before it, at the same
-/// time as the parent, and when it has long ended.
+/// Forks of the parent, and forks of these forks, wait for the end of the child like the parent: before that end,
+/// together with the parent, and long after it.
 #[tokio::test]
 async fn a_fork_waits_for_the_end_of_a_child_of_its_source() {
     let slow = slow();
@@ -473,7 +474,8 @@ async fn a_fork_waits_for_the_end_of_a_child_of_its_source() {
     }
 }
 
-/// Its workflow keeps executions for an hour. Another child may have the id by then: its result is not the fork's.
+/// The child's workflow keeps executions for an hour. After that another child may have the id: its result is not used
+/// for the fork.
 #[tokio::test]
 async fn a_fork_that_waits_for_a_child_that_was_removed_is_parked() {
     let slow = slow();
@@ -492,13 +494,13 @@ async fn a_fork_that_waits_for_a_child_that_was_removed_is_parked() {
         test.run(test.env().sleep(Duration::from_secs(5))).await;
         let parked = engine.parked().await.unwrap();
         let reason = parked.into_iter().find(|(parked, _)| *parked == id).map(|(_, reason)| reason);
-        let expected = "child \"slow\", whose end it waits for, was started by an execution that this is a fork of, \
+        let expected = "child \"slow\", whose end it waits for, was started by the source of this fork, \
                         and is no longer kept";
         assert_eq!(reason.as_deref(), Some(expected), "another has the id: {is_taken}");
     }
 }
 
-/// What the fork waits for is in the store: a crash at any commit changes nothing about it.
+/// The store holds what the fork waits for: a restart changes nothing.
 #[tokio::test]
 async fn a_fork_that_waits_for_a_child_survives_a_restart() {
     let slow = slow();

@@ -1,5 +1,5 @@
-//! Callers who give up in the middle, or go on with something else and come back later: what they have begun is done
-//! to its end, and nobody else waits for them.
+//! Callers that give up in the middle, or are not polled for a while: the engine completes what they have begun, and no
+//! other caller waits for them.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -14,7 +14,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Receives a signal, or is completed, or cancelled; whichever, it tells.
+/// Receives a signal, or waits for a completion, or acquires a lock, as the input says. Returns what it received.
 fn waits() -> Workflow<String, String> {
     workflow("waits").run(async |ctx: Ctx, what: String| match &*what {
         "signal" => ctx.receive::<String>("s").await,
@@ -34,7 +34,7 @@ fn waits() -> Workflow<String, String> {
     })
 }
 
-/// Has somebody begin a call that commits to a space, and give up when the commit has landed, or is about to.
+/// Begins a call that commits to a space, and drops it after the commit has landed, or right before.
 async fn give_up(stage: &Stage, space: &str, side: Side, call: impl FnOnce(Engine) -> Call) {
     stage.hold_to(space, side).await;
     let mut call = call(stage.engine.clone());
@@ -58,9 +58,9 @@ fn completed(text: &str) -> ExecutionState {
     ExecutionState::Completed(text.into())
 }
 
-/// Whoever they are for was out of memory: nobody else would take it up.
+/// The receiver is out of memory, so the engine must load it though the sender is gone.
 #[tokio::test]
-async fn what_was_sent_is_received_though_the_sender_has_given_up() {
+async fn a_message_is_received_though_its_sender_has_given_up() {
     for side in [Side::Before, Side::After] {
         let waits = waits();
         let stage = Stage::new(|builder| builder.register(&waits)).await;
@@ -87,7 +87,7 @@ async fn what_was_sent_is_received_though_the_sender_has_given_up() {
 }
 
 #[tokio::test]
-async fn what_was_started_or_ended_is_seen_to_though_the_caller_has_given_up() {
+async fn starts_and_ends_are_completed_though_the_caller_has_given_up() {
     for side in [Side::Before, Side::After] {
         let waits = waits();
         let stage = Stage::new(|builder| builder.register(&waits)).await;
@@ -113,7 +113,7 @@ async fn what_was_started_or_ended_is_seen_to_though_the_caller_has_given_up() {
         };
         give_up(&stage, "workflow.executions", side, forks).await;
         assert_eq!(ended(&stage, "forked").await, completed("done"), "{side:?}");
-        // Two wait for one lock; the one that has it is terminated.
+        // Two executions request one lock; the holder is terminated.
         for id in ["holds", "next"] {
             stage.engine.start(&waits, "lock".into()).id(id).await.unwrap();
             stage.pass(5 * SECOND).await;
@@ -126,10 +126,10 @@ async fn what_was_started_or_ended_is_seen_to_though_the_caller_has_given_up() {
     }
 }
 
-/// Somebody terminates an execution that is out of memory and holds a lock, and gives up, or is not polled any more:
-/// whoever waits for its end is told, and the lock goes to the next.
+/// A caller terminates an execution that is out of memory and holds a lock. The caller then gives up, or is not polled
+/// any more. Callers that wait for the execution's end still get it, and the lock is free.
 #[tokio::test]
-async fn whoever_terminates_holds_nobody_up() {
+async fn a_caller_that_gives_up_its_terminate_delays_no_other_caller() {
     for (side, drops) in [(Side::Before, true), (Side::After, true), (Side::Before, false), (Side::After, false)] {
         let waits = waits();
         let stage = Stage::new(|builder| builder.register(&waits)).await;
@@ -156,9 +156,9 @@ async fn whoever_terminates_holds_nobody_up() {
     }
 }
 
-/// Somebody has begun to acquire a lock, and is about something else meanwhile.
+/// A caller has begun to acquire a lock, and is not polled while it does something else.
 #[tokio::test]
-async fn whoever_is_not_polled_keeps_nobody_from_a_lock() {
+async fn a_caller_that_is_not_polled_keeps_no_other_from_a_lock() {
     for has_session in [true, false] {
         let stage = Stage::new(|builder| builder).await;
         match has_session {
@@ -188,7 +188,7 @@ async fn whoever_is_not_polled_keeps_nobody_from_a_lock() {
 }
 
 #[tokio::test]
-async fn whoever_is_not_polled_keeps_nobody_from_sending() {
+async fn a_caller_that_is_not_polled_keeps_no_other_from_sending() {
     let waits = waits();
     let stage = Stage::new(|builder| builder.register(&waits)).await;
     stage.engine.start(&waits, "signal".into()).id("x").await.unwrap();
@@ -206,9 +206,9 @@ async fn whoever_is_not_polled_keeps_nobody_from_sending() {
     assert_eq!(ended(&stage, "x").await, completed("b"));
 }
 
-/// The request has landed, the answer is lost, and then whoever has made it gives up.
+/// The request has landed and its answer is lost. Then the caller gives up.
 #[tokio::test]
-async fn a_request_that_nobody_was_told_of_is_taken_away() {
+async fn a_request_whose_answer_is_lost_is_withdrawn_with_its_caller() {
     let stage = Stage::new(|builder| builder).await;
     let kept = stage.engine.mutex("kept").acquire().await.unwrap();
     stage.lose_answer();
@@ -221,9 +221,9 @@ async fn a_request_that_nobody_was_told_of_is_taken_away() {
     assert!(kept.release().await.unwrap());
 }
 
-/// An engine that was stopped begins nothing: what it begins would keep the store open.
+/// An engine that was stopped begins nothing, because new work would keep the store open.
 #[tokio::test]
-async fn a_lock_of_an_engine_that_is_no_more_cannot_be_acquired() {
+async fn a_lock_of_a_dropped_engine_cannot_be_acquired() {
     let directory = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let engine = Engine::open(directory.path()).start().await.unwrap();
@@ -231,7 +231,7 @@ async fn a_lock_of_an_engine_that_is_no_more_cannot_be_acquired() {
         drop(engine);
         mutex.acquire().await.unwrap_err();
         drop(mutex);
-        // What was under way on its behalf has ended.
+        // Lets the engine's remaining tasks end.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }

@@ -1,5 +1,5 @@
-//! Commits that are made by other threads while the code of an execution is polled: they hold nothing of which the
-//! other half is still to come.
+//! Commits that other threads make while the code of an execution is polled: they never contain one half of a decision
+//! without the other.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use latchwork::store::Store;
 use latchwork::workflow::{Ctx, Engine, Failure, First2, Workflow, workflow};
 use parking_lot::{Condvar, Mutex};
 
-/// Holds up the thread of the first who comes by.
+/// Blocks the first thread that passes.
 #[derive(Default)]
 struct Gate {
     is_reached: AtomicBool,
@@ -31,7 +31,7 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    /// Nobody is notified by the thread that stands still: it might keep the one it wakes for itself.
+    /// Polls a flag: the blocked thread might keep a task that it wakes for itself.
     async fn reached(&self, store: &Store) {
         while !self.is_reached.load(Ordering::SeqCst) {
             store.env().sleep(Duration::from_millis(1)).await;
@@ -39,8 +39,8 @@ impl Gate {
     }
 }
 
-/// Receives a signal or sleeps, whatever is first, and counts meanwhile. Between the receipt and the end of the race,
-/// which are one poll, the thread stands still.
+/// Receives a signal or sleeps, whichever is first, and counts meanwhile. The receipt and the end of the race are one
+/// poll, and the thread is blocked between them.
 fn receives(gate: &Arc<Gate>) -> Workflow<(), (bool, Option<u32>)> {
     let gate = gate.clone();
     workflow("receives").run(move |ctx: Ctx, ()| {
@@ -76,7 +76,7 @@ async fn a_receipt_is_not_committed_before_the_race_that_it_decides() {
     let (store, gate) = (Store::memory().await.unwrap(), Arc::new(Gate::default()));
     let receives = receives(&gate);
     let engine = Engine::on(&store).register(&receives).start().await.unwrap();
-    // The execution's change stands behind this one, until the code is in the middle of a poll.
+    // The execution's change waits behind this one, until the code is in the middle of a poll.
     let (slot, held, waits) = (engine.states().global().slot::<u32>("count"), gate.clone(), store.clone());
     let begun = Arc::new(AtomicBool::new(false));
     let begins = begun.clone();
@@ -101,7 +101,7 @@ async fn a_receipt_is_not_committed_before_the_race_that_it_decides() {
     while slot.get().await.unwrap() != Some(11) {
         store.env().sleep(Duration::from_millis(1)).await;
     }
-    // The process ends here, and the time of the sleep is over when the next one starts.
+    // The process ends here. When the next process starts, the sleep is over.
     store.env().sleep(Duration::from_secs(1)).await;
     let next = Engine::on(&store).register(&receives).start().await.unwrap();
     let result = next.handle(&receives, "r").result().await;

@@ -1,5 +1,5 @@
-//! Children, guards and contexts that are taken into branches and out of them: what is done with them is recorded in
-//! the branch that does it, and replayed there.
+//! Children, guards and contexts that are passed into branches and out of them: each use is recorded in the branch that
+//! makes it, and replayed there.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::lock::letting_go::within_an_hour;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A child, a lock and the context itself are used when the branch that they are from has ended: that is recorded where
-/// it happens, and replayed there.
+/// A child, a lock and the context itself are used after the branch that they come from has ended: each use is recorded
+/// where it happens, and replayed there.
 #[tokio::test]
-async fn what_is_taken_out_of_a_branch_goes_on_outside() {
+async fn what_is_taken_out_of_a_branch_can_be_used_outside() {
     let dad = workflow("dad").run(async |ctx: Ctx, ()| {
         let begins = async |ctx: Ctx| ctx.child(&kid(), (7, 3)).start().await;
         let takes = async |ctx: Ctx| {
@@ -40,7 +40,7 @@ async fn what_is_taken_out_of_a_branch_goes_on_outside() {
     assert!(crashes.await > 10);
 }
 
-/// Waits for a child for so long: the handle is used in a branch, beside one that sleeps.
+/// Waits for a child with a time limit: the handle is used in a branch, beside a branch that sleeps.
 fn at_most() -> Workflow<u64, Option<u64>> {
     workflow("at most").run(async |ctx: Ctx, limit: u64| {
         let child = ctx.child(&kid(), (7, 3)).start().await?;
@@ -70,7 +70,8 @@ async fn a_child_is_waited_for_in_a_branch() {
     }
 }
 
-/// Guards from outside: one is released in a branch, one is dropped with a branch that loses, and one stays.
+/// Guards from outside of branches: one is released in a branch, one is dropped with a branch that loses, and one
+/// stays.
 fn guards() -> Workflow<(), (bool, bool)> {
     workflow("guards").run(async |ctx: Ctx, ()| {
         let (a, b, c) =
@@ -94,7 +95,7 @@ fn guards() -> Workflow<(), (bool, bool)> {
         ));
         let First2::Second(Ok(())) = first.await else { return Err(Failure::new("the wrong one")) };
         ctx.sleep(3 * SECOND).await?;
-        // Nobody has them any more.
+        // Both locks are free again.
         drop((ctx.mutex("a").acquire().await?, ctx.mutex("b").acquire().await?));
         Ok((released?, c.release().await?))
     })
@@ -111,7 +112,7 @@ async fn a_guard_is_released_in_a_branch() {
     assert!(crashes.await > 10);
 }
 
-/// Only the outer context is used, in branches of branches, and in a task that polls them by turns.
+/// Only the outer context is used, in branches of branches, and in a task that polls them in turn.
 fn outer() -> Workflow<(), Vec<u64>> {
     workflow("outer").run(async |ctx: Ctx, ()| {
         let outer = &ctx;
@@ -149,7 +150,7 @@ async fn a_branch_may_use_the_context_around_it() {
     assert!(crashes.await > 10);
 }
 
-/// An operation is begun in a branch that loses, and awaited on outside: a replay would meet it elsewhere.
+/// An operation is begun in a branch that loses, and awaited further outside: a replay would find it elsewhere.
 #[tokio::test]
 async fn an_operation_that_changes_its_branch_parks_the_execution() {
     let moves = workflow("moves").run(async |ctx: Ctx, ()| {

@@ -37,7 +37,7 @@ async fn mocks_stand_in_for_bodies() {
     let kinds: Vec<Kind> = history.operations.iter().map(|operation| operation.kind).collect();
     assert_eq!(kinds, [Kind::Step, Kind::Sleep, Kind::Slot, Kind::Step]);
     assert_eq!(history.state, ExecutionState::Completed("200 for order 1".into()));
-    // A mock that gives something else than the step does is a failure, not a panic.
+    // A mock that returns another type than the step is a failure, not a panic.
     let test = TestEngine::build(1).register(&order).mock("charge", |_| Ok("text")).start().await.unwrap();
     match test.complete(&order, 7).await {
         Err(WorkflowError::Failed { failure, .. }) => assert!(failure.message().contains("the mock's result")),
@@ -46,7 +46,7 @@ async fn mocks_stand_in_for_bodies() {
     assert!(matches!(test.history("nobody").await, Err(WorkflowError::NotFound { .. })));
 }
 
-/// Histories of an execution at every stage of its life, as files would hold them.
+/// Histories of an execution at every stage, as files would hold them.
 async fn histories() -> Vec<History> {
     let order = order();
     let test = TestEngine::build(1).register(&order).mock("charge", |_| Ok(5u64)).start().await.unwrap();
@@ -120,7 +120,7 @@ async fn code_is_checked_against_histories_and_no_body_runs() {
 }
 
 #[tokio::test]
-async fn a_history_tells_of_attempts_that_are_still_to_come() {
+async fn a_history_shows_attempts_that_are_still_to_come() {
     let order = order();
     let test = TestEngine::new(&order, 1).await.unwrap();
     test.engine().start(&order, 7).id("o").await.unwrap();

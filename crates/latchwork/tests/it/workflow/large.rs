@@ -1,4 +1,4 @@
-//! Large values, and many at once: a commit holds only so much, and what does not fit into one is done in several.
+//! Large values, and many at once: a commit holds only so much, and larger work takes several commits.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn large(letter: char) -> String {
     std::iter::repeat_n(letter, LARGE).collect()
 }
 
-/// Gives what a step has given.
+/// Returns the result of a step.
 fn echo() -> Workflow<String, String> {
     workflow("echo").run(async |ctx: Ctx, input: String| {
         ctx.sleep(3 * SECOND).await?;
@@ -49,7 +49,7 @@ async fn large_results_of_branches_that_end_together_are_recorded() {
     assert_eq!(test.complete(&wide, ()).await.unwrap(), "abcdefgh");
 }
 
-/// However it ends: that it does, and that its children are to be cancelled, are too much for one commit.
+/// However the parent ends: its end and the cancellation of its children are too much for one commit.
 #[tokio::test]
 async fn the_end_of_a_parent_cancels_large_children_and_many() {
     let child = workflow("child").run(async |ctx: Ctx, _: String| ctx.receive::<()>("never").await);
@@ -76,7 +76,7 @@ async fn the_end_of_a_parent_cancels_large_children_and_many() {
             engine.terminate("parent", "enough").await.unwrap();
         }
         test.run(test.env().sleep(60 * SECOND)).await;
-        // That is a lot to do, and takes no time.
+        // This is a lot of work, and takes no virtual time.
         for _ in 0..1_000_000 {
             tokio::task::yield_now().await;
             if matches!(engine.why("parent").await.unwrap().state, ExecutionState::Failed(_)) {
@@ -94,9 +94,9 @@ async fn the_end_of_a_parent_cancels_large_children_and_many() {
     }
 }
 
-/// Everybody who waits is out of memory, with an input that is written again when it is woken.
+/// All waiters are out of memory, and each has a large input that is written again when it is woken.
 #[tokio::test]
-async fn a_release_lets_in_everybody_whatever_they_carry() {
+async fn a_release_admits_all_waiters_however_large_their_inputs() {
     let reads = workflow("reads").run(async |ctx: Ctx, _: String| {
         let guard = ctx.rw_lock("l").read().await?;
         guard.release().await
@@ -133,7 +133,7 @@ async fn a_release_lets_in_everybody_whatever_they_carry() {
     }
 }
 
-/// Each of the branches has something large to do or is told something large, all at the same moment.
+/// Each of the branches starts or receives something large, all at the same moment.
 #[tokio::test]
 async fn large_messages_and_children_of_branches_are_recorded() {
     let kid = workflow("kid").run(async |ctx: Ctx, input: String| {
@@ -170,10 +170,10 @@ async fn large_messages_and_children_of_branches_are_recorded() {
     }
 }
 
-/// Who holds thousands of locks ends, goes on anew or is terminated, and all of them are free; also when the process
-/// ends just then.
+/// An execution that holds thousands of locks ends, continues as new or is terminated, and all its locks become free;
+/// also if the process ends just then.
 #[tokio::test]
-async fn an_execution_with_thousands_of_locks_lets_go_of_them() {
+async fn an_execution_with_thousands_of_locks_releases_them() {
     const LOCKS: u64 = 2_500;
     let holds = workflow("holds").run(async |ctx: Ctx, (way, run): (u64, u64)| {
         if run == 0 {

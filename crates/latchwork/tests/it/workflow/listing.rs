@@ -1,4 +1,4 @@
-//! Lists of executions, and what is done to many at once. Lists are held against a selection among all there are.
+//! Lists of executions, and bulk operations. Lists are compared with a selection among all executions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -102,7 +102,7 @@ fn job(name: &str) -> Workflow<Job, u64> {
     })
 }
 
-/// What is known of an execution without any list.
+/// What is known about an execution without any list.
 #[derive(Debug)]
 struct Known {
     id: String,
@@ -148,7 +148,7 @@ impl Known {
     }
 }
 
-/// Everybody gets so many turns that nobody has anything left to do.
+/// Gives every task so many turns that no task has anything left to do.
 async fn settle() {
     for _ in 0..2000 {
         tokio::task::yield_now().await;
@@ -160,7 +160,7 @@ async fn populated() -> (TestEngine, Vec<Known>) {
     let test = TestEngine::build(3).register(&a).register(&b).start().await.unwrap();
     let mut ids = Vec::new();
     for number in 0..160u64 {
-        // Some start at the same time, and a few are too late by then.
+        // Some start at the same time, and a few have timed out by then.
         if number.is_multiple_of(3) {
             test.run(test.env().sleep(Duration::from_millis(1))).await;
         }
@@ -175,7 +175,7 @@ async fn populated() -> (TestEngine, Vec<Known>) {
         if end == End::Cancelled {
             settle().await;
             match test.engine().cancel(id.as_str(), "as it was to").await {
-                // It may have ended with that.
+                // The execution may have ended already.
                 Ok(()) | Err(WorkflowError::Ended { .. }) => {}
                 other => panic!("{other:?}"),
             }
@@ -195,7 +195,7 @@ async fn populated() -> (TestEngine, Vec<Known>) {
 
 type Test = Box<dyn Fn(&Known) -> bool>;
 
-/// Something that can be asked for, and what it means.
+/// A filter, and the condition that it stands for.
 fn choices(known: &[Known]) -> Vec<Vec<(Filter, Test)>> {
     fn choice(filter: Filter, test: impl Fn(&Known) -> bool + 'static) -> (Filter, Test) {
         (filter, Box::new(test))
@@ -275,7 +275,7 @@ fn choices(known: &[Known]) -> Vec<Vec<(Filter, Test)>> {
     vec![is, workflows, waits, tags, attributes, limits, times]
 }
 
-/// Which of several filters are asked for together, as one.
+/// Several filters, combined into one.
 fn merged(filters: &[&Filter]) -> Filter {
     let mut whole = serde_json::to_value(Filter::new()).unwrap();
     for filter in filters {
@@ -306,7 +306,7 @@ async fn pages(test: &TestEngine, filter: &Filter, ascending: bool, limit: usize
 }
 
 #[tokio::test]
-async fn lists_hold_what_a_look_at_everything_finds() {
+async fn lists_hold_what_a_full_scan_finds() {
     let (test, known) = populated().await;
     for is in [
         Status::Running,
@@ -358,7 +358,7 @@ async fn lists_hold_what_a_look_at_everything_finds() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_listed_is_refused() {
+async fn impossible_lists_are_refused() {
     let order = job("order");
     let test = TestEngine::new(&order, 1).await.unwrap();
     for number in 0..3 {
@@ -413,7 +413,7 @@ async fn many_are_signalled_once_under_one_operation() {
     }
     let completed = engine.list(Filter::new().is(Status::Completed)).await.unwrap();
     assert!(completed.executions.is_empty(), "each has had one signal");
-    // Another message under the same id is one's mistake, and is told of.
+    // Another message under the same id is a mistake of the caller, and is reported.
     let report = engine.bulk(even.clone()).operation("first").signal("go", &2u64).await.unwrap();
     assert_eq!((report.done, report.failures, report.failed.len()), (0, 601, 601));
     let report = engine.bulk(even.clone()).signal("go", &2u64).await.unwrap();
@@ -450,7 +450,7 @@ async fn many_that_are_parked_try_again_and_many_that_wait_are_cancelled() {
     settle().await;
     assert_eq!(engine.list(Filter::new().workflow("broken").is(Status::Completed)).await.unwrap().executions.len(), 10);
     let report = engine.bulk(Filter::new().is(Status::Waiting).is(Status::Running)).cancel("enough").await.unwrap();
-    // Some may end with it before they are asked whether they have learned of it.
+    // Some may end before the bulk operation asks whether they are cancelled.
     assert_eq!((report.matched, report.done + report.passed_over, report.failures), (10, 10, 0));
     settle().await;
     assert_eq!(engine.list(Filter::new().is(Status::Cancelled)).await.unwrap().executions.len(), 10);

@@ -1,4 +1,4 @@
-//! What is counted and measured of executions, by a recorder of the test's own.
+//! What is counted and measured about executions, by a recorder of the test's own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Recorder {
         self.0.lock().get(key).cloned().unwrap_or_default()
     }
 
-    /// What a counter is at.
+    /// The value of a counter.
     fn count(&self, key: &str) -> f64 {
         self.all(key).iter().sum()
     }
@@ -157,16 +157,16 @@ async fn starts_ends_steps_attempts_commits_waits_and_residents_are_measured() {
     let retries = recorder.all("latchwork_wait_seconds for=retry");
     assert!(retries.len() == 4 && retries.iter().all(|took| (0.1..10.0).contains(took)), "{retries:?}");
     let signals = recorder.all("latchwork_wait_seconds for=signal");
-    // Of those that were out of memory nobody knows since when they had waited.
+    // For executions that were out of memory, the begin of their wait is unknown.
     assert!(signals.len() == 3 && (0.4..0.6).contains(&signals[0]), "{signals:?}");
     let residents = recorder.all("latchwork_resident_executions");
     assert!(residents.iter().any(|count| *count >= 4.0) && residents.last() == Some(&0.0), "{residents:?}");
-    // At the least: one to begin each, one to wait, and one to end.
+    // At least one commit to begin each, one to wait, and one to end.
     let commits = recorder.all("latchwork_commit_seconds");
     assert!(commits.len() >= 18 && commits.iter().all(|took| *took >= 0.0), "{commits:?}");
 }
 
-/// The commit of an end is one of the execution's, as others are.
+/// The commit of an end is measured like any other commit of the execution.
 #[tokio::test]
 async fn the_only_commit_of_an_execution_is_measured() {
     let recorder = Recorder::default();
@@ -178,7 +178,7 @@ async fn the_only_commit_of_an_execution_is_measured() {
 }
 
 #[tokio::test]
-async fn what_is_parked_because_the_process_ended_time_and_again_is_counted() {
+async fn an_execution_parked_after_too_many_crashes_is_counted() {
     let recorder = Recorder::default();
     let _recorded = metrics::set_default_local_recorder(&recorder);
     let stuck = workflow("stuck")

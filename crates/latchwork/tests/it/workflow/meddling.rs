@@ -1,5 +1,5 @@
-//! Those outside who meddle with executions while they run: many are cancelled while they end, what they wait for is
-//! completed and made to fail at once, and they are forked on their way.
+//! Callers and operators that interfere with running executions: they cancel many while these end, complete and fail a
+//! token at once, and fork executions in the middle.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn patient() -> Workflow<u32, u32> {
     })
 }
 
-/// Whoever is faster: each execution ends once, as its list says, and none is cancelled without the report saying so.
+/// Whichever is faster: each execution ends once, as its list says, and none is cancelled unless the report says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn executions_end_while_many_are_cancelled() {
     let (patient, each) = (patient(), 60u32);
@@ -31,7 +31,8 @@ async fn executions_end_while_many_are_cancelled() {
         for number in 0..each {
             handles.push(engine.start(&patient, number).id(format!("p{number:03}")).await.unwrap());
         }
-        // From the other end, so that they meet; in each round more of them, and some have ended before.
+        // Signals go from the last execution to the first, so that they meet the cancellations. Each round signals
+        // more, and some executions have ended before.
         let signalled: Vec<u32> = (each - 10 * (round + 1)..each).rev().collect();
         for number in &signalled[..5] {
             handles[*number as usize].signal("go", &1u32).await.unwrap();
@@ -67,7 +68,7 @@ async fn executions_end_while_many_are_cancelled() {
         for (state, count) in [(Status::Completed, ends.0), (Status::Cancelled, ends.1)] {
             assert_eq!(engine.list(Filter::new().is(state)).await.unwrap().executions.len(), count);
         }
-        // One that was asked may have come to its end all the same; one that had ended is not cancelled.
+        // An execution that was asked to cancel may still complete; an execution that had ended is not cancelled.
         assert!(ends.1 as u64 <= report.done && report.passed_over <= ends.0 as u64, "{report:?} {ends:?}");
         (completed, cancelled) = (completed + ends.0, cancelled + ends.1);
     }
@@ -87,7 +88,7 @@ fn pays() -> Workflow<(), String> {
 }
 
 #[tokio::test]
-async fn what_is_made_to_fail_from_outside_fails_once() {
+async fn a_token_that_is_failed_from_outside_fails_once() {
     let pays = pays();
     let test = TestEngine::new(&pays, 1).await.unwrap();
     let engine = test.engine();
@@ -113,9 +114,10 @@ async fn what_is_made_to_fail_from_outside_fails_once() {
     assert!(crashes.await >= 6);
 }
 
-/// Two at once: one of them is told that it came too late, and the other is what the workflow goes by.
+/// The race: one caller completes a token while another fails it. One of them is told that it came too late, and the
+/// workflow receives the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_is_completed_and_made_to_fail_at_once_is_one_of_them() {
+async fn a_token_completed_and_failed_at_once_has_one_outcome() {
     let (pays, store) = (pays(), Store::memory().await.unwrap());
     let engine = Engine::on(&store).register(&pays).start().await.unwrap();
     for round in 0..50 {
@@ -136,7 +138,7 @@ async fn what_is_completed_and_made_to_fail_at_once_is_one_of_them() {
     }
 }
 
-/// Many senders who do not know of each other, none of whom finds that it was sent.
+/// Many senders that do not know of each other; none of them finds the signal sent already.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_signal_that_is_sent_by_many_at_once_under_one_id_is_received_once() {
     let collects = workflow("collects").run(async |ctx: Ctx, ()| {
@@ -168,7 +170,7 @@ async fn a_signal_that_is_sent_by_many_at_once_under_one_id_is_received_once() {
     }
 }
 
-/// Ten steps, with a wait for a signal after each other one.
+/// Ten steps, with a wait for a signal after every second step.
 fn stations() -> Workflow<u64, Vec<u64>> {
     workflow("stations").run(async |ctx: Ctx, input: u64| {
         let mut gave = Vec::new();
@@ -182,8 +184,7 @@ fn stations() -> Workflow<u64, Vec<u64>> {
     })
 }
 
-/// At each station, while the original waits there: the fork has what was recorded by then, and neither is seen by the
-/// other.
+/// At each station, while the original waits there: the fork has what was recorded by then, and neither sees the other.
 #[tokio::test]
 async fn an_execution_is_forked_while_it_runs_and_neither_disturbs_the_other() {
     let stations = stations();
@@ -204,7 +205,7 @@ async fn an_execution_is_forked_while_it_runs_and_neither_disturbs_the_other() {
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }
-        // It has done that one step, and waits for a signal of its own.
+        // The fork has done that one step, and waits for a signal of its own.
         assert_eq!(test.bodies()[ran..], [format!("s{}", 2 * station + 1)]);
         assert_eq!(test.history("original").await.unwrap(), before, "the original stays as it was");
         engine.signal("original", "go", &station).await.unwrap();
@@ -213,7 +214,7 @@ async fn an_execution_is_forked_while_it_runs_and_neither_disturbs_the_other() {
     let expected = |station: u64, since: u64| -> Vec<u64> {
         let at = |number: u64| [Some(100 + number), (number % 2 == 1).then_some(number / 2)];
         let mut gave: Vec<u64> = (0..10).flat_map(at).flatten().collect();
-        // Each third is a signal, from the station on of the fork's own.
+        // Every third value is a signal; from the station on, signals are the fork's own.
         (station..5).for_each(|station| gave[3 * station as usize + 2] += since);
         gave
     };
@@ -230,7 +231,7 @@ async fn an_execution_is_forked_while_it_runs_and_neither_disturbs_the_other() {
     }
 }
 
-/// While its commits are on their way: whatever the fork has seen of it, it comes to the same.
+/// The fork is made while commits of the original are in flight: whatever the fork has seen, its result is the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_execution_is_forked_at_any_moment() {
     let counts = workflow("counts").run(async |ctx: Ctx, until: u64| {

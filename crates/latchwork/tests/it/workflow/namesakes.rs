@@ -1,4 +1,4 @@
-//! Children of one id, one after the other: each has an end of its own. And limits that hold whatever comes meanwhile.
+//! Children of one id, one after the other: each has its own end. And time limits that hold whatever comes meanwhile.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::lock::turnstile::Stage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Is removed soon after its end, so that another one may have its id.
+/// Is removed soon after its end, so that another execution may have its id.
 pub(super) fn kid() -> Workflow<(u64, u64), u64> {
     workflow("kid").keep(SECOND).run(async |ctx: Ctx, (number, nap): (u64, u64)| {
         ctx.sleep(Duration::from_secs(nap)).await?;
@@ -19,7 +19,7 @@ pub(super) fn kid() -> Workflow<(u64, u64), u64> {
 }
 
 #[tokio::test]
-async fn a_child_has_its_own_result_and_not_that_of_one_before() {
+async fn a_child_has_its_own_result_and_not_that_of_an_earlier_child() {
     let dad = workflow("dad").run(async |ctx: Ctx, (is_new_run, round): (bool, u64)| {
         if round == 0 {
             ctx.child(&kid(), (1, 1)).id("kid").start().await?;
@@ -51,9 +51,9 @@ async fn the_end_of_a_parent_waits_for_the_child_that_is_there() {
     assert!(test.env().now().0 - began.0 >= 110_000_000);
 }
 
-/// A child of an execution that was terminated ends when another one has its parent's id.
+/// An execution was terminated, and its child ends after another execution has taken the parent's id.
 #[tokio::test]
-async fn nobody_is_told_of_the_children_of_one_who_had_its_id_before() {
+async fn an_execution_is_not_notified_of_children_of_an_earlier_execution_of_its_id() {
     let dad = workflow("dad").run(async |ctx: Ctx, number: u64| {
         if number == 2 {
             ctx.sleep(30 * SECOND).await?;
@@ -68,9 +68,9 @@ async fn nobody_is_told_of_the_children_of_one_who_had_its_id_before() {
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 2);
 }
 
-/// Requests that do not fit are refused, and do not make the time longer; also not over a restart.
+/// Updates that do not fit are refused, and do not extend the time limit.
 #[tokio::test]
-async fn a_limit_for_updates_is_one_for_all_of_them() {
+async fn a_time_limit_for_updates_covers_all_of_them() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| {
         let began = ctx.now().await;
         let is_there = ctx.receive_update::<u64, u64>("u").timeout(5 * SECOND).await?.is_some();
@@ -86,7 +86,7 @@ async fn a_limit_for_updates_is_one_for_all_of_them() {
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (false, 5));
 }
 
-/// Is out of time as it sends.
+/// Its time limit ends as it sends.
 fn late() -> Workflow<String, ()> {
     workflow("late").timeout(SECOND).run(async |ctx: Ctx, parent: String| {
         ctx.sleep(SECOND).await?;
@@ -94,9 +94,9 @@ fn late() -> Workflow<String, ()> {
     })
 }
 
-/// The message that it was about to send, and the one that tells of its end, are to the same parent.
+/// The message that it was about to send and the notice of its end go to the same parent.
 #[tokio::test]
-async fn what_times_out_as_it_sends_has_timed_out() {
+async fn an_execution_that_times_out_as_it_sends_has_timed_out() {
     let dad = workflow("dad").run(async |ctx: Ctx, ()| {
         let failure = ctx.child(&late(), ctx.id().to_string()).await.unwrap_err();
         Ok(failure.get::<ChildTimedOut>().is_some())
@@ -106,8 +106,8 @@ async fn what_times_out_as_it_sends_has_timed_out() {
     assert!(within_an_hour(&test, handle.result()).await.unwrap());
 }
 
-/// A start from outside is under way, and in memory, when a parent stores a child of the same id. The start is refused,
-/// and the child runs all the same.
+/// The race: a start from outside is under way, and in memory, when a parent stores a child of the same id. The start
+/// is refused, and the child still runs.
 #[tokio::test]
 async fn a_child_runs_though_its_id_was_in_memory_for_a_start_that_is_refused() {
     let dad = workflow("dad").run(async |ctx: Ctx, ()| {

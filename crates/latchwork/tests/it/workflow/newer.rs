@@ -1,5 +1,5 @@
-//! Records of a newer version: a program that was rolled back leaves them alone, says which versions it found and
-//! knows, and goes on with everything else.
+//! Records of a newer version: a program that was rolled back leaves them alone, reports the version that it found and
+//! those that it knows, and continues with everything else.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use latchwork::lock::LockError;
 use latchwork::store::{Bytes, Commit, ErrorKind, Key, Order, Store};
 use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, Workflow, WorkflowError, workflow};
 
-/// Records whose keys hold a text get another version, and are given as they are then.
+/// Changes the version of records whose keys contain a text. Returns the changed records.
 async fn set_version(store: &Store, space: &str, text: &str, version: u8) -> Vec<(Key, Bytes)> {
     let space = store.spaces().await.unwrap().into_iter().find(|found| found.name() == space).unwrap();
     let found = store.view().await.unwrap().scan(&space.all(), Order::Ascending, usize::MAX).await.unwrap();
@@ -26,7 +26,7 @@ async fn set_version(store: &Store, space: &str, text: &str, version: u8) -> Vec
     set
 }
 
-/// Uses one of everything after a signal.
+/// Uses a lock and a slot after a signal.
 fn uses() -> Workflow<String, u64> {
     workflow("uses").run(async |ctx: Ctx, name: String| {
         ctx.run("first", async || Ok::<_, Failure>(())).await?;
@@ -59,9 +59,9 @@ async fn prepared() -> Store {
     store
 }
 
-/// A deployment that is rolled back, after the newer program has written one record of whatever kind.
+/// Stands for a deployment that is rolled back after the newer program has written one record, of any kind.
 #[tokio::test]
-async fn an_execution_that_needs_something_newer_is_set_aside_and_nothing_is_overwritten() {
+async fn an_execution_that_needs_a_newer_record_is_set_aside_and_nothing_is_overwritten() {
     for (space, text, known) in [
         ("workflow.executions", "newer", 2),
         ("workflow.journal", "newer", 2),
@@ -98,19 +98,19 @@ async fn an_execution_that_needs_something_newer_is_set_aside_and_nothing_is_ove
     }
 }
 
-/// A newer program may mean something else by owning a shard: an older one takes none from it.
+/// A newer program may define the ownership of a shard differently: an older program takes no shard from it.
 #[tokio::test]
 async fn an_engine_does_not_start_on_shards_of_a_newer_one() {
     let store = prepared().await;
     set_version(&store, "node.shards", "", 2).await;
     let refused = Engine::on(&store).start().await.unwrap_err();
     assert!(matches!(refused, WorkflowError::UnknownVersion { found: 2, supported: 1, .. }), "{refused}");
-    assert_eq!(refused.kind(), ErrorKind::Invalid, "it is no damage");
+    assert_eq!(refused.kind(), ErrorKind::Invalid, "an unknown version is not damage");
 }
 
-/// Calls from outside are told which versions there are, too, and write nothing.
+/// Calls from outside return the versions, too, and write nothing.
 #[tokio::test]
-async fn what_is_newer_is_refused_from_outside() {
+async fn newer_records_are_refused_from_outside() {
     let store = prepared().await;
     let engine = Engine::on(&store).idle().start().await.unwrap();
     engine.entities().add(Add::new("t").id("e").data(json!({"n": 1}))).await.unwrap();

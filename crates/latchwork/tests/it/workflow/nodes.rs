@@ -1,4 +1,4 @@
-//! Several engines on one store, in one process: who owns what, and what the others may do.
+//! Several engines on one store, in one process: which engine owns what, and what the others may do.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.expect("it hangs")
 }
 
-/// An operator's engine starts beside one that runs, does something, and ends: the other one goes on.
+/// An operator's engine starts beside a running engine, does something, and ends: the running engine continues.
 #[tokio::test]
 async fn an_engine_that_only_operates_takes_over_nothing() {
     let store = Store::memory().await.unwrap();
@@ -40,7 +40,7 @@ async fn an_engine_that_only_operates_takes_over_nothing() {
     assert!(!held.is_lost() && held.release().await.unwrap());
 }
 
-/// One shard is taken by another owner: the executions in it leave this engine, and all others go on.
+/// Another owner takes one shard: the executions in it leave this engine, and all others continue.
 #[tokio::test]
 async fn a_lost_shard_takes_no_other_with_it() {
     let store = Store::memory().await.unwrap();

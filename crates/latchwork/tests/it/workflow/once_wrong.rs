@@ -1,6 +1,6 @@
-//! What once was wrong with workflows: dropped futures, overlaps, gaps, extremes, and records that did not fit.
+//! Former bugs of workflows: dropped futures, overlaps, gaps, extremes, and records that did not fit.
 
-// Real time passes here: these stores follow no other.
+// Real time passes here: these stores have no virtual clock.
 #![allow(clippy::disallowed_methods)]
 
 use std::future::{Future, IntoFuture, poll_fn};
@@ -71,9 +71,9 @@ impl Drop for Bomb {
     }
 }
 
-/// A workflow that leaves memory drops what it holds; if that panics, nobody else is to suffer, nor it itself.
+/// A workflow that leaves memory drops what it holds. A panic in such a drop harms no other execution, nor this one.
 #[tokio::test]
-async fn what_panics_where_it_is_dropped_does_not_stop_an_execution() {
+async fn a_panic_in_a_drop_does_not_stop_an_execution() {
     let sleeps = workflow("sleeps").run(async |ctx: Ctx, ()| {
         let bomb = Bomb;
         ctx.sleep(Duration::from_millis(1500)).await?;
@@ -85,7 +85,7 @@ async fn what_panics_where_it_is_dropped_does_not_stop_an_execution() {
     assert_eq!(soon(handle.result()).await.expect("it hangs").unwrap(), 7);
 }
 
-/// Two operations at once are not supported; but nothing may hang by it.
+/// Two operations at once are not supported; but nothing may hang.
 #[tokio::test]
 async fn a_step_beside_a_sleep_does_not_hang() {
     let races = workflow("races").run(async |ctx: Ctx, ()| {
@@ -103,9 +103,9 @@ async fn a_step_beside_a_sleep_does_not_hang() {
     assert!(result.is_some() || matches!(history.state, ExecutionState::Parked(_)), "{history:?}");
 }
 
-/// What is continued as new does not go on with the old input, though its future was dropped.
+/// A run that has continued as new does not continue with the old input, though the future of that call was dropped.
 #[tokio::test]
-async fn what_is_continued_goes_no_further() {
+async fn a_run_that_has_continued_as_new_goes_no_further() {
     let goes_on = workflow("goes_on").run(async |ctx: Ctx, number: u32| {
         if number == 0 {
             ctx.run("first", async || Ok::<_, Failure>(())).await?;
@@ -119,12 +119,12 @@ async fn what_is_continued_goes_no_further() {
     let handle = engine.start(&goes_on, 0).id("g").await.unwrap();
     let result = soon(handle.result()).await;
     assert_eq!(result.expect("it hangs").unwrap(), 1);
-    assert!(engine.history("g").await.unwrap().operations.is_empty(), "it went on");
+    assert!(engine.history("g").await.unwrap().operations.is_empty(), "the old run continued");
 }
 
-/// The removal of one that was terminated is due like any other.
+/// The removal of a terminated execution is due like any other.
 #[tokio::test]
-async fn what_was_terminated_is_removed() {
+async fn a_terminated_execution_is_removed() {
     let panics = workflow("panics")
         .keep(Duration::from_secs(60))
         .run(async |_: Ctx, ()| -> Result<(), Failure> { panic!("as it should") });
@@ -143,7 +143,7 @@ async fn what_was_terminated_is_removed() {
     assert!(matches!(test.history("p").await, Err(WorkflowError::NotFound { .. })), "it is still there");
 }
 
-/// Removals that come to the same records are one batch.
+/// Removals that touch the same records are one batch.
 #[tokio::test]
 async fn removals_that_overlap_are_done() {
     let loops = workflow("loops").keep(Duration::ZERO).run(async |ctx: Ctx, number: u32| {
@@ -198,7 +198,7 @@ async fn no_pause_stays_no_pause() {
     assert_eq!(soon(handle.result()).await.expect("it pauses").unwrap(), 2000);
 }
 
-/// An input that just fits leaves no room for an end.
+/// An input that just fits leaves no room for the record of an end.
 #[tokio::test]
 async fn an_input_that_just_fits_does_not_hang() {
     let echo = workflow("echo").run(async |ctx: Ctx, text: String| {
@@ -235,7 +235,7 @@ async fn on_disk<I: 'static, O: 'static>(workflow: &Workflow<I, O>) -> (tempfile
     (directory, engine)
 }
 
-/// Two operations at once as the first ones.
+/// Two operations at once, as the first operations.
 #[tokio::test]
 async fn two_first_operations_at_once_do_not_hang() {
     let joins = workflow("joins").run(async |ctx: Ctx, ()| {
@@ -252,7 +252,7 @@ async fn two_first_operations_at_once_do_not_hang() {
     started.unwrap();
 }
 
-/// A step that is dropped while its intent is on its way.
+/// A step is dropped while the commit of its intent is in flight.
 #[tokio::test]
 async fn a_step_dropped_in_its_commit_does_not_hang() {
     for first in [true, false] {
@@ -308,7 +308,7 @@ async fn extremes_of_sleep() {
 
 /// Executions whose results wait to be committed, and whose changes of one slot are too much for one commit.
 #[tokio::test]
-async fn what_waited_goes_with_the_second_try_of_a_change() {
+async fn waiting_results_are_committed_with_the_second_try_of_a_change() {
     let runs = Arc::new(AtomicU32::new(0));
     let large = {
         let runs = runs.clone();
@@ -363,7 +363,7 @@ async fn what_waited_goes_with_the_second_try_of_a_change() {
 
 /// A change that was sent before under the same name.
 #[tokio::test]
-async fn a_change_that_is_named_is_recorded_though_it_is_not_done() {
+async fn a_repeated_named_change_is_recorded_though_it_is_not_applied() {
     let named = workflow("named").run(async |ctx: Ctx, ()| {
         let slot = ctx.state().global::<u32>("count");
         let a = slot.clone().once("k").increment(1).await?.value;
@@ -378,7 +378,7 @@ async fn a_change_that_is_named_is_recorded_though_it_is_not_done() {
     assert_eq!(result.expect("it hangs").unwrap(), (1, 1, 2));
 }
 
-/// A change whose time is up while it waits for others.
+/// The time of a change is up while the change waits behind others.
 #[tokio::test]
 async fn a_change_that_took_too_long_is_the_same_on_replay() {
     let timed = workflow("timed").run(async |ctx: Ctx, ()| {
@@ -402,10 +402,10 @@ async fn a_change_that_took_too_long_is_the_same_on_replay() {
     let handle = engine.start(&timed, ()).id("n").await.unwrap();
     let _ = blocked.await;
     let result = soon(handle.result()).await;
-    assert!(result.expect("it is parked").unwrap(), "a change of a workflow takes the time that it takes");
+    assert!(result.expect("it is parked").unwrap(), "a change of a workflow has no time limit");
 }
 
-/// A change that is withdrawn leaves a gap in the journal; what came after is not to be taken for it.
+/// A change that is withdrawn leaves a gap in the journal; the entry after the gap must not be taken for it.
 #[tokio::test]
 async fn a_gap_in_the_journal_is_noticed() {
     let lives = Arc::new(AtomicU32::new(0));
@@ -436,7 +436,7 @@ async fn a_gap_in_the_journal_is_noticed() {
     assert_eq!(count, Some(1), "it was applied again");
 }
 
-/// More entries than are read ahead, and a step that was begun in the record right at the border.
+/// More entries than one read fetches, and a step that was begun in the entry right at the border.
 #[tokio::test]
 async fn a_crash_at_the_border_of_what_is_read_ahead() {
     for steps in [63, 64, 65, 128] {
@@ -476,7 +476,7 @@ async fn a_crash_at_the_border_of_what_is_read_ahead() {
     }
 }
 
-/// A step that the workflow drops in the middle of its body.
+/// The workflow drops a step in the middle of its body.
 #[tokio::test]
 async fn a_step_dropped_in_its_body_parks() {
     let drops = workflow("drops").run(async |ctx: Ctx, ()| {
@@ -492,12 +492,12 @@ async fn a_step_dropped_in_its_body_parks() {
     });
     let engine = Engine::on(&Store::memory().await.unwrap()).register(&drops).start().await.unwrap();
     let handle = engine.start(&drops, ()).id("d").await.unwrap();
-    assert!(soon(handle.result()).await.is_none(), "what a replay could not meet again is parked");
+    assert!(soon(handle.result()).await.is_none(), "an execution that a replay could not repeat is parked");
     let ExecutionState::Parked(reason) = engine.history("d").await.unwrap().state else { panic!("it is not parked") };
-    assert!(reason.contains("given up half-way"), "{reason}");
+    assert!(reason.contains("dropped before its end"), "{reason}");
 }
 
-/// Panics everywhere: each fails the attempt, or parks; none hangs.
+/// Panics everywhere: each fails the attempt or parks the execution; none makes it hang.
 #[tokio::test]
 async fn panics_anywhere_do_not_hang() {
     let panics = workflow("panics").run(async |ctx: Ctx, way: u32| {
@@ -547,7 +547,7 @@ async fn panics_anywhere_do_not_hang() {
     assert_eq!(engine.residents(), 0);
 }
 
-/// Ids that are used again and again while those before them are removed.
+/// Ids are used again and again while earlier executions of the same id are removed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ids_are_used_again_while_they_are_removed() {
     let quick = workflow("quick").keep(Duration::ZERO).run(async |ctx: Ctx, number: u32| {

@@ -1,4 +1,5 @@
-//! Rate limits from within workflows and from outside: exact over crashes, in order, and left by those that wait.
+//! Rate limits inside workflows and from outside: exact over crashes, in order, and given up by waits that are
+//! cancelled.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use latchwork::workflow::{Ctx, ExecutionState, Kind, RateLimitError, WaitsFor, W
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Acquires so often, two each ten seconds, and gives the times.
+/// Acquires so often, two per ten seconds, and returns the times.
 fn caller() -> Workflow<u32, Vec<u64>> {
     workflow("caller").run(async |ctx: Ctx, times: u32| {
         let limit = ctx.rate_limit("vendor", 2, 10 * SECOND);
@@ -21,7 +22,7 @@ fn caller() -> Workflow<u32, Vec<u64>> {
     })
 }
 
-/// That no window holds more than the burst, and what was refilled meanwhile.
+/// Checks that no window holds more than the burst and what was refilled meanwhile.
 fn check_windows(mut times: Vec<u64>, max: u64, per: Duration) {
     times.sort_unstable();
     let interval = per.as_micros() as u64 / max;
@@ -53,7 +54,7 @@ async fn a_burst_is_let_through_and_then_one_each_interval_out_of_memory() {
 }
 
 /// The process ends right before and right after each commit, also between the reservation and the wait. A replay that
-/// took once more would leave the bucket fuller; one that did not wait would exceed the rate.
+/// acquires again would make the bucket full later; a replay that does not wait would exceed the rate.
 #[tokio::test]
 async fn a_crash_at_any_commit_takes_nothing_twice_and_lets_nothing_through_early() {
     let told = workflow("told").run(async |ctx: Ctx, times: u32| {
@@ -63,7 +64,7 @@ async fn a_crash_at_any_commit_takes_nothing_twice_and_lets_nothing_through_earl
             limit.acquire().await?;
             seen.push(ctx.now().await.0);
         }
-        // When the bucket is full again tells how many were taken.
+        // The time when the bucket is full again shows how many tokens were taken.
         let bucket = ctx.state().global::<serde_json::Value>("rate:vendor").get().await?.unwrap_or_default();
         let full_us = bucket["full_ns"].as_u64().unwrap_or_default() / 1000;
         Ok((seen, full_us))
@@ -78,7 +79,7 @@ async fn a_crash_at_any_commit_takes_nothing_twice_and_lets_nothing_through_earl
     assert!(crashes >= 16, "{crashes}");
 }
 
-/// Twenty executions and code from outside want the same at once.
+/// Twenty executions and code from outside acquire at the same moment.
 #[tokio::test]
 async fn executions_and_code_outside_share_a_bucket_in_the_order_in_which_they_came() {
     let caller = caller();
@@ -128,9 +129,9 @@ async fn each_scope_has_a_bucket_of_its_own() {
     assert!(limit().of_tree("another").try_acquire().await.unwrap());
 }
 
-/// A replay long after: what was refused then is refused again, though there is room by now.
+/// A replay long after: an acquire that was refused then is refused again, though there is room by now.
 #[tokio::test]
-async fn what_could_not_be_acquired_at_once_is_the_same_on_every_replay() {
+async fn a_refused_acquire_is_the_same_on_every_replay() {
     let tries = workflow("tries").run(async |ctx: Ctx, ()| {
         let limit = ctx.rate_limit("vendor", 1, SECOND);
         let first = (limit.try_acquire().await?, limit.try_acquire().await?);
@@ -147,13 +148,13 @@ async fn what_could_not_be_acquired_at_once_is_the_same_on_every_replay() {
 }
 
 #[tokio::test]
-async fn one_that_is_cancelled_while_it_waits_fails_and_a_cancelled_one_takes_nothing() {
+async fn a_wait_that_is_cancelled_fails_and_a_cancelled_execution_takes_nothing() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| {
         let limit = ctx.rate_limit("vendor", 1, 3600 * SECOND);
         limit.acquire().await?;
         let failed = limit.acquire().await.unwrap_err();
         assert!(failed.is_cancelled(), "{failed:?}");
-        // It is cancelled by now, and does not come to the bucket.
+        // The execution is cancelled by now, so the call does not reach the bucket.
         let again = limit.try_acquire().await.unwrap_err();
         assert!(again.is_cancelled(), "{again:?}");
         ctx.shielded().sleep(3 * SECOND).await?;
@@ -172,7 +173,7 @@ async fn one_that_is_cancelled_while_it_waits_fails_and_a_cancelled_one_takes_no
     assert_eq!((changes, history.state), (2, ExecutionState::Cancelled("enough".into())));
 }
 
-/// The time of day is set back while callers wait: none of them is let through early.
+/// The time of day is set back while callers wait: no caller is let through early.
 #[tokio::test]
 async fn a_clock_that_is_set_back_lets_nothing_through() {
     let one = workflow("one").run(async |ctx: Ctx, ()| ctx.rate_limit("vendor", 1, 10 * SECOND).try_acquire().await);
@@ -186,7 +187,7 @@ async fn a_clock_that_is_set_back_lets_nothing_through() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_a_typed_failure() {
+async fn an_impossible_rate_is_a_typed_failure() {
     let wrong = workflow("wrong").run(async |ctx: Ctx, (name, max, millis, count): (String, u32, u64, u32)| {
         let limit = ctx.rate_limit(&name, max, Duration::from_millis(millis));
         let refused = limit.try_acquire_many(count).await.unwrap_err();
@@ -223,9 +224,9 @@ async fn what_cannot_be_is_a_typed_failure() {
     assert!(matches!(failed, Err(WorkflowError::Failed { .. })), "{failed:?}");
 }
 
-/// A family shares one bucket, with code outside that names its root; another family has one of its own.
+/// A tree shares one bucket, also with code outside that names its root; another tree has its own.
 #[tokio::test]
-async fn a_family_shares_the_bucket_of_its_tree() {
+async fn executions_of_a_tree_share_its_bucket() {
     let child = workflow("child")
         .run(async |ctx: Ctx, ()| ctx.rate_limit("vendor", 2, 100 * SECOND).of_tree().try_acquire().await);
     let root = {
@@ -249,7 +250,7 @@ async fn a_family_shares_the_bucket_of_its_tree() {
     }
 }
 
-/// Each waits for its time, and the time of day may be set meanwhile.
+/// Each call waits for its time, and the time of day may be set meanwhile.
 #[tokio::test]
 async fn code_outside_waits_for_its_time() {
     let test = TestEngine::build(1).start().await.unwrap();

@@ -1,4 +1,4 @@
-//! Recovery: the next engine goes on with everything by itself; a former owner can change nothing any more.
+//! Recovery: the next engine continues all executions by itself; a former owner can no longer change anything.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ async fn settle() {
 }
 
 #[tokio::test]
-async fn what_is_not_registered_is_set_aside_and_does_not_stop_the_others() {
+async fn an_execution_of_an_unregistered_workflow_is_set_aside_and_does_not_stop_others() {
     let known = workflow("known").run(async |ctx: Ctx, n: u32| {
         ctx.run("wait", async || {
             tokio::task::yield_now().await;
@@ -42,10 +42,10 @@ async fn what_is_not_registered_is_set_aside_and_does_not_stop_the_others() {
     assert!(matches!(engine.history("u").await.unwrap().state, ExecutionState::Failed(_)));
 }
 
-/// A process that was deployed without a workflow, and restarted often: its executions were not run, so they have done
-/// nothing to be parked for.
+/// A process was deployed without a workflow and restarted often: the workflow's executions did not run, so there is no
+/// reason to park them.
 #[tokio::test]
-async fn what_is_not_registered_is_not_counted() {
+async fn an_execution_that_is_set_aside_counts_no_crash() {
     let is_let_go = Arc::new(AtomicU32::new(0));
     let asked = is_let_go.clone();
     let late = workflow("late").run(move |ctx: Ctx, n: u32| {
@@ -72,7 +72,7 @@ async fn what_is_not_registered_is_not_counted() {
     assert_eq!(engine.handle(&late, "l").result().await.unwrap(), 7);
 }
 
-/// A body that takes the process with it, time and again.
+/// A body that ends the process, again and again.
 #[tokio::test]
 async fn a_step_that_never_ends_is_parked_at_its_cap() {
     let bodies = Arc::new(AtomicU32::new(0));
@@ -108,8 +108,8 @@ async fn a_step_that_never_ends_is_parked_at_its_cap() {
     assert_eq!(bodies.load(Ordering::SeqCst), 4);
 }
 
-/// The same of a first step that has no commit of its own before its first attempt, as another's commit has set the
-/// execution running: its parent's, that of the run before, or that of the execution that ended before it in a line.
+/// The same for a first step without a commit of its own before its first attempt, since another commit set the
+/// execution running: its parent's, that of the run before, or that of the execution before it in a queue.
 #[tokio::test]
 async fn a_first_step_is_parked_at_its_cap_however_the_execution_was_set_running() {
     for how in ["child", "next run", "line"] {
@@ -162,10 +162,10 @@ async fn a_first_step_is_parked_at_its_cap_however_the_execution_was_set_running
     }
 }
 
-/// Code that takes the process with it, in a step that may be tried for ever, outside of steps, or after a sleep: it is
-/// counted when it is taken up, and parked when that has come to nothing too often.
+/// Code that ends the process: in a step that may be tried for ever, outside of steps, or after a sleep. The engine
+/// counts each load, and parks the execution after too many loads without progress.
 #[tokio::test]
-async fn what_takes_the_process_with_it_is_parked() {
+async fn an_execution_that_ends_the_process_is_parked() {
     for how in ["step", "code", "asleep"] {
         let taken_up = Arc::new(AtomicU32::new(0));
         let counted = taken_up.clone();
@@ -206,18 +206,18 @@ async fn what_takes_the_process_with_it_is_parked() {
         assert_eq!(taken_up.load(Ordering::SeqCst), 5, "the first time, and four after a restart");
         let engine = Engine::on(&store).register(&poison).start().await.unwrap();
         let parked = engine.parked().await.unwrap();
-        let reason = "it was taken up 4 times, and each time the process ended before it came to anything";
+        let reason = "it was loaded 4 times, and each time the process ended before it made progress";
         assert_eq!(parked, [("p".into(), reason.to_string())], "{how}");
-        // An operator lets it try again, and it counts anew.
+        // An operator lets it try again, and the count begins anew.
         engine.resume("p").await.unwrap();
         settle().await;
         assert_eq!(taken_up.load(Ordering::SeqCst), 6);
     }
 }
 
-/// An execution that only waits is not why the process ends, however soon after each start that is.
+/// An execution that only waits is not the reason why the process ends, however soon after each start that is.
 #[tokio::test]
-async fn what_only_waits_is_not_counted_as_taking_the_process_with_it() {
+async fn an_execution_that_only_waits_counts_no_crash() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| ctx.receive::<u32>("number").await);
     let (env, clock) = Env::seeded(1);
     let store = Store::memory_with(env, Limits::default()).await.unwrap();
@@ -238,7 +238,7 @@ async fn what_only_waits_is_not_counted_as_taking_the_process_with_it() {
     assert_eq!(engine.handle(&waits, "w").result().await.unwrap(), 7);
 }
 
-/// A process that was paused, and wakes when another owns its executions.
+/// A process was paused, and continues when another process owns its executions.
 #[tokio::test]
 async fn a_former_owner_can_change_nothing() {
     let (gate, open) = tokio::sync::watch::channel(false);
@@ -268,8 +268,8 @@ async fn a_former_owner_can_change_nothing() {
     gate.send_replace(true);
     assert_eq!(owner.handle(&paused, "p").result().await.unwrap(), 0);
     settle().await;
-    assert_eq!(bodies.load(Ordering::SeqCst), 1, "the former owner did not get to the second step");
-    assert_eq!(zombie.residents(), 0, "and has let go of it");
+    assert_eq!(bodies.load(Ordering::SeqCst), 1, "the former owner ran the second step");
+    assert_eq!(zombie.residents(), 0, "the former owner has evicted it");
 }
 
 #[tokio::test]
@@ -298,7 +298,7 @@ async fn a_damaged_execution_is_set_aside_and_does_not_stop_the_others() {
     let space = |name: &'static str| store.space(latchwork::store::SpaceSpec::new(name).keys_used_once());
     let executions = space("workflow.executions").await.unwrap();
     let running = space("workflow.running").await.unwrap();
-    // As one that runs, in any shard: the engine owns all of them.
+    // Listed as running, in any shard: the engine owns all of them.
     let running = running.key([&b"\x00\x00\x00\x05known"[..], &[0; 8], b"bad"].concat());
     let damage = latchwork::store::Commit::new().put(&executions.key("bad"), "?").put(&running, "");
     store.commit(damage).await.unwrap().applied().unwrap();

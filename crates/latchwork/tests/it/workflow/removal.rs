@@ -1,5 +1,5 @@
-//! Removals that somebody interferes with, or that a crash interrupts: everything that is to go goes, the next time at
-//! the latest.
+//! Removals that a start interferes with, or that a crash interrupts: everything that is to be removed is removed, at
+//! the next start at the latest.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::lock::turnstile::Stage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Ten are due when an engine starts; somebody has one of them start anew at the same time.
+/// Ten executions are due for removal when an engine starts; a caller restarts one of them at the same time.
 #[tokio::test]
-async fn one_that_is_started_anew_keeps_no_other_from_being_removed() {
+async fn an_execution_that_is_restarted_keeps_no_other_from_being_removed() {
     let short = workflow("short").keep(SECOND).run(async |_: Ctx, number: u32| Ok(number));
     for count in (0..80).step_by(4) {
         let stage = Stage::new(|builder| builder.register(&short)).await;
@@ -36,9 +36,9 @@ async fn one_that_is_started_anew_keeps_no_other_from_being_removed() {
     }
 }
 
-/// What one execution has left is more than a commit removes, and the process ends between the two.
+/// An execution has more records than one commit removes, and the process ends between two of these commits.
 #[tokio::test]
-async fn what_is_left_of_a_removal_is_removed_the_next_time() {
+async fn the_rest_of_an_interrupted_removal_is_removed_the_next_time() {
     let many = workflow("many").keep(SECOND).run(async |ctx: Ctx, count: u64| {
         for slot in 0..count / 2 {
             ctx.state().execution::<u64>(&format!("{slot}")).set(1).await?;
@@ -61,9 +61,10 @@ async fn what_is_left_of_a_removal_is_removed_the_next_time() {
     }
 }
 
-/// The commit that removes an execution is on its way when another one is started under its id, and ends.
+/// The race: the commit that removes an execution is in flight when another execution is started under its id, and
+/// ends.
 #[tokio::test]
-async fn whoever_has_the_id_of_one_that_was_removed_is_kept() {
+async fn a_new_execution_under_the_id_of_a_removed_one_is_kept() {
     let short = workflow("short").keep(100 * SECOND).run(async |_: Ctx, number: u32| Ok(number));
     let stage = Stage::new(|builder| builder.register(&short)).await;
     stage.engine.start(&short, 1).id("w").await.unwrap().result().await.unwrap();

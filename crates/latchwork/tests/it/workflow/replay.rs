@@ -1,4 +1,4 @@
-//! Replay is checked: code that does not fit the journal parks the execution before any body runs, and nothing else.
+//! Replay is checked: code that does not fit the journal parks its execution before any body runs, and no other.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use latchwork::workflow::{Ctx, Engine, Failure, Workflow, WorkflowError, workflo
 
 type Plan = Workflow<(), String>;
 
-/// Three steps, a sleep in the middle of which the code is changed, and a step behind it.
+/// Three steps, a sleep during which the code is changed, and a step after it.
 fn recorded() -> Plan {
     workflow("plan").run(async |ctx: Ctx, ()| {
         let a = ctx.run("a", async || Ok::<_, Failure>(1)).input(&1).await?;
@@ -18,12 +18,12 @@ fn recorded() -> Plan {
     })
 }
 
-/// The same with one thing changed.
+/// The same workflow with one thing changed.
 fn mutated(number: u32) -> Plan {
     workflow("plan").run(move |ctx: Ctx, ()| async move {
         let step = async |name: &str, value: i32| ctx.run(name, async || Ok::<_, Failure>(value)).await;
         match number {
-            // Renamed, reordered, inserted, dropped, given something else, another kind, another length, ended early.
+            // Renamed, reordered, inserted, dropped, another input, another kind, another length, ended early.
             0 => drop(ctx.run("x", async || Ok::<_, Failure>(1)).input(&1).await?),
             1 => drop(step("b", 2).await?),
             2 => drop(ctx.now().await),
@@ -70,7 +70,7 @@ async fn twenty_mutations_of_the_code_are_parked_and_no_body_runs() {
         settle().await;
         engine.stop();
         drop(engine);
-        // As if the timer had fired: what waits is picked up by a start that joins it.
+        // `wake` stands for the timer: it makes the engine load the waiting execution.
         let bodies = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
         let seen = bodies.clone();
         let changed = mutated(number);
@@ -82,13 +82,13 @@ async fn twenty_mutations_of_the_code_are_parked_and_no_body_runs() {
         let [(id, reason)] = &parked[..] else { panic!("mutation {number}: {parked:?}") };
         assert!(&**id == "e" && reason.contains("journal"), "mutation {number}: {reason}");
         assert!(bodies.lock().is_empty(), "mutation {number} ran {:?}", bodies.lock());
-        // It never loops: the next life leaves it where it is.
+        // It is parked once: the next process leaves it parked.
         engine.stop();
         let engine = Engine::on(&store).register(&changed).start().await.unwrap();
         settle().await;
         assert_eq!(engine.parked().await.unwrap().len(), 1);
         assert_eq!(engine.residents(), 0);
-        // With the code it was made by, it can go on.
+        // With the code that wrote the journal, the execution can continue.
         engine.stop();
         let engine = Engine::on(&store).register(&recorded()).start().await.unwrap();
         engine.resume("e").await.unwrap();
@@ -98,7 +98,7 @@ async fn twenty_mutations_of_the_code_are_parked_and_no_body_runs() {
 }
 
 #[tokio::test]
-async fn a_workflow_that_panics_is_parked_and_the_engine_goes_on() {
+async fn a_workflow_that_panics_is_parked_and_the_engine_continues() {
     let panics = workflow("panics").run(async |ctx: Ctx, when: u32| {
         assert!(when != 0, "at once");
         ctx.run("a", async || Ok::<_, Failure>(())).await?;
@@ -164,7 +164,7 @@ async fn versions_let_code_change_under_running_executions() {
     engine.start(&newest, ()).id("newest").await.unwrap().result().await.unwrap();
 }
 
-/// A marker that comes into code that has none: who went past the place before it was there is on the first version.
+/// A version marker is added to code that had none: an execution that passed the place before is on the first version.
 #[tokio::test]
 async fn a_version_can_be_asked_where_nothing_was_asked_before() {
     let before: Workflow<u64, u32> = workflow("w").run(async |ctx: Ctx, hours: u64| {
@@ -179,7 +179,7 @@ async fn a_version_can_be_asked_where_nothing_was_asked_before() {
             ctx.run("fee", async || Ok::<_, Failure>(())).await?;
         }
         ctx.sleep(Duration::from_secs(3600 * hours)).await?;
-        // Nobody has come by here yet.
+        // No execution has reached this place yet.
         let late = ctx.version("tip", 0..=1).await;
         ctx.run("b", async || Ok::<_, Failure>(10 * early + late)).await
     });
@@ -199,7 +199,7 @@ async fn a_version_can_be_asked_where_nothing_was_asked_before() {
     assert_eq!(engine.handle(&after, "new").result().await.unwrap(), 11);
 }
 
-/// A branch has failed by the journal, and by the code of today it would not have.
+/// A branch has failed by the journal, but would not fail with the current code.
 #[tokio::test]
 async fn a_branch_that_no_longer_fails_is_parked() {
     let made = |is_new: bool, maps: bool| {
@@ -230,6 +230,6 @@ async fn a_branch_that_no_longer_fails_is_parked() {
         clock.advance(Duration::from_secs(60));
         settle().await;
         let parked = engine.parked().await.unwrap();
-        assert!(parked[0].1.contains("has failed by the journal"), "{parked:?}");
+        assert!(parked[0].1.contains("failed in the journal"), "{parked:?}");
     }
 }

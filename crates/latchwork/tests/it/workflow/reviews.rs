@@ -14,7 +14,7 @@ use crate::lock::turnstile::Stage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Asks, and gives what was chosen and by whom.
+/// Opens a review, and returns the chosen option and who chose it.
 fn refund() -> Workflow<u64, String> {
     workflow("refund").run(async |ctx: Ctx, amount: u64| {
         let question = json!({"amount": amount, "order": 7});
@@ -78,8 +78,8 @@ async fn a_review_is_listed_while_it_is_open_and_decided_once() {
     assert_eq!(it.describe().await.unwrap().state, ReviewState::Decided(decision));
 }
 
-/// The process ends right before and right after each commit: also between the opening and the wait, the decision and
-/// its receipt. After each crash it is checked that no review is open that is decided or not waited for.
+/// The process ends right before and right after each commit: also between the opening and the wait, and between the
+/// decision and its receipt. After each crash the test checks that no review is open that is decided or not waited for.
 #[tokio::test]
 async fn a_crash_at_any_commit_loses_no_review_and_no_decision() {
     let refund = refund();
@@ -99,9 +99,9 @@ async fn a_crash_at_any_commit_loses_no_review_and_no_decision() {
     assert!(crashes >= 6, "{crashes}");
 }
 
-/// Fifty callers, each for another option, at once and on two threads.
+/// Fifty callers at once, each for another option, on two threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_fifty_deciders_one_wins_and_the_others_are_told_of_its_decision() {
+async fn of_fifty_deciders_one_wins_and_the_others_get_its_decision() {
     let many = workflow("many")
         .run(async |ctx: Ctx, ()| Ok(ctx.review("many", &(), (0..50).map(|option| option.to_string())).await?.option));
     let store = latchwork::store::Store::memory().await.unwrap();
@@ -124,7 +124,7 @@ async fn of_fifty_deciders_one_wins_and_the_others_are_told_of_its_decision() {
             match decided {
                 Ok(decision) => won.push(decision),
                 Err(WorkflowError::ReviewDecided { decision, .. }) => told.push(*decision),
-                // The execution has ended meanwhile; the decision is kept all the same.
+                // The execution has ended meanwhile; the decision is still known.
                 Err(other) => panic!("{other:?}"),
             }
         }
@@ -161,7 +161,8 @@ async fn a_review_that_is_not_decided_in_time_is_closed() {
     assert!(crashes.await >= 8);
 }
 
-/// A decision comes at the very moment at which the time is up. Whoever was told that it counts is not deceived.
+/// The race: a decision comes at the very moment when the time is up. If the caller was told that its decision counts,
+/// it counts.
 #[tokio::test]
 async fn a_decision_that_was_accepted_counts_though_the_time_is_up() {
     let timed = workflow("timed").run(async |ctx: Ctx, ()| {
@@ -191,9 +192,9 @@ async fn a_decision_that_was_accepted_counts_though_the_time_is_up() {
     assert!(counted > 0 && closed > 0, "{counted} and {closed}: both happen");
 }
 
-/// However an execution ends, or goes on without the review: it is closed with that.
+/// A review is closed when its execution ends, in whatever way, or continues without it.
 #[tokio::test]
-async fn a_review_is_closed_with_what_it_was_opened_by() {
+async fn a_review_is_closed_with_the_execution_or_branch_that_opened_it() {
     let ends = workflow("ends").timeout(1000 * SECOND).run(async |ctx: Ctx, how: String| {
         let review = ctx.review("q", &how, ["yes"]);
         match &*how {
@@ -262,7 +263,8 @@ async fn a_review_is_closed_with_what_it_was_opened_by() {
     }
 }
 
-/// A fork that keeps the opening of a review waits for a decision of its own; one that keeps the decision does not.
+/// A fork that keeps the opening of a review waits for a decision of its own; a fork that keeps the decision does not
+/// wait.
 #[tokio::test]
 async fn a_fork_has_reviews_of_its_own() {
     let refund = refund();
@@ -344,7 +346,7 @@ async fn open_reviews_are_listed_in_pages_by_workflow_and_name() {
 }
 
 #[tokio::test]
-async fn a_review_that_cannot_be_is_a_typed_failure() {
+async fn an_impossible_review_is_a_typed_failure() {
     let wrong = workflow("wrong").run(async |ctx: Ctx, (name, options): (String, Vec<String>)| {
         let failure = ctx.review(&name, &(), options).await.unwrap_err();
         assert_eq!(failure.code(), "latchwork.review");
@@ -353,10 +355,10 @@ async fn a_review_that_cannot_be_is_a_typed_failure() {
     });
     let test = TestEngine::new(&wrong, 1).await.unwrap();
     for (name, options, why) in [
-        ("", &["a"][..], "of 1 to 256 bytes"),
-        (&"n".repeat(257), &["a"], "of 1 to 256 bytes"),
+        ("", &["a"][..], "1 to 256 bytes"),
+        (&"n".repeat(257), &["a"], "1 to 256 bytes"),
         ("n", &[], "has 0 options"),
-        ("n", &["a", "b", "a"], "\"a\" cannot be an option of review \"n\": it is there twice"),
+        ("n", &["a", "b", "a"], "\"a\" cannot be an option of review \"n\": it is listed twice"),
         ("n", &["a", ""], "it is empty"),
     ] {
         let options = options.iter().map(|option| option.to_string()).collect();
@@ -366,10 +368,10 @@ async fn a_review_that_cannot_be_is_a_typed_failure() {
     assert!(open(test.engine()).await.is_empty());
 }
 
-/// The execution ends with the decision of the first. Another that is on its way is told of that, and not that the
-/// review was closed.
+/// The race: the execution ends with the first decision while another decision is in flight. The second caller gets the
+/// first decision, and not an error that the review is closed.
 #[tokio::test]
-async fn a_decider_that_comes_while_the_execution_ends_is_told_of_the_decision() {
+async fn a_decider_that_comes_while_the_execution_ends_gets_the_decision() {
     let asks = workflow("asks").run(async |ctx: Ctx, ()| Ok(ctx.review("q", &(), ["yes", "no"]).await?.option));
     for turns in 0..60 {
         let test = TestEngine::new(&asks, 1).await.unwrap();
@@ -396,8 +398,8 @@ async fn a_decider_that_comes_while_the_execution_ends_is_told_of_the_decision()
     }
 }
 
-/// Either the decision or the end of the time is on its way to the store when the other lands. The first counts, and
-/// both sides are told the same.
+/// The race: the decision or the end of the time is in flight when the other lands. The first to land counts, and both
+/// sides are told the same.
 #[tokio::test]
 async fn a_decision_that_races_with_the_end_of_the_time_is_accepted_or_not() {
     for decides_first in [false, true] {
@@ -412,7 +414,7 @@ async fn a_decision_that_races_with_the_end_of_the_time_is_accepted_or_not() {
         let review = engine.review(open(&engine).await.pop().unwrap());
         stage.hold_to("workflow.reviews", Side::Before).await;
         let decided = if decides_first {
-            // The review is about to be closed.
+            // The commit that closes the review is in flight.
             stage.pass(6 * SECOND).await;
             let decided = review.decide("yes", "ada", "").await;
             stage.open();
@@ -431,7 +433,7 @@ async fn a_decision_that_races_with_the_end_of_the_time_is_accepted_or_not() {
     }
 }
 
-/// The next run knows nothing of the reviews of the one before.
+/// The next run does not know the reviews of the run before.
 #[tokio::test]
 async fn a_review_of_a_run_that_was_continued_is_not_known() {
     let continues = workflow("continues").run(async |ctx: Ctx, n: u32| {
@@ -457,7 +459,7 @@ async fn a_review_of_a_run_that_was_continued_is_not_known() {
     assert_eq!(test.run(handle.result()).await.unwrap().as_deref(), Some("yes"));
 }
 
-/// The review was in a branch that lost: the fork keeps who won, and asks nobody.
+/// The review was in a branch that lost: the fork keeps the winner, and opens no review.
 #[tokio::test]
 async fn a_fork_opens_no_review_that_was_given_up() {
     let races = workflow("races").run(async |ctx: Ctx, ()| {

@@ -1,4 +1,4 @@
-//! Threads and runtimes: an engine does everything where it was started, whoever asks for it, and from wherever.
+//! Threads and runtimes: an engine works on the runtime where it was started, whichever thread calls it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,14 +14,14 @@ use tokio::sync::{Notify, oneshot};
 use crate::lock::letting_go::within_an_hour;
 use crate::lock::turnstile::{Stage, tokens};
 
-/// Does something on a thread where no runtime is, and waits until it is done.
+/// Runs a closure on a thread without a runtime, and waits until it is done.
 async fn on_a_plain_thread<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, is_done) = oneshot::channel();
     std::thread::spawn(move || done.send(what()).ok());
     is_done.await.unwrap()
 }
 
-/// On this thread, without a runtime.
+/// Runs a future on this thread, without a runtime.
 fn polled<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     loop {
@@ -40,7 +40,7 @@ fn nothing() -> Workflow<(), ()> {
     workflow("nothing").run(async |_: Ctx, ()| Ok(()))
 }
 
-/// Somebody waits, so the session that both share does not end by itself.
+/// Another request waits, so the session that both share does not end by itself.
 #[tokio::test]
 async fn a_guard_that_is_dropped_on_a_plain_thread_is_released() {
     let test = TestEngine::new(&nothing(), 1).await.unwrap();
@@ -51,17 +51,17 @@ async fn a_guard_that_is_dropped_on_a_plain_thread_is_released() {
     let next = within_an_hour(&test, next).await.unwrap().unwrap();
     let session = test.engine().locks().session().begin().await.unwrap();
     let other = test.engine().mutex("other").by(&session).acquire().await.unwrap();
-    // The last handle of a session goes with the guard.
+    // The last handle of the session is dropped with the guard.
     on_a_plain_thread(move || drop((other, session))).await;
     drop(within_an_hour(&test, test.engine().mutex("other").acquire()).await.unwrap());
     assert!(next.release().await.unwrap());
 }
 
-/// Who gives up has worked for all who share his commit.
+/// A caller that gives up has begun a commit that other callers share.
 #[tokio::test]
-async fn a_call_that_is_given_up_on_a_plain_thread_leaves_nobody_behind() {
+async fn a_call_that_is_given_up_on_a_plain_thread_leaves_no_other_call_behind() {
     let stage = Stage::new(|builder| builder).await;
-    // There is a session by now.
+    // From here on there is a session.
     assert!(stage.engine.mutex("m").acquire().await.unwrap().release().await.unwrap());
     stage.hold(Side::Before);
     let mutex = stage.engine.mutex("m");
@@ -76,7 +76,7 @@ async fn a_call_that_is_given_up_on_a_plain_thread_leaves_nobody_behind() {
 }
 
 #[tokio::test]
-async fn an_execution_outlives_the_runtime_of_whoever_has_started_it() {
+async fn an_execution_outlives_the_runtime_of_its_caller() {
     let goes_on = Arc::new(Notify::new());
     let waits = workflow("waits").run({
         let goes_on = goes_on.clone();
@@ -98,9 +98,9 @@ async fn an_execution_outlives_the_runtime_of_whoever_has_started_it() {
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 7);
 }
 
-/// What is asked for without a runtime is done all the same.
+/// Calls from a thread without a runtime are served as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn whoever_has_no_runtime_is_served() {
+async fn a_caller_without_a_runtime_is_served() {
     let store = Store::memory().await.unwrap();
     let adds = workflow("adds").run(async |ctx: Ctx, number: u32| {
         let more: u32 = ctx.receive("more").await?;

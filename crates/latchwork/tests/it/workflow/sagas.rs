@@ -1,4 +1,4 @@
-//! Sagas with branches: what was done is undone, whichever branch has failed, whatever the others were about, and
+//! Sagas with branches: completed steps are undone, whichever branch has failed, whatever the others were doing, and
 //! wherever the process ends.
 
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::lock::letting_go::within_an_hour;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What is booked by now.
+/// What is booked at present.
 type Booked = Arc<Mutex<Vec<String>>>;
 
-/// Says how to undo it, and books something, after a while.
+/// Registers a compensation, and books something, after a while.
 async fn book(ctx: &Ctx, saga: &Saga, booked: &Booked, what: &str, nap: u64) -> Result<(), Failure> {
     ctx.sleep(Duration::from_secs(nap)).await?;
     let (undone, name) = (booked.clone(), what.to_string());
@@ -38,7 +38,7 @@ const WAYS: u64 = 6;
 
 async fn branches(ctx: &Ctx, saga: &Saga, booked: &Booked, way: u64) -> Result<(), Failure> {
     let flight = async |ctx: Ctx| book(&ctx, saga, booked, "flight", 2).await;
-    // It is under way, or waits for something that never comes, when the other fails.
+    // This branch is running, or waits for something that never comes, when the other branch fails.
     let hotel = async |ctx: Ctx| {
         book(&ctx, saga, booked, "hotel", 0).await?;
         ctx.receive::<()>("never").await
@@ -62,7 +62,7 @@ async fn branches(ctx: &Ctx, saga: &Saga, booked: &Booked, way: u64) -> Result<(
             });
             all.await.map(drop)
         }
-        // Whatever the loser has booked stays: it was given up. But nothing else does.
+        // A branch that loses is given up, and its bookings would stay. Here it has booked nothing, so nothing stays.
         4 => {
             let first = ctx.select((
                 async |ctx: Ctx| {
@@ -117,9 +117,9 @@ async fn branches_of_a_saga_are_undone_under_a_crash_at_every_commit() {
     }
 }
 
-/// Branches say it in one order, and in another one when they are replayed.
+/// Branches register their compensations in one order, and in another order when they are replayed.
 #[tokio::test]
-async fn what_is_undone_is_undone_in_the_order_of_the_code() {
+async fn compensations_run_in_the_order_of_the_code() {
     let trip = workflow("trip").run(async |ctx: Ctx, ()| {
         let undone = ctx.saga(async |saga| {
             let late = |nap: u64, name: &'static str| {
@@ -148,9 +148,9 @@ async fn what_is_undone_is_undone_in_the_order_of_the_code() {
     assert!(crashes.await > 5);
 }
 
-/// The pause before the next attempt at a compensation leaves memory.
+/// The execution leaves memory in the pause before the next attempt at a compensation.
 #[tokio::test]
-async fn a_compensation_that_is_tried_for_long_forgets_no_other() {
+async fn a_compensation_that_is_retried_for_long_forgets_no_other() {
     let tries = Arc::new(AtomicU32::new(0));
     let trip = workflow("trip").run(move |ctx: Ctx, ()| {
         let tries = tries.clone();
@@ -182,9 +182,9 @@ async fn a_compensation_that_is_tried_for_long_forgets_no_other() {
     assert_eq!(test.bodies(), ["a", "undo b", "undo b", "undo b", "undo b", "undo a"]);
 }
 
-/// The branch's function says so before it gives its future.
+/// The branch's function registers the compensation before it returns its future.
 #[tokio::test]
-async fn a_compensation_may_be_said_before_the_branch_is_awaited() {
+async fn a_compensation_may_be_registered_before_the_branch_is_awaited() {
     let trip = workflow("trip").run(async |ctx: Ctx, ()| {
         let booked = ctx.saga(async |saga| {
             let a = saga.clone();
@@ -207,7 +207,7 @@ async fn a_compensation_may_be_said_before_the_branch_is_awaited() {
     assert_eq!(test.bodies(), ["a", "undo a"]);
 }
 
-/// What a branch was called off for has not happened in a fork from before it.
+/// The failure that stopped a branch has not happened in a fork from before it.
 #[tokio::test]
 async fn a_fork_of_a_saga_knows_nothing_of_the_failure_after_it() {
     let trip = workflow("trip").run(async |ctx: Ctx, input: u64| {
@@ -235,9 +235,9 @@ async fn a_fork_of_a_saga_knows_nothing_of_the_failure_after_it() {
     assert_eq!(test.bodies(), ["a", "b", "b", "c"]);
 }
 
-/// A replay does not run the body, and would not know how to undo it.
+/// A replay does not run the body, so it would not know the compensation.
 #[tokio::test]
-async fn a_compensation_that_is_said_in_a_body_parks_the_execution() {
+async fn a_compensation_that_is_registered_in_a_body_parks_the_execution() {
     let wrong = workflow("wrong").run(async |ctx: Ctx, ()| {
         ctx.saga(async |saga| {
             let said = || {

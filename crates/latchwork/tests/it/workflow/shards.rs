@@ -1,4 +1,5 @@
-//! Shards: an engine reads, wakes and removes what is in its own, and nothing of what another engine has taken over.
+//! Shards: an engine reads, wakes and removes what is in its own shards, and nothing in shards that another engine has
+//! taken over.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +12,8 @@ use crate::lock::turnstile::{Stage, has_ended};
 const SECOND: Duration = Duration::from_secs(1);
 const SCANNED: [&str; 3] = ["workflow.running", "workflow.timers", "workflow.removals"];
 
-/// One that runs until it is let go, one that sleeps, and one that ends at once; the last are removed after 100 s.
+/// An execution that runs until the gate opens, one that sleeps, and one that ends at once; the last kind is removed
+/// after 100 s.
 struct Kinds {
     gate: tokio::sync::watch::Sender<bool>,
     gated: Workflow<(), ()>,
@@ -58,7 +60,7 @@ fn shard(key: &Key) -> u16 {
     u16::from_be_bytes(*key.bytes().first_chunk().unwrap())
 }
 
-/// The shards of executions by their ids, from the keys of a space. The id starts after so many bytes.
+/// The shard of each execution id, from the keys of a space. The id starts after so many bytes.
 async fn shards(store: &Store, space: &str, before: usize) -> BTreeMap<String, u16> {
     let id = |key: &Key| String::from_utf8(key.bytes()[before..].to_vec()).unwrap();
     keys(store, space).await.iter().map(|key| (id(key), shard(key))).collect()
@@ -77,7 +79,7 @@ async fn state(engine: &Engine, id: &str) -> Option<ExecutionState> {
 
 #[tokio::test]
 async fn keys_that_owners_scan_start_with_the_shard() {
-    // XXH3-64 of these, modulo 64.
+    // XXH3-64 of these ids, modulo 64.
     let known = [("a", 31), ("abc", 16)];
     let kinds = Kinds::new();
     let stage = kinds.stage().await;
@@ -101,9 +103,9 @@ async fn keys_that_owners_scan_start_with_the_shard() {
     assert_eq!(shards(stage.engine.store(), "workflow.timers", 2 + 8).await, expected);
 }
 
-/// Executions that run are listed shard by shard, and found in the order of their starts all the same, by pages.
+/// Running executions are stored by shard, and still listed in the order of their starts, page by page.
 #[tokio::test]
-async fn what_runs_in_many_shards_is_listed_in_the_order_of_starts() {
+async fn executions_in_many_shards_are_listed_in_the_order_of_starts() {
     let kinds = Kinds::new();
     let stage = kinds.stage().await;
     let mut started = Vec::new();
@@ -139,10 +141,10 @@ async fn what_runs_in_many_shards_is_listed_in_the_order_of_starts() {
     assert_eq!(none.executions, []);
 }
 
-/// Stands for a second engine that takes one shard over while the first runs, and for a commit without an answer, after
-/// which the first looks through what runs.
+/// Stands for a second engine that takes one shard over while the first engine runs, and for a commit without an
+/// answer, after which the first engine scans the running executions.
 #[tokio::test]
-async fn what_is_in_a_lost_shard_is_left_alone_and_all_else_goes_on() {
+async fn executions_in_a_lost_shard_are_left_alone_and_all_others_continue() {
     let kinds = Kinds::new();
     let stage = kinds.stage().await;
     let (engine, store) = (&stage.engine, stage.engine.store());
@@ -192,9 +194,9 @@ async fn what_is_in_a_lost_shard_is_left_alone_and_all_else_goes_on() {
     }
 }
 
-/// Stands for a second engine that takes one shard over while the first begins to take up what was running.
+/// Stands for a second engine that takes one shard over while the first engine begins to load the running executions.
 #[tokio::test]
-async fn what_is_in_a_shard_that_is_lost_at_the_start_is_not_taken_up() {
+async fn executions_in_a_shard_that_is_lost_at_the_start_are_not_loaded() {
     let kinds = Kinds::new();
     let stage = kinds.stage().await;
     let store = stage.engine.store();
@@ -220,7 +222,7 @@ async fn what_is_in_a_shard_that_is_lost_at_the_start_is_not_taken_up() {
     }
     assert!(bodies.lock().iter().all(|id| of[id] != lost), "no body has run");
     assert_eq!(engine.residents(), 0);
-    // Nothing was written there: it was not counted either.
+    // The engine wrote nothing there: it did not count a load either.
     let running = keys(store, "workflow.running").await;
     let view = store.view().await.unwrap();
     for key in &running {

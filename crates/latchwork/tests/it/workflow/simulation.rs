@@ -1,5 +1,5 @@
-//! Whole engines under faults from a seed, watched by an oracle that knows nothing of how they work. `LATCHWORK_SEEDS`
-//! says how many seeds, `LATCHWORK_SEED` replays one and prints its trace; `cargo xtask sim` does both.
+//! Whole engines under faults from a seed, judged by an oracle that knows nothing of how they work. `LATCHWORK_SEEDS`
+//! sets how many seeds, `LATCHWORK_SEED` replays one and prints its trace; `cargo xtask sim` does both.
 
 mod jobs;
 mod oracle;
@@ -19,7 +19,7 @@ pub(crate) fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|text| text.parse().ok())
 }
 
-/// Runs a seed, and tells what was wrong.
+/// Runs a seed, and returns what was wrong.
 pub(crate) type Simulate = fn(u64, Faults) -> (Report, Vec<String>);
 
 fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
@@ -29,7 +29,7 @@ fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
     (report, complaints)
 }
 
-/// Runs seeds on as many threads as there are cores. Gives the first that failed, and how many there were.
+/// Runs seeds on as many threads as there are cores. Returns the first seed that failed, and how many ran.
 fn campaign(seeds: std::ops::Range<u64>, simulate: Simulate) -> (u64, Option<(u64, String)>) {
     let (next, failed) = (AtomicU64::new(seeds.start), Mutex::new(None::<(u64, String)>));
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -69,7 +69,7 @@ pub(super) fn assert_same(first: &Report, second: &Report) {
     assert_eq!(first.len(), second.len());
 }
 
-/// Runs the seed that is asked for, or as many as are, or so many.
+/// Runs the seed from the environment, or as many seeds as it says, or this many.
 pub(crate) fn campaign_of(simulate: Simulate, seeds: u64) {
     if let Some(seed) = number("LATCHWORK_SEED") {
         let (report, complaints) = simulate(seed, Faults::default());
@@ -99,12 +99,12 @@ fn the_same_seed_gives_the_same_trace() {
         assert_same(&first, &second);
         traces.insert(first.to_string());
     }
-    assert_eq!(traces.len(), 50, "and another seed another one");
+    assert_eq!(traces.len(), 50, "another seed has another trace");
 }
 
-/// A connection that breaks time and again, under an engine that lives on.
+/// The connection to the store breaks again and again, under one engine that keeps running.
 #[test]
-fn an_execution_whose_commit_had_no_answer_goes_on_in_the_same_engine() {
+fn an_execution_whose_commit_had_no_answer_continues_in_the_same_engine() {
     let mut faults = Faults::none();
     (faults.lives, faults.lost_answers) = (1, true);
     let mut lost = 0;
@@ -116,7 +116,7 @@ fn an_execution_whose_commit_had_no_answer_goes_on_in_the_same_engine() {
     assert!(lost > 50, "{lost}");
 }
 
-/// An answer that comes after the deadline: whoever waited for it is gone, and what it tells is stored.
+/// The answer to a commit comes after the deadline: the task that waited for it is gone, and the commit has landed.
 #[test]
 fn an_execution_that_timed_out_during_a_commit_is_not_forgotten() {
     let mut faults = Faults::none();
@@ -127,7 +127,8 @@ fn an_execution_that_timed_out_during_a_commit_is_not_forgotten() {
     }
 }
 
-/// Many want to start the same execution, on a slow store: while one of them is about to be refused, the timer fires.
+/// The race: many callers start the same execution on a slow store. While one of them is about to be refused, the timer
+/// of the execution fires.
 #[test]
 fn a_timer_that_fires_during_a_start_that_comes_too_late_is_not_lost() {
     let nap = workflow("nap").run(async |ctx: Ctx, ()| {
@@ -145,21 +146,22 @@ fn a_timer_that_fires_during_a_start_that_comes_too_late_is_not_lost() {
     }
 }
 
-/// A signal has landed and its answer is lost. Sent again, it is there already, and the one it is for was not told.
-/// That is in memory because it is busy: it finds out soon, and not when it has nothing else to do.
+/// A signal has landed and its answer is lost. The sender sends it again and finds it stored, but its receiver was
+/// never notified. The receiver is busy and in memory: it must find the signal soon, and not only when it has nothing
+/// else to do.
 #[test]
-fn a_signal_whose_answer_was_lost_is_received_by_one_that_is_busy() {
+fn a_signal_whose_answer_was_lost_is_received_by_a_busy_execution() {
     const LONG: Duration = Duration::from_secs(6 * 3600);
     let mut faults = Faults::none();
     (faults.lives, faults.lost_answers) = (1, true);
     for seed in 1..=300 {
-        // The clock, and when the signal was sent first and seen first.
+        // The clock, and the times when the signal was first sent and first seen.
         let (env, times) = (Arc::new(OnceLock::<Env>::new()), Arc::new(Mutex::new((None, None))));
         let (in_step, in_client, seen, asked) = (env.clone(), env, times.clone(), times.clone());
         let busy = workflow("busy").run(move |ctx: Ctx, ()| {
             let (env, seen) = (in_step.clone(), seen.clone());
             async move {
-                let env = env.get().expect("whoever has started it has set the clock");
+                let env = env.get().expect("the client sets the clock before it starts the execution");
                 let works = async |ctx: Ctx| {
                     let step = ctx.run("long", async || {
                         env.sleep(LONG).await;
@@ -201,7 +203,7 @@ fn a_signal_whose_answer_was_lost_is_received_by_one_that_is_busy() {
     }
 }
 
-/// A simulation in which nothing happens proves nothing.
+/// Checks that every fault happens, since a simulation without events proves nothing.
 #[test]
 fn every_fault_strikes() {
     let mut struck = std::collections::BTreeMap::<&str, u32>::new();
@@ -242,7 +244,7 @@ fn without_faults_every_body_runs_as_often_as_it_has_to() {
 }
 
 #[test]
-fn what_would_wait_forever_is_told() {
+fn an_execution_that_would_wait_forever_is_reported() {
     let stuck = workflow("stuck")
         .run(async |ctx: Ctx, ()| ctx.run("never", async || std::future::pending::<Result<(), Failure>>().await).await);
     let report = Simulation::new(1).faults(Faults::none()).register(&stuck).start(&stuck, "s", ()).run();

@@ -1,4 +1,4 @@
-//! Slots from within workflows: each change is one commit with the record of it.
+//! Slots inside workflows: each change is one commit together with its journal entry.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +45,7 @@ fn expected() -> Value {
 }
 
 #[tokio::test]
-async fn every_operation_of_slots_is_there_and_seen_from_outside() {
+async fn every_operation_of_slots_works_and_is_visible_from_outside() {
     let every = every_operation();
     let test = TestEngine::new(&every, 1).await.unwrap();
     let handle = test.engine().start(&every, 5).id("e").await.unwrap();
@@ -59,8 +59,8 @@ async fn every_operation_of_slots_is_there_and_seen_from_outside() {
     assert!(watched.is_ok());
 }
 
-/// A crash right before and right after each commit: a change that was applied twice, or not at all, would show in the
-/// numbers.
+/// A crash right before and right after each commit: the numbers would show a change that was applied twice or not at
+/// all.
 #[tokio::test]
 async fn a_crash_at_any_commit_applies_no_change_twice() {
     let crashes = crash_everywhere(every_operation, 5, async |outcome| {
@@ -70,9 +70,9 @@ async fn a_crash_at_any_commit_applies_no_change_twice() {
     assert!(crashes >= 20, "{crashes}");
 }
 
-/// Executions and others stand in one queue: nobody loses a race, and nothing is lost.
+/// Executions and callers outside share one queue: no change loses a race, and no change is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn executions_and_others_share_a_slot_without_conflicts() {
+async fn executions_and_callers_outside_share_a_slot_without_conflicts() {
     let adds = workflow("adds").run(async |ctx: Ctx, times: u64| {
         for _ in 0..times {
             ctx.state().global::<u64>("sum").increment(1).await?;
@@ -97,7 +97,7 @@ async fn executions_and_others_share_a_slot_without_conflicts() {
     assert_eq!(engine.states().global().slot::<u64>("sum").get().await.unwrap(), Some(2000));
 }
 
-/// What a change refused, and the error it met, are the same on every replay, though the slot is another by then.
+/// A refusal of a change, and the error of a change, are the same on every replay, though the slot has changed by then.
 #[tokio::test]
 async fn refusals_and_errors_are_the_same_after_a_replay() {
     let picky = workflow("picky").run(async |ctx: Ctx, ()| {
@@ -131,7 +131,7 @@ async fn refusals_and_errors_are_the_same_after_a_replay() {
     assert_eq!(slot.get().await.unwrap(), Some(json!({"now": "an object"})));
 }
 
-/// An engine that was paused for so long that another took over: what it was about to write is refused.
+/// An engine was paused for so long that another engine took over: its next writes are refused.
 #[tokio::test]
 async fn an_engine_that_was_replaced_changes_nothing() {
     let release = Arc::new(Notify::new());

@@ -1,4 +1,4 @@
-//! Starts under idempotency keys; runs that are continued as new; and what is removed some time after the end.
+//! Starts under idempotency keys; runs that continue as new; and what is removed some time after the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +20,7 @@ async fn settle() {
     }
 }
 
-/// A client that was not answered sends its start again, many times at once: one execution.
+/// A client that got no answer sends its start again, many times at once: one execution is started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_under_an_idempotency_key_starts_once() {
     let bodies = Arc::new(AtomicU32::new(0));
@@ -50,7 +50,7 @@ async fn a_start_under_an_idempotency_key_starts_once() {
     assert_eq!((all[0].1, bodies.load(Ordering::SeqCst)), (10, 1));
     let reused = engine.start(&add, 11).idempotency_key("k").await;
     assert!(matches!(reused, Err(WorkflowError::KeyReused { .. })), "{reused:?}");
-    // Keys are each workflow's own, and an id that is taken is refused whatever the key.
+    // Each workflow has its own keys, and an id that is taken is refused whatever the key.
     assert_eq!(engine.start(&other, 3).idempotency_key("k").await.unwrap().result().await.unwrap(), 3);
     let taken = engine.start(&add, 10).idempotency_key("l").id(&all[0].0).await;
     assert!(matches!(taken, Err(WorkflowError::AlreadyStarted { .. })), "{taken:?}");
@@ -86,7 +86,7 @@ async fn the_key_of_a_step_is_the_same_for_every_attempt_and_for_no_other_step()
     assert_eq!(all.len(), 6);
 }
 
-/// A loop that goes on for long keeps a journal of its live part only.
+/// A loop that runs for long keeps a journal only of its current run.
 #[tokio::test]
 async fn a_run_that_is_continued_as_new_starts_with_an_empty_journal() {
     let count = workflow("count").run(async |ctx: Ctx, (from, sum): (u64, u64)| {
@@ -117,9 +117,9 @@ async fn a_run_that_is_continued_as_new_starts_with_an_empty_journal() {
     assert!(crashes.await > 200);
 }
 
-/// Everything an execution has left goes with it, and its id and key are free again.
+/// All records of an execution are removed with it, and its id and key are free again.
 #[tokio::test]
-async fn what_has_ended_is_removed_after_its_time_with_all_it_left() {
+async fn an_execution_that_has_ended_is_removed_after_its_time_with_all_its_records() {
     let leaves = workflow("leaves").keep(Duration::from_secs(60)).run(async |ctx: Ctx, steps: u32| {
         for _ in 0..steps {
             ctx.run("step", async || Ok::<_, Failure>("x".repeat(100))).await?;
@@ -155,7 +155,7 @@ async fn what_has_ended_is_removed_after_its_time_with_all_it_left() {
     assert_eq!(test.run(again.result()).await.unwrap(), 1);
 }
 
-/// A function that waits for something of its own first is started all the same.
+/// A function that first waits for something outside of the engine is started as well.
 #[tokio::test]
 async fn a_start_does_not_wait_for_the_first_operation() {
     let go = Arc::new(tokio::sync::Notify::new());
@@ -179,9 +179,9 @@ async fn a_start_does_not_wait_for_the_first_operation() {
     assert!(matches!(refused, Err(WorkflowError::InputTooLong { .. })), "{refused:?}");
 }
 
-/// Both are under way when the first commit of one of them lands, whatever that is for.
+/// The race: both starts are under way when the first commit of one of them lands. The first operation differs by case.
 #[tokio::test]
-async fn two_starts_at_once_under_one_key_start_one() {
+async fn two_starts_at_once_under_one_key_start_one_execution() {
     for way in 0..6 {
         let one = workflow("one").run(async |ctx: Ctx, way: u32| {
             match way {
@@ -201,7 +201,7 @@ async fn two_starts_at_once_under_one_key_start_one() {
     }
 }
 
-/// The signal goes to the one that was started under the key.
+/// The signal goes to the execution that was started under the key.
 #[tokio::test]
 async fn a_start_with_a_signal_under_a_known_key_sends_it() {
     let basket = workflow("basket").run(async |ctx: Ctx, ()| {

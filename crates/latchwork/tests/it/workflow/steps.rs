@@ -15,7 +15,7 @@ struct Broke {
     left: u32,
 }
 
-/// Fails so many times, then gives the number of the attempt.
+/// Fails so many times, then returns the number of the attempt.
 fn flaky(failures: u32, retry: Retry) -> Workflow<(), u32> {
     let tries = Arc::new(AtomicU32::new(0));
     workflow("flaky").run(move |ctx: Ctx, ()| {
@@ -112,7 +112,7 @@ async fn a_second_start_of_an_id_is_refused_or_joins_as_asked() {
     assert_eq!(first.result().await.unwrap(), 2);
     let mixed = engine.start(&other, 1).id("a").or_join().await;
     assert!(matches!(mixed, Err(WorkflowError::OtherWorkflow { .. })), "{mixed:?}");
-    // Many at once: one starts, all get the same.
+    // Many starts at once: one of them creates the execution, and all get the same result.
     let mut starts = tokio::task::JoinSet::new();
     for n in 0..50 {
         let (engine, add) = (engine.clone(), add.clone());
@@ -131,7 +131,7 @@ async fn a_second_start_of_an_id_is_refused_or_joins_as_asked() {
 }
 
 #[tokio::test]
-async fn any_error_passes_through_and_its_causes_are_told() {
+async fn any_error_passes_through_with_its_causes() {
     let failing = workflow("failing").run(async |ctx: Ctx, text: String| {
         let number = ctx.run("parse", async || text.parse::<u32>()).retry(Retry::never()).await?;
         Ok(number)
@@ -147,7 +147,7 @@ async fn any_error_passes_through_and_its_causes_are_told() {
     }
 }
 
-/// Two operations at once, or one that was given up half-way, could be met in another order by a replay.
+/// A replay could find two operations at once, or an operation that was given up half-way, in another order.
 #[tokio::test]
 async fn operations_that_overlap_park_the_execution() {
     let overlaps = workflow("overlaps").run(async |ctx: Ctx, how: u32| {
@@ -158,7 +158,7 @@ async fn operations_that_overlap_park_the_execution() {
         }
         let stuck = ctx.run("stuck", async || std::future::pending::<Result<u32, Failure>>().await);
         let mut stuck = stuck.into_future();
-        // It is begun, and nobody waits for it.
+        // The operation is begun, and then dropped.
         for _ in 0..10 {
             let polled = std::future::poll_fn(|context| std::task::Poll::Ready(stuck.as_mut().poll(context)));
             assert!(polled.await.is_pending());
@@ -177,7 +177,7 @@ async fn operations_that_overlap_park_the_execution() {
     }
 }
 
-/// A restart long after the deadline: no attempt is made any more.
+/// A restart long after the deadline: no further attempt is made.
 #[tokio::test]
 async fn a_deadline_lasts_over_restarts() {
     let slow = workflow("slow").run(async |ctx: Ctx, ()| {
@@ -210,7 +210,7 @@ async fn a_deadline_lasts_over_restarts() {
 }
 
 #[tokio::test]
-async fn who_is_asked_for_as_another_workflows_is_told_so() {
+async fn an_execution_of_another_workflow_is_a_typed_error() {
     let add = workflow("add").run(async |ctx: Ctx, n: u32| ctx.run("add", async || Ok::<_, Failure>(n + 1)).await);
     let test = TestEngine::new(&add, 1).await.unwrap();
     let handle = test.engine().start(&add, 1).await.unwrap();
@@ -220,7 +220,7 @@ async fn who_is_asked_for_as_another_workflows_is_told_so() {
     assert!(matches!(asked, Err(WorkflowError::OtherWorkflow { .. })), "{asked:?}");
 }
 
-/// Writes down the names and fields of spans.
+/// Notes the names and fields of spans.
 #[derive(Clone, Default)]
 struct Spans(Arc<std::sync::Mutex<Vec<String>>>);
 
@@ -253,7 +253,8 @@ impl tracing::Subscriber for Spans {
 #[tokio::test]
 async fn executions_and_attempts_are_spans() {
     let spans = Spans::default();
-    // With one subscriber only, another test's thread that comes to a span first would have it off for all.
+    // With only one subscriber, a thread of another test that reaches a span first could disable the span for all
+    // tests.
     let _second = tracing::Dispatch::new(Spans::default());
     let _guard = tracing::subscriber::set_default(spans.clone());
     tracing::callsite::rebuild_interest_cache();

@@ -1,6 +1,6 @@
-//! Executions that talk, under faults from a seed: signals, updates, tokens, children, published values, branches and
-//! operators who end things. Clients keep a log, and an oracle compares it with what the store holds in the end. Seeds
-//! are chosen as for `simulation`.
+//! Executions that communicate, under faults from a seed: signals, updates, tokens, children, published values,
+//! branches and operators who end things. Clients keep a log, and an oracle compares it with what the store holds in
+//! the end. Seeds are chosen as for `simulation`.
 
 mod callers;
 mod cast;
@@ -34,7 +34,7 @@ fn conversations_hold_without_faults() {
     }
 }
 
-/// Nobody restarts the engine here: whatever it forgets stays forgotten.
+/// Nothing restarts the engine here: whatever the engine forgets stays forgotten.
 #[test]
 fn conversations_hold_when_answers_are_lost() {
     let mut faults = Faults::none();
@@ -45,7 +45,7 @@ fn conversations_hold_when_answers_are_lost() {
     }
 }
 
-/// A play in which nothing happens proves nothing.
+/// Checks that every kind of event happens, since a simulation without events proves nothing.
 #[test]
 fn every_scene_is_played() {
     let mut played = std::collections::BTreeMap::<String, u32>::new();

@@ -1,5 +1,5 @@
-//! Workflows that talk: signals, updates, published values, children, branches, cancellation, tokens. Each under a
-//! crash at every commit, and on its own.
+//! Workflows that communicate: signals, updates, published values, children, branches, cancellation, tokens. Each under
+//! a crash at every commit, and on its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,11 +38,11 @@ async fn signals_are_received_once_and_in_order() {
     for number in 1..=2 {
         handle.signal("number", &number).id(format!("s{number}")).await.unwrap();
     }
-    // A sender that was not answered sends it again.
+    // A sender that got no answer sends the signal again.
     handle.signal("number", &1).id("s1").await.unwrap();
     let reused = handle.signal("number", &7).id("s1").await;
     assert!(matches!(reused, Err(WorkflowError::MessageReused { .. })), "{reused:?}");
-    // It is out of memory by then.
+    // The execution is out of memory by then.
     test.run(test.env().sleep(HOUR)).await;
     assert_eq!(engine.residents(), 0);
     let why = engine.why("c").await.unwrap();
@@ -92,7 +92,7 @@ async fn a_signal_or_a_time() {
     crashes.await;
 }
 
-/// What does not fit is an error of the one who receives it, and nothing hangs or is parked.
+/// A payload that does not fit is an error of the receiver; nothing hangs or is parked.
 #[tokio::test]
 async fn a_payload_of_another_type_is_a_failure() {
     let collects = collects();
@@ -139,7 +139,7 @@ async fn updates_are_validated_answered_once_and_asked_for_again() {
     test.run(test.env().sleep(HOUR)).await;
     assert_eq!(engine.residents(), 0);
     assert_eq!(handle.query::<u64>("sum").await.unwrap(), Some(4));
-    // Nothing was recorded under the id that was refused.
+    // Nothing was recorded under the id of the refused update.
     let sent = handle.update::<u64>("add", &6).id("u2").send().await.unwrap();
     assert_eq!(test.run(sent.answer()).await.unwrap(), 10);
     assert_eq!(test.run(handle.result()).await.unwrap(), 10);
@@ -149,7 +149,7 @@ async fn updates_are_validated_answered_once_and_asked_for_again() {
     assert!(matches!(late, Err(WorkflowError::Ended { .. })), "{late:?}");
     let seen = handle.wait_until("sum", |sum: &u64| *sum == 10).await.unwrap();
     assert_eq!(seen, 10);
-    assert!(handle.wait_until("sum", |sum: &u64| *sum > 10).await.is_err(), "it never will be");
+    assert!(handle.wait_until("sum", |sum: &u64| *sum > 10).await.is_err(), "the sum is never above 10");
 }
 
 use std::future::IntoFuture;
@@ -200,7 +200,7 @@ async fn children_survive_a_crash_at_every_commit() {
         let expected = (10, vec![6, 2, 4], "thirteen".to_string());
         assert_eq!(outcome.result.as_ref().unwrap(), &expected, "{:?}", outcome.crash);
         let doubled = outcome.bodies.iter().filter(|body| *body == "double").count();
-        assert!((4..=6).contains(&doubled), "two are at it at a time: {doubled}");
+        assert!((4..=6).contains(&doubled), "two run at a time: {doubled}");
     });
     assert!(crashes.await >= 20);
 }
@@ -290,9 +290,9 @@ async fn branches_survive_a_crash_at_every_commit() {
     assert!(crashes.await >= 20);
 }
 
-/// A signal that comes for a branch that has lost stays for the next who asks.
+/// A signal for a branch that has lost stays for the next receive.
 #[tokio::test]
-async fn what_a_lost_branch_did_not_receive_stays() {
+async fn a_signal_that_a_lost_branch_did_not_receive_stays() {
     let loses = workflow("loses").run(async |ctx: Ctx, ()| {
         let lost = ctx
             .select((
@@ -365,9 +365,9 @@ async fn a_step_under_way_is_cancelled_and_terminate_runs_nothing_more() {
     assert!(matches!(engine.cancel("b", "again").await, Err(WorkflowError::Ended { .. })));
 }
 
-/// The second time there is nothing to write, and nothing to be busy with.
+/// The second cancel writes nothing and interrupts nothing.
 #[tokio::test]
-async fn to_cancel_what_cleans_up_once_more_changes_nothing() {
+async fn a_second_cancel_during_cleanup_changes_nothing() {
     let slow = workflow("slow").run(async |ctx: Ctx, ()| {
         let waited = ctx.receive::<u32>("go").await;
         let body = async || std::future::pending::<Result<(), Failure>>().await;
@@ -488,14 +488,14 @@ async fn a_token_completes_once() {
 }
 
 #[tokio::test]
-async fn starts_can_be_delayed_joined_signalled_and_made_anew() {
+async fn starts_can_be_delayed_joined_signalled_and_restarted() {
     let collects = collects();
     let test = TestEngine::new(&collects, 1).await.unwrap();
     let engine = test.engine();
     let delayed = engine.start(&collects, 0).id("d").delay(HOUR).await.unwrap();
     assert_eq!(engine.residents(), 0);
     let before = test.env().now();
-    // Waking it is no reason to begin.
+    // A wake is no reason to begin.
     engine.wake("d").await.unwrap();
     test.run(delayed.result()).await.unwrap();
     assert!(test.env().now() >= before.plus(HOUR));
@@ -515,7 +515,7 @@ async fn starts_can_be_delayed_joined_signalled_and_made_anew() {
 }
 
 #[tokio::test]
-async fn what_was_not_received_goes_on_with_a_new_run() {
+async fn messages_that_were_not_received_move_to_the_new_run() {
     let carries = workflow("carries").run(async |ctx: Ctx, received: Vec<u32>| {
         if received.len() == 3 {
             return Ok(received);
@@ -576,7 +576,7 @@ async fn a_branch_waits_for_what_another_publishes() {
     assert!(crashes.await >= 8);
 }
 
-/// Deep and broad: ten levels, and a thousand children of one parent, on a store that keeps files.
+/// Deep and broad: ten levels, and a thousand children of one parent, on a file store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deep_and_broad_trees_end() {
     let leaf = workflow("leaf").run(async |_: Ctx, number: u32| Ok(number));

@@ -1,4 +1,4 @@
-//! Transactions: entities and slots change in one commit with the record of it, so what they do they do exactly once.
+//! Transactions: entities and slots change in one commit with the journal entry, so their effects happen exactly once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,7 +49,7 @@ fn accounts() -> Workflow<i64, Vec<i64>> {
     })
 }
 
-/// A crash on either side of each commit: a transfer that was made twice, or by half, would show.
+/// A crash on either side of each commit: the balances would show a transfer that was made twice or by half.
 #[tokio::test]
 async fn a_crash_at_any_commit_moves_the_money_once() {
     let crashes = crash_everywhere(accounts, 10, async |outcome| {
@@ -60,7 +60,7 @@ async fn a_crash_at_any_commit_moves_the_money_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transactions_that_meet_are_run_again_until_all_are_through() {
+async fn transactions_that_conflict_are_run_again_until_all_land() {
     let moves = workflow("moves").run(async |ctx: Ctx, (from, to): (String, String)| {
         for _ in 0..5 {
             transfer(&ctx, &from, &to, 1).await?;
@@ -87,9 +87,9 @@ async fn transactions_that_meet_are_run_again_until_all_are_through() {
     assert_eq!(transfers.get().await.unwrap(), Some(60));
 }
 
-/// Somebody else changes what was read after it was read: the body runs again on what is there now.
+/// Another writer changes a value after the transaction has read it: the body runs again on the new value.
 #[tokio::test]
-async fn a_transaction_goes_by_what_is_so_when_it_lands() {
+async fn a_transaction_depends_on_the_values_at_its_commit() {
     let store = Store::memory().await.unwrap();
     let outside = Entities::on(&store).await.unwrap();
     outside.add(Add::new("n").id("n").data(json!(1))).await.unwrap();
@@ -121,7 +121,7 @@ async fn a_transaction_goes_by_what_is_so_when_it_lands() {
 }
 
 #[tokio::test]
-async fn what_a_transaction_refuses_leaves_nothing_and_stays_refused() {
+async fn a_refused_transaction_leaves_nothing_and_stays_refused() {
     let picky = workflow("picky").run(async |ctx: Ctx, how: u32| {
         let tried = ctx.transaction("try", async |tx: Tx| {
             tx.add(Add::new("user").id("new").data(json!({"email": "ada@example.org"})));
@@ -154,7 +154,7 @@ async fn what_a_transaction_refuses_leaves_nothing_and_stays_refused() {
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }
-        // It sleeps, and what was in the way goes away: that does not change what was recorded.
+        // The execution sleeps, and the obstacle is removed: the recorded refusal does not change.
         entities.remove("ada").await.unwrap();
         let message = test.run(handle.result()).await.unwrap().expect("it was refused");
         assert!(message.contains(expected), "{how}: {message}");
@@ -191,8 +191,8 @@ async fn a_result_that_cannot_be_stored_is_a_failure() {
     }
 }
 
-/// A crash on either side of each commit: a guard that is lost is a failure of the transaction, the same in every life,
-/// and nothing of the transaction is written. It is not tried again, as one is that others outran.
+/// A crash on either side of each commit: a lost guard is a failure of the transaction, the same after every restart,
+/// and nothing of the transaction is written. The transaction is not tried again, as it is after a lost race.
 #[tokio::test]
 async fn a_transaction_can_be_guarded_by_a_token_and_fails_once_that_is_lost() {
     let guarded = workflow("guarded").run(async |ctx: Ctx, ()| {

@@ -1,4 +1,4 @@
-//! Slots of a tree: shared by an execution and its children with theirs, and by no other.
+//! Slots of a tree: shared by an execution and all its descendants, and by no other execution.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::lock::turnstile::Stage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Adds to a slot of its tree, and has a child do the same, so many generations deep.
+/// Adds to a slot of its tree, and starts a child that does the same, so many generations deep.
 fn family() -> Workflow<u64, u64> {
     workflow("family").run(async |ctx: Ctx, depth: u64| {
         ctx.state().tree::<u64>("sum").increment(1).await?;
@@ -25,7 +25,7 @@ fn family() -> Workflow<u64, u64> {
 }
 
 #[tokio::test]
-async fn a_family_shares_the_slots_of_its_tree_and_another_family_has_its_own() {
+async fn executions_of_a_tree_share_its_slots_and_another_tree_has_its_own() {
     let family = family();
     let test = TestEngine::new(&family, 1).await.unwrap();
     for root in ["a", "b"] {
@@ -39,10 +39,10 @@ async fn a_family_shares_the_slots_of_its_tree_and_another_family_has_its_own() 
     }
 }
 
-/// Which execution runs the body that is guarded by the lock.
+/// The execution that runs the body under the lock.
 type Within = Mutex<Option<ExecutionId>>;
 
-/// Waits for the mutex in the slot of the tree, adds to a number in two steps, and gives the mutex back.
+/// Waits for the mutex in the slot of the tree, adds to a number in two steps, and releases the mutex.
 async fn add_under_lock(ctx: &Ctx, within: &Within) -> Result<u64, Failure> {
     let mutex = DurableMutex::new(Duration::from_secs(3600)).map_err(|error| Failure::new(error.to_string()))?;
     let lock = ctx.state().tree::<LockRecord>("lock").initial(initial_lock_record());
@@ -67,7 +67,7 @@ async fn add_under_lock(ctx: &Ctx, within: &Within) -> Result<u64, Failure> {
 }
 
 /// A parent and its durable children contend for a lock in a slot of their tree; the process ends at every commit. A
-/// lock that two of them held, or a slot that they did not share, would lose an addition.
+/// lock with two holders, or a slot that is not shared, would lose an addition.
 #[tokio::test]
 async fn a_parent_and_its_children_contend_for_a_lock_in_a_slot_of_their_tree() {
     let within = Arc::new(Within::default());
@@ -105,10 +105,10 @@ async fn a_parent_and_its_children_contend_for_a_lock_in_a_slot_of_their_tree() 
     assert!(crashes >= 40, "{crashes}");
 }
 
-/// A child outlives the root of its tree, finds the slots gone with the root, and writes to one of them: nothing is
-/// left when it is removed itself.
+/// A child outlives the root of its tree, finds the slots removed with the root, and writes to one of them: nothing is
+/// left when the child is removed as well.
 #[tokio::test]
-async fn slots_of_a_tree_are_removed_with_its_root_or_with_what_outlives_that() {
+async fn slots_of_a_tree_are_removed_with_its_root_or_with_the_child_that_outlives_it() {
     let late = workflow("late").keep(SECOND).run(async |ctx: Ctx, ()| {
         ctx.sleep(10 * SECOND).await?;
         let slot = ctx.state().tree::<u64>("n");
@@ -135,7 +135,7 @@ async fn slots_of_a_tree_are_removed_with_its_root_or_with_what_outlives_that() 
     assert!(stage.engine.describe("root").await.is_err());
     assert_eq!(slot.get().await.unwrap(), None, "gone with the root");
     stage.pass(9 * SECOND).await;
-    assert_eq!(slot.get().await.unwrap(), Some(2), "the child goes on");
+    assert_eq!(slot.get().await.unwrap(), Some(2), "the child continues");
     let saw = stage.engine.handle(&late, "late").result().await.unwrap();
     assert_eq!(saw, None);
     stage.pass(2 * SECOND).await;
@@ -143,8 +143,8 @@ async fn slots_of_a_tree_are_removed_with_its_root_or_with_what_outlives_that() 
     assert_eq!(slot.get().await.unwrap(), None, "gone with the child");
 }
 
-/// A fork of the root, and one of a child: each is the root of a tree of its own, whose slots hold what those of the
-/// source's tree held at the place.
+/// A fork of the root, and a fork of a child: each is the root of a tree of its own. The slots of that tree hold what
+/// those of the source's tree held at the place.
 #[tokio::test]
 async fn a_fork_has_copies_of_the_slots_of_the_tree_as_they_were_at_that_place() {
     let family = family();
@@ -153,7 +153,8 @@ async fn a_fork_has_copies_of_the_slots_of_the_tree_as_they_were_at_that_place()
     test.run(handle.result()).await.unwrap();
     let states = test.engine().states();
     let sum = |id: &str| states.tree(id).slot::<u64>("sum");
-    // In the root: add 1, start the child, wait for its end, add 10. The child has added 11 before the last.
+    // The root adds 1, starts the child, waits for its end, and adds 10. The child has added 11 before that last
+    // addition.
     for (source, at, result) in [("root", "3", 22), ("root-1", "1", 12), ("root-1", "0", 11)] {
         let id = test.engine().fork(source).at(at).start().await.unwrap();
         let handle = test.engine().handle(&family, &id);
@@ -163,7 +164,7 @@ async fn a_fork_has_copies_of_the_slots_of_the_tree_as_they_were_at_that_place()
     assert_eq!(sum("root").get().await.unwrap(), Some(22), "the source's stay as they were");
 }
 
-/// A child is removed while the root is still there: the slots stay.
+/// A child is removed while the root still exists: the slots stay.
 #[tokio::test]
 async fn slots_of_a_tree_stay_when_a_child_is_removed() {
     let child = workflow("child")

@@ -79,7 +79,7 @@ async fn everything_is_done_by_names_and_json() {
         let paid = engine.update::<Value>("o", "pay", &json!(2)).id("first");
         assert_eq!(test.run(paid.into_future()).await.unwrap(), json!({"left": 3}));
     }
-    // The validator refuses the first and the last, the workflow the second.
+    // The validator refuses the first and the last update, the workflow the second.
     for (amount, code) in
         [(json!(0), "order.nothing"), (json!(9), "order.too_much"), (json!("3"), "latchwork.mismatch")]
     {
@@ -98,7 +98,8 @@ async fn everything_is_done_by_names_and_json() {
     assert!(matches!(ended, Err(WorkflowError::Ended { .. })), "{ended:?}");
 }
 
-/// A client sends what the workflow cannot be given: it is told at once, and no execution fails later.
+/// A client sends an input that the workflow cannot take: the client gets an error at once, and no execution fails
+/// later.
 #[tokio::test]
 async fn an_input_that_does_not_fit_starts_nothing_and_removes_nothing() {
     let test = TestEngine::new(&order(), 1).await.unwrap();
@@ -118,11 +119,11 @@ async fn an_input_that_does_not_fit_starts_nothing_and_removes_nothing() {
     let handle = engine.start_by_name("order", tea(0)).id("o").idempotency_key("k").await.unwrap();
     handle.signal("address", &"Ada").await.unwrap();
     assert_eq!(test.run(handle.result()).await.unwrap(), json!(["tea to Ada"]));
-    // What has ended is not removed for a start that is refused; nor is it forked.
+    // A refused start does not remove an execution that has ended; nor is the execution forked.
     assert_eq!(place(engine.start_by_name("order", &bad).id("o").or_restart().await), "order: items[1].price");
     assert_eq!(place(engine.fork("o").input(&bad).start().await), "order: items[1].price");
     assert_eq!(handle.result().await.unwrap(), json!(["tea to Ada"]));
-    // The code that starts it has other types than the code that is registered.
+    // The code that starts the workflow has other types than the registered code.
     let namesake = workflow("order").run(async |_: Ctx, number: u64| Ok(number));
     assert_eq!(place(engine.start(&namesake, 1).await), "order: ");
 }
@@ -188,7 +189,7 @@ async fn an_unknown_name_is_an_error_that_says_what_to_do() {
     assert_eq!(engine.handle_by_id("o").result().await.unwrap_err().to_string(), missing);
 }
 
-/// A client that was not answered sends its start again; and typed code is another client of the same execution.
+/// A client that got no answer sends its start again; typed code is another client of the same execution.
 #[tokio::test]
 async fn starts_by_name_and_by_type_are_the_same_starts() {
     let other = workflow("other").run(async |_: Ctx, input: Value| Ok(input));
@@ -205,7 +206,7 @@ async fn starts_by_name_and_by_type_are_the_same_starts() {
     let joined = engine.start_by_name("order", tea(7)).id(first.id()).or_join().await.unwrap();
     let elsewhere = engine.start_by_name("other", tea(0)).id(first.id()).or_join().await;
     assert!(matches!(elsewhere, Err(WorkflowError::OtherWorkflow { .. })), "{elsewhere:?}");
-    // To one that is there, the signal is sent.
+    // If the execution exists, the signal is sent to it.
     engine.start_by_name("order", tea(0)).id(first.id()).signal("address", &"Ada").await.unwrap();
     assert_eq!(test.run(joined.result()).await.unwrap(), json!(["tea to Ada"]));
     assert_eq!(second.result().await.unwrap(), ["tea to Ada"]);
@@ -241,7 +242,7 @@ async fn the_result_of_an_execution_that_failed_or_was_cancelled_says_so() {
     let waits = engine.start_by_name("order", tea(1)).id("waits").await.unwrap();
     engine.cancel("waits", "out of tea").await.unwrap();
     for (handle, code) in [(fails, "order.address"), (wrong, "latchwork.mismatch")] {
-        // While it is waited for, and after its end.
+        // While a caller waits for it, and after its end.
         for handle in [&handle, &engine.handle_by_id(handle.id())] {
             match test.run(handle.result()).await {
                 Err(WorkflowError::Failed { failure, .. }) => assert_eq!(failure.code(), code),

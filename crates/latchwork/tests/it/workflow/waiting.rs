@@ -48,7 +48,7 @@ async fn many_timers_in_any_order_fire_in_the_order_they_are_due() {
     }
 }
 
-/// Everybody at once: all are woken in that second, and none before its time.
+/// All timers at once: all executions wake in that second, and none before its time.
 #[tokio::test]
 async fn a_hundred_thousand_timers_are_due_in_the_same_second() {
     const SLEEPERS: u64 = 100_000;
@@ -84,8 +84,9 @@ async fn a_hundred_thousand_timers_are_due_in_the_same_second() {
     assert!(late <= 1_000_000, "the last was there {late} µs after noon");
 }
 
-/// Whoever sees to timers sleeps for the first of them, by a clock that is never set. If the time of day is set forward
-/// meanwhile, close to that timer or past it, it sleeps for too long; a timer that is set from then on is not to.
+/// The timer task sleeps until the first timer is due, by a clock that is never set. If the time of day is set forward
+/// meanwhile, close to that timer or past it, the task sleeps too long. A timer that is set after the jump must still
+/// be on time.
 #[tokio::test]
 async fn a_timer_that_is_set_after_time_has_jumped_ahead_is_not_overslept() {
     let sleeper = workflow("sleeper").run(async |ctx: Ctx, seconds: u64| {
@@ -106,7 +107,7 @@ async fn a_timer_that_is_set_after_time_has_jumped_ahead_is_not_overslept() {
     }
 }
 
-/// The other way round: one that is set after time has gone back is due before others that were rung.
+/// The reverse: a timer that is set after the time of day was set back is due before timers that have already fired.
 #[tokio::test]
 async fn a_timer_that_is_set_after_time_has_gone_back_is_not_overlooked() {
     let sleeper = workflow("sleeper").run(async |ctx: Ctx, seconds: u64| {
@@ -119,7 +120,7 @@ async fn a_timer_that_is_set_after_time_has_gone_back_is_not_overlooked() {
     test.run(test.env().sleep(Duration::from_secs(1))).await;
     test.set_time(test.env().now().minus(Duration::from_secs(1000)));
     let began = test.env().monotonic();
-    // Whoever sees to timers wakes before this one is due, by either clock.
+    // By either clock, the timer task wakes before this timer is due.
     let early = test.engine().start(&sleeper, 60).await.unwrap();
     test.run(early.result()).await.unwrap();
     assert_eq!(test.env().monotonic() - began, Duration::from_secs(60));
@@ -146,11 +147,11 @@ async fn an_execution_that_takes_too_long_is_timed_out_awake_or_asleep() {
 }
 
 #[tokio::test]
-async fn what_is_chosen_once_stays() {
+async fn a_value_that_is_chosen_once_stays() {
     let chooser = workflow("chooser").run(async |ctx: Ctx, ()| {
         let first = (ctx.now().await.0, ctx.uuid().await.to_string(), ctx.random().await);
         let other = (ctx.now().await.0, ctx.uuid().await.to_string(), ctx.random().await);
-        // Out of memory and back: everything above is replayed.
+        // The execution leaves memory and is loaded again: everything above is replayed.
         ctx.sleep(Duration::from_secs(60)).await?;
         let recorded = ctx.run("look", async || Ok::<_, Failure>(first.clone())).await?;
         Ok((recorded == first, first.1 != other.1, first.2 != other.2, ctx.version("change", 1..=3).await))

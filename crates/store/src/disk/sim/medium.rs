@@ -1,5 +1,5 @@
-//! What lies on a simulated disk: names and contents. Contents are kept in blocks that copies share, so that one more
-//! image of a disk costs little.
+//! The names and contents of a simulated disk. Contents are blocks that copies share, so that another image of a disk
+//! costs little. This file knows nothing of syncs and faults.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub(super) struct Medium {
     files: Vec<Arc<Contents>>,
 }
 
-/// The bytes of one file. What lies behind the length is zero.
+/// The bytes of one file. In the last block, bytes behind the length are zero.
 #[derive(Default, Clone)]
 pub(super) struct Contents {
     length: usize,
@@ -26,7 +26,7 @@ pub(super) struct Contents {
 }
 
 impl Medium {
-    /// Gives the next new file its number.
+    /// The id of the next new file.
     pub(super) fn next_id(&self) -> FileId {
         self.files.len()
     }
@@ -35,7 +35,7 @@ impl Medium {
         &self.files[id]
     }
 
-    /// Does what an event did to names.
+    /// Applies an event to the names.
     pub(super) fn rename(&mut self, event: &Event) {
         match event {
             Event::Create(path, id) => {
@@ -54,7 +54,7 @@ impl Medium {
         }
     }
 
-    /// Does what an event did to contents.
+    /// Applies an event to the contents.
     pub(super) fn change(&mut self, event: &Event) {
         match event {
             Event::Write(file, offset, bytes) => self.write(*file, *offset, bytes),
@@ -92,7 +92,7 @@ impl Contents {
         bytes
     }
 
-    /// Fills `out` from `offset` on; `false` if the file is too short.
+    /// Fills `out` from `offset` on; returns `false` if the file is too short.
     pub(super) fn read(&self, offset: usize, out: &mut [u8]) -> bool {
         if offset.checked_add(out.len()).is_none_or(|end| end > self.length) {
             return false;

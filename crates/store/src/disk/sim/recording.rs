@@ -1,9 +1,9 @@
-//! A record of what was done to a simulated disk, and the images that a power loss could leave at any point of it.
+//! A recording of the changes of a simulated disk, and the images that a power loss could leave at any point of it.
 
 use super::medium::Medium;
 use super::{Event, FileId, Loss, SECTOR, SimDisk};
 
-/// Events from a known state on.
+/// The contents of a disk at the start and the events since.
 pub struct Recording {
     start: Medium,
     events: Vec<Event>,
@@ -21,32 +21,32 @@ impl Recording {
         self
     }
 
-    /// What happened.
+    /// The recorded events.
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// A disk as a power loss right before event number `point` could leave it.
+    /// Returns a disk as a power loss right before event number `point` could leave it.
     pub fn image(&self, point: usize, loss: Loss) -> SimDisk {
         let mut walk = self.walk();
         while walk.point() < point && walk.step().is_some() {}
         walk.image(loss)
     }
 
-    /// Starts at the first event, to make images at one point after the other.
+    /// Starts a walk at the first event, to build images at one point after the other.
     pub fn walk(&self) -> Walk<'_> {
         Walk { events: &self.events, next: 0, sure: self.start.clone(), unsure_names: Vec::new(), unsure: Vec::new() }
     }
 }
 
-/// A point of a recording, where what is sure and what is not are kept apart.
+/// A point of a recording. It keeps durable contents apart from changes that are not durable yet.
 pub struct Walk<'a> {
     events: &'a [Event],
     next: usize,
     sure: Medium,
-    /// The changes to names that no directory sync covers yet.
+    /// The changes of names that no directory sync covers yet.
     unsure_names: Vec<&'a Event>,
-    /// Writes and lengths that no sync of their file covers yet, in order.
+    /// Writes and changes of length that no sync of their file covers yet, in order.
     unsure: Vec<(FileId, &'a Event)>,
 }
 
@@ -56,7 +56,7 @@ impl<'a> Walk<'a> {
         self.next
     }
 
-    /// Passes the next event and gives it.
+    /// Moves past the next event and returns it.
     pub fn step(&mut self) -> Option<&'a Event> {
         let event = self.events.get(self.next)?;
         self.next += 1;
@@ -79,7 +79,7 @@ impl<'a> Walk<'a> {
         Some(event)
     }
 
-    /// A disk as a power loss at this point could leave it.
+    /// Returns a disk as a power loss at this point could leave it.
     pub fn image(&self, loss: Loss) -> SimDisk {
         let seed = match loss {
             Loss::SomeWrites(seed) | Loss::SomeSectors(seed) => seed,
@@ -113,7 +113,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Keeps some of a write's sectors.
+/// Applies a random part of a write's sectors.
 fn tear(medium: &mut Medium, random: &mut fastrand::Rng, file: FileId, offset: u64, bytes: &[u8]) {
     let mut at = 0;
     while at < bytes.len() {

@@ -1,4 +1,4 @@
-//! redb's view of a file: the store's own seam.
+//! Lets redb read and write its file through the store's [`DiskFile`].
 
 use std::io;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use redb::StorageBackend;
 
 use crate::disk::DiskFile;
 
-/// Hands redb's calls to the seam.
+/// Passes redb's calls on to a [`DiskFile`].
 #[derive(Debug)]
 pub(super) struct IndexFile(pub(super) Arc<dyn DiskFile>);
 

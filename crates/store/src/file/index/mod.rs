@@ -1,6 +1,6 @@
 //! The index: a redb file that follows the log. It holds the last version of every key, the past versions that are
-//! still kept, and which keys each commit touched; one transaction of it takes a whole overlay. Its tables are listed
-//! in docs/format.md.
+//! still kept, and which keys each commit touched. One transaction folds a whole overlay. docs/format.md lists its
+//! tables.
 
 mod file;
 mod reader;
@@ -40,8 +40,8 @@ pub(super) struct Index {
     path: PathBuf,
 }
 
-/// redb writes to the file when it goes, and on a damaged one it may panic then. Nothing is lost by that: what was
-/// folded is durable.
+/// redb writes to the file when it is dropped, and may panic if the file is damaged. The panic is caught, and nothing
+/// is lost by it: what was folded is durable.
 #[derive(Debug)]
 struct Handle(Option<Database>);
 
@@ -49,7 +49,7 @@ impl std::ops::Deref for Handle {
     type Target = Database;
 
     fn deref(&self) -> &Database {
-        self.0.as_ref().expect("the database is there until it is dropped")
+        self.0.as_ref().expect("the database exists until it is dropped")
     }
 }
 
@@ -61,7 +61,7 @@ impl Drop for Handle {
 }
 
 impl Index {
-    /// Creates the file's tables with nothing in them.
+    /// Creates the file with empty tables.
     pub(super) fn create(file: Arc<dyn DiskFile>, path: PathBuf, cache: usize, progress: Progress) -> Result<Index> {
         let index = Index::open_file(file, path, cache)?;
         index.guarded(|| {
@@ -95,7 +95,7 @@ impl Index {
             let progress = state.get("progress")?.map(|value| Bytes::copy_from_slice(value.value()));
             let progress = progress.and_then(decode_progress);
             let segment = state.get("segment")?;
-            // An index from before lengths were noted has no such record.
+            // An index of an older version has no such record.
             let progress = match segment {
                 Some(segment) => progress.and_then(|progress| with_segment(progress, segment.value())),
                 None => progress,
@@ -127,8 +127,8 @@ impl Index {
         })
     }
 
-    /// Takes an overlay and clears away a slice of what lies below the floors, in one durable transaction. Tells
-    /// whether more is to be cleared away.
+    /// Folds an overlay and removes a slice of what lies below the floors, in one durable transaction. Returns whether
+    /// more is left to remove.
     pub(super) fn fold(&self, fold: &Fold<'_>) -> Result<bool> {
         self.guarded(|| {
             let transaction = self.begin()?;
@@ -154,7 +154,7 @@ impl Index {
         })
     }
 
-    /// Adds records to a new index, as they are.
+    /// Adds records to a new index without changing them.
     pub(super) fn import(&self, records: &[(Key, Version)]) -> Result<()> {
         self.guarded(|| {
             let transaction = self.begin()?;
@@ -171,7 +171,7 @@ impl Index {
         })
     }
 
-    /// Sets where history begins in a new index, and when the last commit of what was added was made.
+    /// Sets the floors of a new index and the time of the last commit in it.
     pub(super) fn set_beginning(&self, floors: &BTreeMap<SpaceId, Generation>, time: Timestamp) -> Result<()> {
         let progress = Progress { time, ..self.reader()?.progress };
         self.guarded(|| {
@@ -183,7 +183,7 @@ impl Index {
         })
     }
 
-    /// Reads all pages and all records from the file, without disturbing this handle. Nothing may be folded meanwhile.
+    /// Reads all pages and all records from the file through a separate handle. No fold may run meanwhile.
     pub(super) fn verify(&self) -> Vec<(String, String)> {
         let place = |what: &str| format!("{} ({what})", self.path.display());
         let mut found = Vec::new();
@@ -246,7 +246,7 @@ impl Index {
     }
 }
 
-/// Why something with the index did not work. The file's name is added where it is known.
+/// An error of the index. The caller that knows the file's name adds it.
 enum Failure {
     Redb(Box<redb::Error>),
     Store(StoreError),
@@ -271,7 +271,7 @@ impl Failure {
     fn at(self, path: &std::path::Path) -> StoreError {
         match self {
             Failure::Redb(error) => match *error {
-                // A damaged page may point behind the end of the file.
+                // A damaged page may refer to bytes behind the end of the file.
                 redb::Error::Io(cause) if matches!(cause.kind(), ErrorKind::UnexpectedEof | ErrorKind::InvalidData) => {
                     StoreError::corrupt(path.display().to_string(), cause.to_string())
                 }
@@ -285,7 +285,7 @@ impl Failure {
     }
 }
 
-/// redb panics on some kinds of damage; a caller gets an error all the same.
+/// redb panics on some kinds of damage. The caller gets an error instead.
 fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Failure::Record("redb cannot make sense of it".into())))
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Failure::Record("redb cannot read it".into())))
 }

@@ -1,4 +1,4 @@
-//! Reading the index: the last versions, past ones, and what each commit touched.
+//! Reads the index: the last versions, past versions, and which keys each commit touched. It changes nothing.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -11,7 +11,7 @@ use super::{Failure, caught};
 use crate::space::SPACES;
 use crate::{Change, Committed, Generation, Key, Range, Result, SpaceId, StoreError, Timestamp, Version};
 
-/// A consistent picture of the index.
+/// A consistent view of the index.
 pub(in crate::file) struct IndexReader {
     pub(super) current: redb::ReadOnlyTable<&'static [u8], &'static [u8]>,
     pub(super) past: redb::ReadOnlyTable<(&'static [u8], u64), &'static [u8]>,
@@ -30,7 +30,8 @@ impl IndexReader {
 
     /// The newest version of a key that is not newer than `at`.
     pub(in crate::file) fn at(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
-        /// A view from so far back is likely to see what was overwritten since.
+        /// A view that is older than this many generations looks at past versions first, because it probably reads
+        /// overwritten ones.
         const FAR: u64 = 1 << 14;
         if at.0 + FAR < self.progress.applied.0
             && let Some(version) = self.overwritten(key, at)?
@@ -50,12 +51,13 @@ impl IndexReader {
         }
     }
 
-    /// The version of a key at `at`, if its last one is newer.
+    /// The version of a key at `at`, if its last version is newer than `at`.
     pub(in crate::file) fn past_at(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
         Ok(self.overwritten(key, at)?.filter(|version| version.generation <= at))
     }
 
-    /// The first version of a key that was overwritten after `at`: the one at `at`, unless the key is younger.
+    /// The first version of a key that was overwritten after `at`. It is the version at `at`, unless the key was
+    /// created later.
     fn overwritten(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
         reading(|| {
             let mut cursor = self.past.lower_bound(Bound::Excluded((key.encoded(), at.0)))?;
@@ -92,7 +94,7 @@ impl IndexReader {
 
     /// Some key of the range that was written after `since`, which is not below the floor of its space.
     pub(in crate::file) fn changed_since(&self, range: &Range, since: Generation) -> Result<Option<(Key, Generation)>> {
-        /// A range with more keys than this is looked up by what was written since, not by what it holds.
+        /// In a range with more keys than this, the commits since are searched instead of the keys.
         const SMALL: usize = 512;
         if self.progress.applied <= since || range.is_empty() {
             return Ok(None);
@@ -111,7 +113,7 @@ impl IndexReader {
         for row in self.rows(range.space(), since)? {
             let (generation, row) = row?;
             if let Some((key, ..)) = row.touched.into_iter().find(|(key, ..)| range.contains(key)) {
-                // The row is the key's first write since; its last one is asked for.
+                // The row is the key's first write since. The answer is its last write.
                 let last = self.newest(&key)?.map_or(generation, |newest| newest.generation);
                 return Ok(Some((key, last)));
             }
@@ -119,7 +121,7 @@ impl IndexReader {
         Ok(None)
     }
 
-    /// Whether there is history below the floors that was not cleared away yet.
+    /// True if there is history below the floors that was not removed yet.
     pub(in crate::file) fn has_rows_below(&self, floors: &BTreeMap<SpaceId, Generation>) -> Result<bool> {
         for (space, floor) in floors {
             let first = reading(|| Ok(self.touched.range((space.0, 0)..=(space.0, floor.0))?.next().is_some()))?;
@@ -130,13 +132,13 @@ impl IndexReader {
         Ok(false)
     }
 
-    /// Whether anything but declarations of spaces is stored.
+    /// True if anything except declarations of spaces is stored.
     pub(in crate::file) fn has_user_records(&self) -> Result<bool> {
         let first = Key::new(SpaceId(SPACES.0 + 1), &[]);
         reading(|| Ok(self.current.range::<&[u8]>(first.encoded()..)?.next().is_some()))
     }
 
-    /// How many keys and past versions there are.
+    /// The number of keys and of past versions.
     pub(in crate::file) fn counts(&self) -> Result<(u64, u64)> {
         reading(|| Ok((self.current.len()?, self.past.len()?)))
     }
@@ -155,7 +157,8 @@ impl IndexReader {
         Ok(Rows { rows: Some(rows), read })
     }
 
-    /// The commits after `after` that touched `range`, and up to where nothing was left out. Looks at `effort` rows.
+    /// Returns the commits after `after` that touched `range`, and the generation up to which they are complete. Reads
+    /// at most `effort` rows.
     pub(in crate::file) fn changes(
         &self,
         range: &Range,
@@ -201,7 +204,7 @@ impl IndexReader {
         let (mut low, mut high) = (floor.0, self.progress.applied.0);
         let mut found = None;
         while low < high {
-            // Is there a row in (middle, high] that is early enough? Rows are sparse, so ask for the first one there.
+            // Is there a row in (middle, high] that is early enough? Rows have gaps, so read the first row in there.
             let middle = low + (high - low) / 2;
             match self.rows(space, Generation(middle))?.next().transpose()? {
                 Some((generation, row)) if generation.0 <= high && row.time <= time => {
@@ -215,11 +218,11 @@ impl IndexReader {
     }
 }
 
-/// A row as redb gives it: a key of some kind and bytes.
+/// A row as redb returns it: a key of some kind and bytes.
 type Stored<K> = Result<(Guard<'static, K>, Guard<'static, &'static [u8]>), StorageError>;
 
-/// Rows that are asked for one by one. redb may panic at any of them, so each is read under guard; the first that
-/// cannot be read is the last.
+/// An iterator over rows. redb may panic at any row, so a panic is caught at each. The first row that cannot be read is
+/// the last.
 struct Rows<I, F> {
     rows: Option<I>,
     read: F,

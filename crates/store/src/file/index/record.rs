@@ -1,5 +1,5 @@
-//! The records of the index as bytes. Every one starts with a checksum over itself and its key, because redb checks
-//! its pages only when asked. Listed in docs/format.md.
+//! Encodes and decodes the records of the index. Every record starts with a checksum over itself and its key, because
+//! redb checks its pages only on request. docs/format.md lists the records.
 
 use bytes::Bytes;
 
@@ -12,17 +12,17 @@ use crate::{Change, Committed, Generation, Key, Rev, SpaceId, Timestamp, Version
 /// How far the index has followed the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::file) struct Progress {
-    /// Everything up to here is in the index.
+    /// Everything up to this generation is in the index.
     pub(in crate::file) applied: Generation,
-    /// The time of the last commit taken.
+    /// The time of the last folded commit.
     pub(in crate::file) time: Timestamp,
-    /// Where the log goes on.
+    /// Where the log continues.
     pub(in crate::file) log: Position,
-    /// How many pages that segment has; 0 if it was not noted.
+    /// The number of pages of that segment; 0 if it is not known.
     pub(in crate::file) pages: u64,
 }
 
-/// What remains of a commit in one space.
+/// What the index keeps of a commit in one space.
 pub(super) struct Row {
     pub(super) time: Timestamp,
     pub(super) meta: Bytes,
@@ -34,7 +34,7 @@ pub(super) fn decode_key(encoded: &[u8]) -> Result<Key, Failure> {
     key.ok_or_else(|| Failure::Record("a key is too short".into()))
 }
 
-/// Checksum, then what is checked: a mark whether there is a value, rev, generation, time, and the value.
+/// The checksum, then what it covers: whether there is a value, rev, generation, time, and the value.
 pub(super) fn encode_version(
     key: &Key,
     rev: Rev,
@@ -59,12 +59,12 @@ pub(super) fn decode_version(key: &[u8], record: &[u8]) -> Result<Version, Failu
     Ok(Version { rev: head.rev, generation: head.generation, time, value })
 }
 
-/// A version's head, which saves reading the rest.
+/// Decodes only the head of a version.
 pub(super) fn decode_head(key: &[u8], record: &[u8]) -> Result<Head, Failure> {
     split_version(key, record).map(|(head, _)| head)
 }
 
-/// A version's head, and the rest: time and value.
+/// Returns a version's head and the undecoded rest: time and value.
 fn split_version<'a>(key: &[u8], record: &'a [u8]) -> Result<(Head, &'a [u8]), Failure> {
     let read = || {
         let mut body = opened(record, codec::checksum(0, key))?;
@@ -99,7 +99,7 @@ pub(super) fn encode_row(space: SpaceId, commit: &Committed, changes: &[&Change]
 }
 
 pub(super) fn decode_row(space: u32, generation: u64, record: &[u8]) -> Result<Row, Failure> {
-    let wrong = || Failure::Record(format!("what generation {generation} did in space #{space} cannot be read"));
+    let wrong = || Failure::Record(format!("the row of generation {generation} in space #{space} cannot be read"));
     let body = opened(record, row_seed(space, generation)).ok_or_else(wrong)?;
     let read = || {
         let mut reader = Reader(Bytes::copy_from_slice(body));
@@ -125,7 +125,7 @@ pub(super) fn encode_floor(space: SpaceId, floor: Generation) -> Vec<u8> {
 }
 
 pub(super) fn decode_floor(space: SpaceId, record: &[u8]) -> Result<Generation, Failure> {
-    let wrong = || Failure::Record(format!("where the history of space {space} begins cannot be read"));
+    let wrong = || Failure::Record(format!("the floor of space {space} cannot be read"));
     let mut body = opened(record, u64::from(space.0)).ok_or_else(wrong)?;
     codec::get_number(&mut body).map(Generation).ok_or_else(wrong)
 }
@@ -143,7 +143,7 @@ pub(super) fn encode_progress(progress: &Progress) -> Vec<u8> {
     out
 }
 
-/// The pages of the segment in which the log goes on.
+/// Encodes the number of pages of the segment in which the log continues.
 pub(super) fn encode_segment(progress: &Progress) -> Vec<u8> {
     let mut out = vec![0; 4];
     put_number(&mut out, progress.log.segment);
@@ -152,7 +152,7 @@ pub(super) fn encode_segment(progress: &Progress) -> Vec<u8> {
     out
 }
 
-/// Adds the pages, if the record is of the same segment.
+/// Adds the number of pages, if the record is about the same segment.
 pub(super) fn with_segment(progress: Progress, record: &[u8]) -> Option<Progress> {
     let mut body = opened(record, SEGMENT_SEED)?;
     let (segment, pages) = (codec::get_number(&mut body)?, codec::get_number(&mut body)?);
@@ -167,13 +167,13 @@ pub(super) fn decode_progress(record: Bytes) -> Option<Progress> {
     Some(Progress { applied, time, log, pages: 0 })
 }
 
-/// Fills the four bytes in front with the checksum of the rest.
+/// Writes the checksum of the rest into the first four bytes.
 fn seal(record: &mut [u8], seed: u64) {
     let checksum = codec::checksum(seed, &record[4..]) as u32;
     record[..4].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// The rest behind the checksum, if the checksum is right.
+/// Returns the bytes behind the checksum, if the checksum is correct.
 fn opened(record: &[u8], seed: u64) -> Option<&[u8]> {
     let (checksum, body) = record.split_at_checked(4)?;
     (codec::checksum(seed, body) as u32 == u32::from_le_bytes(checksum.try_into().ok()?)).then_some(body)
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_comes_back_and_a_damaged_or_misplaced_one_does_not() {
+    fn a_version_is_read_back_and_a_damaged_or_misplaced_one_is_not() {
         let key = Key::new(SpaceId(16), b"key");
         for value in [None, Some(Bytes::new()), Some(Bytes::from_static(b"value"))] {
             let (rev, generation, time) = (Rev(300), Generation(70_000), Timestamp(1_767_225_600_000_000));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_comes_back_and_a_damaged_or_misplaced_one_does_not() {
+    fn a_row_is_read_back_and_a_damaged_or_misplaced_one_is_not() {
         let change =
             |key: &str, rev, value| Change { key: Key::new(SpaceId(16), key.as_bytes()), rev: Rev(rev), value };
         let changes = vec![change("a", 1, Some(Bytes::from_static(b"v"))), change("b", 9, None)];
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_comes_back_and_a_damaged_one_does_not() {
+    fn progress_is_read_back_and_a_damaged_one_is_not() {
         let log = Position { segment: 3, page: 17, chain: u64::MAX };
         let progress = Progress { applied: Generation(9), time: Timestamp(5), log, pages: 4096 };
         let (record, segment) = (encode_progress(&progress), encode_segment(&progress));
@@ -230,6 +230,6 @@ mod tests {
         assert!(flipped(&record).all(|record| decode_progress(record.into()).is_none()));
         assert!(flipped(&segment).all(|segment| with_segment(bare, &segment).is_none()));
         let elsewhere = Progress { log: Position { segment: 4, ..log }, ..bare };
-        assert_eq!(with_segment(elsewhere, &segment), Some(elsewhere), "it was noted of another segment");
+        assert_eq!(with_segment(elsewhere, &segment), Some(elsewhere), "the record is about another segment");
     }
 }

@@ -1,4 +1,4 @@
-//! Replacing everything in the index at once: the storage's part of a restore.
+//! Replaces everything in the index at once: the index's part of a restore. Which versions result is decided elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -12,15 +12,15 @@ use crate::backend::Room;
 use crate::snapshot::BATCH_BYTES;
 use crate::{Generation, Key, Result, SpaceId, Version};
 
-/// What a key is to hold, of what it holds and what is wanted.
+/// Decides the new version of a key from its stored version and the wanted one.
 type Decide<'a> = dyn Fn(&Key, Option<&Version>, Option<&Version>) -> Option<Version> + 'a;
 
-/// Where history begins from now on in the spaces that were met, and in all others. Asked last; may refuse.
+/// Returns the new floors of the given spaces and of all other known ones. It is called last and may fail.
 type Floors<'a> = dyn Fn(BTreeSet<SpaceId>) -> Result<BTreeMap<SpaceId, Generation>> + 'a;
 
 impl Index {
-    /// Replaces the last version of every key by what `decide` makes of it and of the wanted one, and drops all
-    /// history, in one durable transaction.
+    /// Replaces the last version of every key with the version that `decide` returns, and drops all history, in one
+    /// durable transaction.
     pub(in crate::file) fn replace(
         &self,
         wanted: &mut dyn Iterator<Item = Result<(Key, Version)>>,
@@ -55,7 +55,7 @@ struct Replacement<'a> {
 }
 
 impl Replacement<'_> {
-    /// Walks what is there, page by page, beside what is wanted; both are in order.
+    /// Merges the stored keys, page by page, with the wanted ones. Both are in key order.
     fn run(&mut self, wanted: &mut Wanted<'_>) -> Result<(), Failure> {
         let mut after: Option<Key> = None;
         loop {
@@ -78,7 +78,7 @@ impl Replacement<'_> {
         Ok(())
     }
 
-    /// Some of what is there, before some of it is changed: the table cannot be walked and changed at once.
+    /// Reads a page of stored keys before they are changed: redb cannot iterate over a table while it is changed.
     fn page(&self, after: Option<&Key>) -> Result<Vec<(Key, Version)>, Failure> {
         let from = after.map_or(Bound::Unbounded, |key| Bound::Excluded(key.encoded()));
         let (mut page, mut room) = (Vec::new(), Room::of_bytes(BATCH_BYTES));
@@ -106,7 +106,7 @@ impl Replacement<'_> {
 
 type Wanted<'a> = std::iter::Peekable<&'a mut dyn Iterator<Item = Result<(Key, Version)>>>;
 
-/// The next wanted record if it comes before `key`, or any.
+/// Returns the next wanted record if its key is below `key`; without a `key`, any next record.
 fn next_below(wanted: &mut Wanted<'_>, key: Option<&Key>) -> Result<Option<(Key, Version)>, Failure> {
     let next = wanted.next_if(|next| match next {
         Ok((next, _)) => key.is_none_or(|key| next < key),

@@ -1,4 +1,4 @@
-//! Changing the index: taking the versions of an overlay, and clearing away what lies below the floors.
+//! Changes the index: adds the versions of an overlay and removes what lies below the floors.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use crate::backend::{Rules, is_readable};
 use crate::evaluate::restored_receipt;
 use crate::{Change, Committed, Generation, Key, Result, SpaceId, Version};
 
-/// One step of the index behind the log.
+/// The input of one fold.
 pub(in crate::file) struct Fold<'a> {
     pub(in crate::file) overlay: Option<&'a Overlay>,
     pub(in crate::file) floors: &'a BTreeMap<SpaceId, Generation>,
     pub(in crate::file) rules: &'a dyn Fn(SpaceId) -> Rules,
     pub(in crate::file) progress: Progress,
-    /// How many rows of dropped history may be cleared away.
+    /// How many rows of dropped history may be removed.
     pub(in crate::file) budget: usize,
 }
 
@@ -27,8 +27,8 @@ pub(super) type Current<'a> = redb::Table<'a, &'static [u8], &'static [u8]>;
 pub(super) type Past<'a> = redb::Table<'a, (&'static [u8], u64), &'static [u8]>;
 pub(super) type Touched<'a> = redb::Table<'a, (u32, u64), &'static [u8]>;
 
-/// Takes the versions of one key: the last becomes the current one, those before go to the past as far as somebody
-/// may still read them.
+/// Adds the versions of one key. The last version becomes the current one. Earlier versions become past versions if a
+/// view may still read them.
 pub(super) fn take_chain(
     current: &mut Current<'_>,
     past: &mut Past<'_>,
@@ -53,7 +53,7 @@ pub(super) fn take_chain(
     }
     let newest = &commit.changes[*change];
     let rules = (fold.rules)(key.space());
-    // No row of a commit at or below the floor is kept, so nobody would come to clear this away later.
+    // No row is kept for a commit at or below the floor, so no later fold would remove this key.
     if *last <= floor && rules.forgets(newest.value.is_some()) {
         current.remove(key.encoded())?;
     } else {
@@ -81,7 +81,8 @@ pub(super) fn put_floors(
     Ok(())
 }
 
-/// A record that comes without its commit needs no row, but for receipts, which leave by theirs.
+/// Adds the row of a record that is stored without its commit. Only a receipt needs one: it is removed by its row when
+/// it expires.
 pub(super) fn put_receipt_row(touched: &mut Touched<'_>, key: &Key, version: &Version) -> Result<(), Failure> {
     if let Some(commit) = restored_receipt(key, version) {
         let row = encode_row(key.space(), &commit, &commit.changes.iter().collect::<Vec<_>>());
@@ -101,7 +102,7 @@ pub(super) fn put_current(current: &mut Current<'_>, key: &Key, version: Option<
     Ok(())
 }
 
-/// Notes which keys of each space a commit touched, for spaces that can still be read before it.
+/// Adds a row for each space that a commit touched, unless the commit is at or below the space's floor.
 pub(super) fn take_commit(touched: &mut Touched<'_>, fold: &Fold<'_>, commit: &Committed) -> Result<(), Failure> {
     let mut rows: BTreeMap<SpaceId, Vec<&Change>> = BTreeMap::new();
     for change in &commit.changes {

@@ -1,4 +1,4 @@
-//! Closed stores, healthy stores and their figures.
+//! Closing a store, verifying a healthy one, and its figures.
 
 use latchwork_store::{Commit, Confirm, ErrorKind, Generation, History, Order, Rev, SpaceSpec, StoreError, Timestamp};
 
@@ -8,7 +8,7 @@ use crate::backends::{Bench, on_every_backend};
 on_every_backend!(
     every_call_on_a_closed_store_fails_as_closed,
     closing_ends_a_watch_that_waits,
-    commits_under_way_when_the_store_closes_are_applied_or_refused_as_closed,
+    commits_in_progress_when_the_store_closes_are_applied_or_fail_as_closed,
     a_healthy_store_has_no_damage,
     figures_add_up,
 );
@@ -65,7 +65,7 @@ async fn closing_ends_a_watch_that_waits(bench: Bench) {
     assert!(matches!(waiting.await.unwrap(), Err(StoreError::Closed)));
 }
 
-async fn commits_under_way_when_the_store_closes_are_applied_or_refused_as_closed(bench: Bench) {
+async fn commits_in_progress_when_the_store_closes_are_applied_or_fail_as_closed(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let mut commits = tokio::task::JoinSet::new();

@@ -11,7 +11,7 @@ const ID: CommitId = CommitId([7; 16]);
 
 on_every_backend!(
     a_commit_sent_twice_is_applied_once,
-    a_repeated_commit_answers_before_its_checks_are_made,
+    a_repeated_commit_is_answered_before_its_checks_are_made,
     an_id_with_other_contents_is_an_error,
     a_refused_commit_does_not_use_up_its_id,
     a_commit_that_changed_nothing_changes_nothing_when_it_is_sent_again,
@@ -40,7 +40,7 @@ async fn a_commit_sent_twice_is_applied_once(bench: Bench) {
     assert_eq!(get(&store, &one).await, found(3, "2"));
 }
 
-async fn a_repeated_commit_answers_before_its_checks_are_made(bench: Bench) {
+async fn a_repeated_commit_is_answered_before_its_checks_are_made(bench: Bench) {
     let store = bench.open().await;
     let key = space(&store, "a", History::None).await.key("k");
     let commit = Commit::new().id(ID).absent(&key).put(&key, "1");
@@ -95,14 +95,14 @@ async fn a_commit_that_changed_nothing_changes_nothing_when_it_is_sent_again(ben
     let before = store.generation().await.unwrap();
     let first = apply(&store, commit.clone()).await;
     assert!(!first.changed());
-    assert_eq!(first.generation, before.next(), "the receipt is a record like any other");
+    assert_eq!(first.generation, before.next(), "storing the receipt takes a generation");
     put(&store, &key, "1").await;
     assert_eq!(apply(&store, commit).await, Receipt { repeated: true, ..first });
     assert_eq!(get(&store, &key).await, found(1, "1"));
     let only_checks = Commit::new().id(store.commit_id()).at_rev(&key, Rev(1));
     assert!(!apply(&store, only_checks.clone()).await.repeated);
     put(&store, &key, "2").await;
-    assert!(apply(&store, only_checks).await.repeated, "it held when it was sent first");
+    assert!(apply(&store, only_checks).await.repeated, "its checks held when it was sent first");
 }
 
 async fn a_receipt_survives_folding_and_reopening(bench: Bench) {
@@ -158,7 +158,7 @@ async fn a_receipt_is_forgotten_after_a_day_and_not_before(bench: Bench) {
     apply(&store, Commit::new().id(store.commit_id()).put(&key, "3")).await;
     settle(&store).await;
     settle(&store).await;
-    assert_eq!(store.stats().await.unwrap().keys, stored + 1, "the first receipt has left, two are there");
+    assert_eq!(store.stats().await.unwrap().keys, stored + 1, "the first receipt was removed, two are left");
     assert!(!apply(&store, commit).await.repeated);
 }
 

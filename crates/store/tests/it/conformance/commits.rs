@@ -6,18 +6,18 @@ use super::{apply, delete, found, get, put, refuse, settle, space};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    a_failed_check_says_what_was_expected_and_what_was_found,
+    a_failed_check_reports_what_was_expected_and_what_was_found,
     every_failed_check_is_reported_in_order,
-    checks_that_hold_let_a_commit_land,
+    a_commit_whose_checks_hold_is_applied,
     a_refused_commit_takes_no_generation_and_changes_nothing,
     generations_are_dense,
     revs_start_at_one_and_count_deletes,
-    a_rev_is_never_given_out_again,
-    deleting_what_is_not_there_changes_nothing,
-    a_delete_of_an_absent_key_rides_along_with_other_writes,
-    a_commit_of_checks_only_answers_with_the_generation_they_held_at,
-    an_empty_commit_lands,
-    a_receipt_counts_revs_in_the_order_of_the_writes,
+    a_rev_is_never_reused,
+    deleting_an_absent_key_changes_nothing,
+    other_writes_are_applied_beside_a_delete_of_an_absent_key,
+    a_commit_of_checks_only_returns_the_generation_they_held_at,
+    an_empty_commit_is_applied,
+    a_receipt_lists_revs_in_the_order_of_the_writes,
     a_commit_sees_the_state_before_it_and_not_its_own_writes,
     equal_keys_of_different_spaces_are_different_keys,
     an_empty_value_is_not_an_absent_one,
@@ -25,7 +25,7 @@ on_every_backend!(
     concurrent_commits_on_one_rev_have_one_winner,
 );
 
-async fn a_failed_check_says_what_was_expected_and_what_was_found(bench: Bench) {
+async fn a_failed_check_reports_what_was_expected_and_what_was_found(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let (here, gone, never) = (space.key("here"), space.key("gone"), space.key("never"));
@@ -86,7 +86,7 @@ async fn every_failed_check_is_reported_in_order(bench: Bench) {
     assert_eq!(found, expected);
 }
 
-async fn checks_that_hold_let_a_commit_land(bench: Bench) {
+async fn a_commit_whose_checks_hold_is_applied(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
     let (one, two) = (space.key("1"), space.key("2"));
@@ -152,7 +152,7 @@ async fn revs_start_at_one_and_count_deletes(bench: Bench) {
     assert_eq!(revs, [1, 2, 3, 4].map(|rev| Some(Rev(rev))));
 }
 
-async fn a_rev_is_never_given_out_again(bench: Bench) {
+async fn a_rev_is_never_reused(bench: Bench) {
     let store = bench.open().await;
     for history in [History::None, History::Generations(1), History::Forever] {
         let space = space(&store, &format!("{history:?}"), history).await;
@@ -170,7 +170,7 @@ async fn a_rev_is_never_given_out_again(bench: Bench) {
     }
 }
 
-async fn deleting_what_is_not_there_changes_nothing(bench: Bench) {
+async fn deleting_an_absent_key_changes_nothing(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let (gone, never) = (space.key("gone"), space.key("never"));
@@ -183,7 +183,7 @@ async fn deleting_what_is_not_there_changes_nothing(bench: Bench) {
     assert_eq!(apply(&store, Commit::new().put(&gone, "y")).await.revs, [Some(Rev(3))]);
 }
 
-async fn a_delete_of_an_absent_key_rides_along_with_other_writes(bench: Bench) {
+async fn other_writes_are_applied_beside_a_delete_of_an_absent_key(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let (here, never) = (space.key("here"), space.key("never"));
@@ -196,7 +196,7 @@ async fn a_delete_of_an_absent_key_rides_along_with_other_writes(bench: Bench) {
     assert_eq!(view.history(&never, 9).await.unwrap(), []);
 }
 
-async fn a_commit_of_checks_only_answers_with_the_generation_they_held_at(bench: Bench) {
+async fn a_commit_of_checks_only_returns_the_generation_they_held_at(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
     let key = space.key("k");
@@ -207,13 +207,13 @@ async fn a_commit_of_checks_only_answers_with_the_generation_they_held_at(bench:
     assert_eq!(store.generation().await.unwrap(), now);
 }
 
-async fn an_empty_commit_lands(bench: Bench) {
+async fn an_empty_commit_is_applied(bench: Bench) {
     let store = bench.open().await;
     let receipt = apply(&store, Commit::new().meta("nothing")).await;
     assert_eq!((receipt.generation, receipt.changed()), (Generation(0), false));
 }
 
-async fn a_receipt_counts_revs_in_the_order_of_the_writes(bench: Bench) {
+async fn a_receipt_lists_revs_in_the_order_of_the_writes(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
     let key = |name: &str| space.key(name);

@@ -1,4 +1,4 @@
-//! Input that is refused before it goes anywhere: sizes, empty keys, keys of other stores, keys written twice.
+//! Input that fails before it reaches the backend: sizes, empty keys, keys of other stores, keys written twice.
 
 use latchwork_store::{Commit, ErrorKind, History, Order, Space, Store, StoreError};
 
@@ -12,11 +12,11 @@ on_every_backend!(
     a_commit_may_have_as_many_operations_as_the_limit,
     a_commit_may_be_as_large_as_the_limit,
     a_range_may_be_bounded_by_any_key_that_is_allowed,
-    a_limit_may_be_the_largest_number_there_is,
+    a_limit_may_be_the_largest_possible_number,
     an_empty_key_is_an_error_everywhere,
     a_key_of_an_undeclared_space_is_an_error_everywhere,
     a_key_written_twice_is_an_error,
-    what_was_refused_for_its_size_changed_nothing,
+    input_over_a_limit_changes_nothing,
 );
 
 async fn check(store: &Store, commit: Commit, expected: Result<(), &str>) {
@@ -133,7 +133,7 @@ async fn a_range_may_be_bounded_by_any_key_that_is_allowed(bench: Bench) {
     check(&store, commit(space.range(key(limit + 2)..)), Err(&format!("the limit is {limit}"))).await;
 }
 
-async fn a_limit_may_be_the_largest_number_there_is(mut bench: Bench) {
+async fn a_limit_may_be_the_largest_possible_number(mut bench: Bench) {
     (bench.limits.key_bytes, bench.limits.value_bytes) = (usize::MAX, usize::MAX);
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
@@ -199,7 +199,7 @@ async fn a_key_written_twice_is_an_error(bench: Bench) {
     apply(&store, Commit::new().absent(&twice).absent(&twice).put(&twice, "1")).await;
 }
 
-async fn what_was_refused_for_its_size_changed_nothing(bench: Bench) {
+async fn input_over_a_limit_changes_nothing(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let id = store.commit_id();

@@ -1,4 +1,4 @@
-//! The check that a range has not changed: a caller is refused for what it read, and for nothing else.
+//! The check that a range has not changed: a commit is refused if something in the range changed, and only then.
 
 use latchwork_store::{Actual, Commit, Generation, History, Order, Range, Space, Store, StoreError};
 
@@ -8,16 +8,17 @@ use crate::backends::{Bench, on_every_backend};
 on_every_backend!(
     any_write_in_the_range_refuses,
     writes_outside_of_the_range_do_not_refuse,
-    a_delete_that_found_nothing_is_no_change,
+    a_delete_of_an_absent_key_is_not_a_change,
     an_empty_range_never_changes,
     a_read_set_below_the_floor_is_history_dropped,
     a_read_set_of_the_future_is_an_error,
     a_large_range_is_followed_through_folds,
     a_large_range_names_the_last_write_of_the_key_it_found,
-    a_read_set_in_a_space_without_history_holds_while_its_view_does,
+    a_read_set_in_a_space_without_history_can_be_checked_while_its_view_is_open,
 );
 
-/// Whether the range counts as unchanged; the key that is reported must really have changed, last when it says.
+/// Returns whether the range is unchanged. If not, asserts that the reported key has changed, last at the reported
+/// generation.
 async fn unchanged(store: &Store, range: &Range, since: Generation) -> bool {
     let outcome = store.commit(Commit::new().unchanged(range, since)).await.unwrap();
     let Err(refusal) = outcome.applied() else { return true };
@@ -81,7 +82,7 @@ async fn writes_outside_of_the_range_do_not_refuse(bench: Bench) {
     }
 }
 
-async fn a_delete_that_found_nothing_is_no_change(bench: Bench) {
+async fn a_delete_of_an_absent_key_is_not_a_change(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let since = put(&store, &space.key("z"), "1").await;
@@ -176,7 +177,7 @@ async fn a_large_range_names_the_last_write_of_the_key_it_found(bench: Bench) {
     assert!(!unchanged(&store, &space.all(), since).await);
 }
 
-async fn a_read_set_in_a_space_without_history_holds_while_its_view_does(bench: Bench) {
+async fn a_read_set_in_a_space_without_history_can_be_checked_while_its_view_is_open(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
     fill(&store, &space, 700).await;

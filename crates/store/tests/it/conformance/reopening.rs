@@ -1,4 +1,4 @@
-//! What is still there when a directory is opened again, after a close and without one.
+//! What a store contains when its directory is opened again, after a close and without one.
 
 use latchwork_store::{Commit, ErrorKind, Generation, History, Rev, SpaceSpec, StoreError};
 
@@ -25,16 +25,16 @@ macro_rules! on_durable_backends {
 }
 
 on_durable_backends!(
-    everything_is_there_after_reopening,
-    history_goes_on_after_reopening,
-    floors_stay_where_they_were,
+    everything_can_be_read_after_reopening,
+    history_continues_after_reopening,
+    floors_do_not_change_by_reopening,
     a_directory_is_opened_once_at_a_time,
     a_directory_opens_again_when_its_last_handle_is_gone,
     a_view_keeps_the_directory_open,
     limits_may_change_between_openings,
 );
 
-async fn everything_is_there_after_reopening(bench: Bench) {
+async fn everything_can_be_read_after_reopening(bench: Bench) {
     let mut store = bench.open().await;
     let (bare, full) = (space(&store, "1", History::None).await, space(&store, "2", History::Forever).await);
     let mut last = store.generation().await.unwrap();
@@ -64,7 +64,7 @@ async fn everything_is_there_after_reopening(bench: Bench) {
     }
 }
 
-async fn history_goes_on_after_reopening(bench: Bench) {
+async fn history_continues_after_reopening(bench: Bench) {
     let mut store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let mut written = Vec::new();
@@ -88,7 +88,7 @@ async fn history_goes_on_after_reopening(bench: Bench) {
     }
 }
 
-async fn floors_stay_where_they_were(bench: Bench) {
+async fn floors_do_not_change_by_reopening(bench: Bench) {
     let store = bench.open().await;
     let spaces = [
         space(&store, "a", History::None).await,
@@ -158,5 +158,5 @@ async fn limits_may_change_between_openings(mut bench: Bench) {
     assert_fails!(store.commit(Commit::new().put(&key, "2")).await, StoreError::KeyTooLong { limit: 10, .. });
     let view = store.view().await.unwrap();
     let kept = view.scan(&space.all(), latchwork_store::Order::Ascending, 9).await.unwrap();
-    assert_eq!(kept[0].1.value, "1", "what was stored under other limits can be read");
+    assert_eq!(kept[0].1.value, "1", "a value over the new limit can still be read");
 }

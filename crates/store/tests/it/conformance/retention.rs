@@ -1,4 +1,4 @@
-//! What is forgotten, when, and what stays.
+//! Which history is dropped, when, and what is kept.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use super::{apply, assert_fails, delete, found, get, put, settle, space};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    a_space_without_history_forgets_all_but_the_present,
-    a_space_keeps_the_last_so_many_generations,
+    a_space_without_history_keeps_only_the_newest_versions,
+    a_space_keeps_its_number_of_generations,
     a_space_keeps_history_for_a_time,
     a_space_with_history_forever_forgets_nothing,
     an_open_view_holds_the_floors_of_every_space,
-    a_view_of_the_past_holds_what_it_could_read,
+    a_view_of_the_past_keeps_what_it_can_read,
     a_view_below_the_floor_fails_in_that_space_only,
-    a_key_used_once_leaves_nothing_behind,
-    an_ordinary_delete_leaves_its_rev,
+    a_key_used_once_leaves_no_tombstone,
+    an_ordinary_delete_leaves_a_tombstone,
     a_space_may_change_its_history,
-    a_floor_never_goes_back,
+    a_floor_never_falls,
     past_versions_are_dropped_from_storage,
 );
 
@@ -28,7 +28,7 @@ async fn write(store: &Store, space: &Space, count: u32) {
     }
 }
 
-/// The floor, after seeing that it is one: reads below fail and name it, reads from it on succeed.
+/// Returns the floor, and asserts that reads below it fail and name it, and that reads from it on succeed.
 async fn floor(store: &Store, space: &Space) -> Generation {
     let (oldest, key) = (store.oldest(space), space.key("k"));
     for below in [0, oldest.0.saturating_sub(1)].into_iter().filter(|below| *below < oldest.0) {
@@ -48,7 +48,7 @@ async fn floor(store: &Store, space: &Space) -> Generation {
     oldest
 }
 
-async fn a_space_without_history_forgets_all_but_the_present(bench: Bench) {
+async fn a_space_without_history_keeps_only_the_newest_versions(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
     write(&store, &space, 20).await;
@@ -59,7 +59,7 @@ async fn a_space_without_history_forgets_all_but_the_present(bench: Bench) {
     assert_eq!(view.history(&space.key("k"), 9).await.unwrap().len(), 1);
 }
 
-async fn a_space_keeps_the_last_so_many_generations(bench: Bench) {
+async fn a_space_keeps_its_number_of_generations(bench: Bench) {
     let store = bench.open().await;
     let (space, other) =
         (space(&store, "a", History::Generations(7)).await, space(&store, "b", History::Forever).await);
@@ -67,7 +67,7 @@ async fn a_space_keeps_the_last_so_many_generations(bench: Bench) {
     write(&store, &other, 3).await;
     settle(&store).await;
     let now = store.generation().await.unwrap();
-    assert_eq!(floor(&store, &space).await, Generation(now.0 - 7), "generations of the store count, not of the space");
+    assert_eq!(floor(&store, &space).await, Generation(now.0 - 7), "the generations of all spaces count");
     let view = store.view().await.unwrap();
     assert_eq!(view.history(&space.key("k"), 99).await.unwrap().len(), 5);
     assert_eq!(view.history(&other.key("k"), 99).await.unwrap().len(), 3);
@@ -84,7 +84,7 @@ async fn a_space_keeps_history_for_a_time(bench: Bench) {
         written.push(put(&store, &space.key("k"), &format!("{number}")).await);
     }
     settle(&store).await;
-    // Ten seconds ago the twentieth was current; it and what came after it can be read.
+    // Ten seconds ago the twentieth write was current. It and the later ones can be read.
     assert_eq!(floor(&store, &space).await, written[19]);
     let view = store.view().await.unwrap();
     assert_eq!(view.history(&space.key("k"), 99).await.unwrap().len(), 11);
@@ -135,7 +135,7 @@ async fn an_open_view_holds_the_floors_of_every_space(bench: Bench) {
     }
 }
 
-async fn a_view_of_the_past_holds_what_it_could_read(bench: Bench) {
+async fn a_view_of_the_past_keeps_what_it_can_read(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Generations(10)).await;
     write(&store, &space, 15).await;
@@ -159,7 +159,7 @@ async fn a_view_below_the_floor_fails_in_that_space_only(bench: Bench) {
     assert_eq!(view.get(&full.key("k")).await.unwrap().unwrap().value, "1");
 }
 
-async fn a_key_used_once_leaves_nothing_behind(bench: Bench) {
+async fn a_key_used_once_leaves_no_tombstone(bench: Bench) {
     let store = bench.open().await;
     for history in [History::None, History::Generations(3)] {
         let spec = SpaceSpec::new(format!("{history:?}")).history(history).keys_used_once();
@@ -188,7 +188,7 @@ async fn a_key_used_once_leaves_nothing_behind(bench: Bench) {
     }
 }
 
-async fn an_ordinary_delete_leaves_its_rev(bench: Bench) {
+async fn an_ordinary_delete_leaves_a_tombstone(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
     settle(&store).await;
@@ -217,12 +217,12 @@ async fn a_space_may_change_its_history(bench: Bench) {
     super::space(&store, "a", History::Forever).await;
     write(&store, &space, 10).await;
     settle(&store).await;
-    // The old rule may be applied once more between the declaration's commit and its effect.
+    // The old rule may be applied once more between the commit of the declaration and its effect.
     let kept = floor(&store, &space).await;
-    assert!(kept == dropped || kept == dropped.next(), "{kept}: what was dropped does not come back");
+    assert!(kept == dropped || kept == dropped.next(), "{kept}: dropped history does not come back");
 }
 
-async fn a_floor_never_goes_back(bench: Bench) {
+async fn a_floor_never_falls(bench: Bench) {
     let mut store = bench.open().await;
     let space = space(&store, "a", History::For(Duration::from_secs(5))).await;
     let bare = super::space(&store, "b", History::None).await;

@@ -1,4 +1,4 @@
-//! Writing a view as a directory of its own, and replacing a store by one.
+//! Writing a view as a snapshot, and replacing the contents of a store with it.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use super::{apply, assert_fails, delete, found, get, put, settle, space};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    a_snapshot_opens_by_itself_with_everything_in_it,
-    a_snapshot_of_the_past_holds_the_past,
+    a_snapshot_opens_as_a_store_with_everything_in_it,
+    a_snapshot_of_a_past_view_holds_the_past,
     a_snapshot_has_no_history_before_itself,
-    a_snapshot_is_not_written_over_something,
-    of_two_snapshots_to_one_place_at_once_one_is_written_whole,
-    a_snapshot_is_larger_than_a_batch,
-    a_restore_brings_back_values_and_goes_on_above_revs_and_generations,
-    a_restore_starts_history_anew,
-    a_restore_brings_back_receipts_of_the_time,
-    a_restore_needs_views_to_be_dropped,
+    a_snapshot_does_not_overwrite_files,
+    of_two_concurrent_snapshots_to_one_directory_one_is_complete,
+    a_snapshot_may_be_larger_than_a_batch,
+    a_restore_brings_back_values_with_higher_revs_and_generations,
+    a_restore_starts_history_again,
+    a_restore_brings_back_the_receipts_of_the_snapshot,
+    a_restore_fails_while_views_are_open,
     a_restore_of_another_store_is_refused,
-    a_restore_into_a_fresh_store_brings_everything,
+    a_restore_into_an_empty_store_brings_everything,
     a_restore_never_gives_one_number_to_two_spaces,
     spaces_declared_after_the_snapshot_stay_declared_and_empty,
-    a_restore_from_nothing_is_an_error,
+    a_restore_from_a_missing_directory_is_an_error,
     a_restore_survives_reopening,
-    a_failed_snapshot_leaves_nothing_behind,
-    restored_receipts_answer_as_before_and_leave_when_their_time_has_come,
-    a_restore_leaves_no_trace_of_keys_that_are_used_once,
-    a_key_that_left_no_trace_comes_back_above_every_rev_it_had,
+    a_failed_snapshot_leaves_no_files,
+    restored_receipts_answer_as_before_and_expire_on_time,
+    a_restore_leaves_no_tombstones_of_keys_that_are_used_once,
+    a_key_without_tombstone_is_restored_above_every_rev_it_had,
 );
 
 async fn contents(store: &Store, space: &Space) -> Vec<(String, u64, String)> {
@@ -49,7 +49,7 @@ pub(super) async fn restore(bench: &Bench, store: &Store, name: &str) -> Generat
     store.restore(bench.path(name), Confirm::ReplaceEverything).await.unwrap()
 }
 
-async fn a_snapshot_opens_by_itself_with_everything_in_it(bench: Bench) {
+async fn a_snapshot_opens_as_a_store_with_everything_in_it(bench: Bench) {
     let store = bench.open().await;
     let (one, two) = (space(&store, "1", History::None).await, space(&store, "2", History::Forever).await);
     let once = store.space(SpaceSpec::new("3").keys_used_once()).await.unwrap();
@@ -80,7 +80,7 @@ async fn a_snapshot_opens_by_itself_with_everything_in_it(bench: Bench) {
     assert_eq!((back.generation, back.revs[0]), (at.next(), Some(Rev(5))));
 }
 
-async fn a_snapshot_of_the_past_holds_the_past(bench: Bench) {
+async fn a_snapshot_of_a_past_view_holds_the_past(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     put(&store, &space.key("a"), "1").await;
@@ -115,7 +115,7 @@ async fn a_snapshot_has_no_history_before_itself(bench: Bench) {
     }
 }
 
-async fn a_snapshot_is_not_written_over_something(bench: Bench) {
+async fn a_snapshot_does_not_overwrite_files(bench: Bench) {
     let store = bench.open().await;
     put(&store, &space(&store, "a", History::None).await.key("k"), "1").await;
     persist(&bench, &store, "snapshot").await;
@@ -124,7 +124,7 @@ async fn a_snapshot_is_not_written_over_something(bench: Bench) {
     assert_fails!(again, StoreError::NotEmpty { path } if path == bench.path("snapshot"));
 }
 
-async fn of_two_snapshots_to_one_place_at_once_one_is_written_whole(bench: Bench) {
+async fn of_two_concurrent_snapshots_to_one_directory_one_is_complete(bench: Bench) {
     let store = bench.open().await;
     put(&store, &space(&store, "a", History::None).await.key("k"), "1").await;
     for round in 0..20 {
@@ -139,7 +139,7 @@ async fn of_two_snapshots_to_one_place_at_once_one_is_written_whole(bench: Bench
     }
 }
 
-async fn a_snapshot_is_larger_than_a_batch(bench: Bench) {
+async fn a_snapshot_may_be_larger_than_a_batch(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
     for part in 0..3 {
@@ -160,7 +160,7 @@ async fn a_snapshot_is_larger_than_a_batch(bench: Bench) {
     assert!(values(before).eq(values(after)));
 }
 
-async fn a_restore_brings_back_values_and_goes_on_above_revs_and_generations(bench: Bench) {
+async fn a_restore_brings_back_values_with_higher_revs_and_generations(bench: Bench) {
     let store = bench.open().await;
     for history in [History::None, History::Forever] {
         let space = space(&store, &format!("{history:?}"), history).await;
@@ -199,7 +199,7 @@ async fn a_restore_brings_back_values_and_goes_on_above_revs_and_generations(ben
     }
 }
 
-async fn a_restore_starts_history_anew(bench: Bench) {
+async fn a_restore_starts_history_again(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let key = space.key("k");
@@ -219,7 +219,7 @@ async fn a_restore_starts_history_anew(bench: Bench) {
     assert_eq!(store.view().await.unwrap().history(&key, 9).await.unwrap().len(), 2);
 }
 
-async fn a_restore_brings_back_receipts_of_the_time(bench: Bench) {
+async fn a_restore_brings_back_the_receipts_of_the_snapshot(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
     let (before, after) = (store.commit_id(), store.commit_id());
@@ -230,12 +230,12 @@ async fn a_restore_brings_back_receipts_of_the_time(bench: Bench) {
     restore(&bench, &store, "snapshot").await;
     assert!(apply(&store, commit(before, "before")).await.repeated);
     let again = apply(&store, commit(after, "after")).await;
-    assert!(!again.repeated, "what the restore undid can be done again");
+    assert!(!again.repeated, "a commit that the restore undid can be sent again");
     assert!(apply(&store, commit(after, "after")).await.repeated);
     assert_eq!(get(&store, &space.key("after")).await, found(3, "1"));
 }
 
-async fn a_restore_needs_views_to_be_dropped(bench: Bench) {
+async fn a_restore_fails_while_views_are_open(bench: Bench) {
     let store = bench.open().await;
     let key = space(&store, "a", History::None).await.key("k");
     put(&store, &key, "1").await;
@@ -263,7 +263,7 @@ async fn a_restore_of_another_store_is_refused(bench: Bench) {
     assert_eq!(put(&store, &space.key("k"), "2").await, store.generation().await.unwrap());
 }
 
-async fn a_restore_into_a_fresh_store_brings_everything(bench: Bench) {
+async fn a_restore_into_an_empty_store_brings_everything(bench: Bench) {
     let (store, fresh) = (bench.open().await, bench.open_other().await);
     let (one, two) = (space(&store, "1", History::None).await, space(&store, "2", History::Forever).await);
     for number in 0..10 {
@@ -294,7 +294,7 @@ async fn a_restore_never_gives_one_number_to_two_spaces(bench: Bench) {
     assert_fails!(refused, StoreError::ForeignSnapshot);
     assert_eq!(fresh.spaces().await.unwrap().len(), 1);
 
-    // A copy that went its own way carries the same identity and may have given a number to another name.
+    // A copy that was written independently has the same identity, and may have given a number to another name.
     let copy = bench.open_at(&bench.path("snapshot")).await;
     space(&copy, "there", History::None).await;
     persist(&bench, &copy, "diverged").await;
@@ -317,7 +317,7 @@ async fn spaces_declared_after_the_snapshot_stay_declared_and_empty(bench: Bench
     assert_eq!(contents(&store, &old).await.len(), 1);
 }
 
-async fn a_restore_from_nothing_is_an_error(bench: Bench) {
+async fn a_restore_from_a_missing_directory_is_an_error(bench: Bench) {
     let store = bench.open().await;
     let key = space(&store, "a", History::None).await.key("k");
     put(&store, &key, "1").await;
@@ -346,7 +346,7 @@ async fn a_restore_survives_reopening(bench: Bench) {
     assert_eq!(get(&bench.open().await, &space.key("k")).await, found(4, "3"));
 }
 
-async fn a_failed_snapshot_leaves_nothing_behind(bench: Bench) {
+async fn a_failed_snapshot_leaves_no_files(bench: Bench) {
     let store = bench.open().await;
     let (kept, dropped) = (space(&store, "a", History::Forever).await, space(&store, "b", History::None).await);
     let then = put(&store, &kept.key("k"), "1").await;
@@ -357,12 +357,12 @@ async fn a_failed_snapshot_leaves_nothing_behind(bench: Bench) {
     let past = store.view_at(then).await.unwrap();
     assert_fails!(past.persist(bench.path("snapshot")).await, StoreError::HistoryDropped { .. });
     drop(past);
-    // The same directory can be used, and what is written there is whole.
+    // The same directory can be used again, and the snapshot in it is complete.
     let at = persist(&bench, &store, "snapshot").await;
     assert_eq!(bench.open_at(&bench.path("snapshot")).await.generation().await.unwrap(), at);
 }
 
-async fn restored_receipts_answer_as_before_and_leave_when_their_time_has_come(bench: Bench) {
+async fn restored_receipts_answer_as_before_and_expire_on_time(bench: Bench) {
     let store = bench.open().await;
     let key = space(&store, "a", History::None).await.key("k");
     let (kept, undone) = (Commit::new().id(store.commit_id()), Commit::new().id(store.commit_id()));
@@ -378,19 +378,19 @@ async fn restored_receipts_answer_as_before_and_leave_when_their_time_has_come(b
         settle(store).await;
         let again = apply(store, kept.clone()).await;
         assert_eq!((again.generation, again.time, again.repeated), (first.generation, first.time, true));
-        assert!(!apply(store, undone.clone()).await.repeated, "what was undone can be done again");
+        assert!(!apply(store, undone.clone()).await.repeated, "a commit that the restore undid can be sent again");
     }
     bench.clock.advance(Duration::from_secs(24 * 3600));
     for store in [&store, &bench.open_at(&bench.path("snapshot")).await] {
         apply(store, Commit::new().put(&key, "3")).await;
         settle(store).await;
         settle(store).await;
-        assert!(store.stats().await.unwrap().keys <= stored, "no receipt but perhaps the last one is left");
+        assert!(store.stats().await.unwrap().keys <= stored, "at most the last receipt is left");
         assert!(!apply(store, kept.clone()).await.repeated);
     }
 }
 
-async fn a_restore_leaves_no_trace_of_keys_that_are_used_once(bench: Bench) {
+async fn a_restore_leaves_no_tombstones_of_keys_that_are_used_once(bench: Bench) {
     let store = bench.open().await;
     let once = store.space(SpaceSpec::new("a").keys_used_once()).await.unwrap();
     put(&store, &once.key("kept"), "1").await;
@@ -406,7 +406,7 @@ async fn a_restore_leaves_no_trace_of_keys_that_are_used_once(bench: Bench) {
     assert_eq!(contents(&store, &once).await, [("kept".into(), 1, "1".into())]);
 }
 
-async fn a_key_that_left_no_trace_comes_back_above_every_rev_it_had(bench: Bench) {
+async fn a_key_without_tombstone_is_restored_above_every_rev_it_had(bench: Bench) {
     let store = bench.open().await;
     let key = store.space(SpaceSpec::new("a").keys_used_once()).await.unwrap().key("k");
     put(&store, &key, "1").await;
@@ -419,5 +419,5 @@ async fn a_key_that_left_no_trace_comes_back_above_every_rev_it_had(bench: Bench
     restore(&bench, &store, "snapshot").await;
     let (rev, value) = get(&store, &key).await.unwrap();
     assert_eq!(value, "1");
-    assert!(rev > 6, "rev {rev} was given out before");
+    assert!(rev > 6, "rev {rev} was used before");
 }

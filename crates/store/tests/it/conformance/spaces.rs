@@ -13,7 +13,7 @@ on_every_backend!(
     the_name_of_a_space_has_bounds,
     whether_keys_are_used_once_cannot_change,
     spaces_are_listed_by_name,
-    spaces_declared_at_once_get_numbers_of_their_own,
+    spaces_declared_concurrently_get_different_numbers,
     a_space_that_is_opened_by_name_keeps_its_history,
 );
 
@@ -84,7 +84,7 @@ async fn spaces_are_listed_by_name(bench: Bench) {
     assert_eq!(names, ["a", "b", "c"]);
 }
 
-async fn spaces_declared_at_once_get_numbers_of_their_own(bench: Bench) {
+async fn spaces_declared_concurrently_get_different_numbers(bench: Bench) {
     let store = bench.open().await;
     let mut declaring = tokio::task::JoinSet::new();
     for number in 0..30 {

@@ -15,20 +15,20 @@ on_every_backend!(
     a_commit_carries_the_time_of_the_clock,
     commit_time_does_not_go_back_with_the_clock,
     commit_time_does_not_go_back_after_reopening,
-    a_view_at_a_time_shows_what_was_committed_by_then,
-    a_view_before_all_time_is_empty,
+    a_view_at_a_time_shows_what_was_committed_until_then,
+    a_view_before_the_first_commit_is_empty,
     a_time_that_is_no_longer_kept_is_an_error,
-    a_view_at_this_time_is_a_view_of_the_present,
+    a_view_at_the_current_time_is_a_view_of_the_newest_generation,
     every_version_has_the_time_of_its_commit,
     a_snapshot_keeps_the_times_of_its_versions,
-    what_a_restore_writes_has_its_time_and_what_it_leaves_keeps_its_own,
-    a_restore_into_a_fresh_store_gives_its_own_time_to_all_but_receipts,
+    changed_versions_get_the_time_of_the_restore_and_others_keep_theirs,
+    a_restore_into_an_empty_store_sets_the_time_of_all_but_receipts,
     time_does_not_go_back_with_a_snapshot,
     a_time_before_a_restore_is_no_longer_kept,
     a_stamped_value_holds_the_generation_and_time_of_its_commit,
 );
 
-/// Also one that is sent again under its id, and one whose neighbours in the group take other generations.
+/// This includes a commit that is sent again under its id, and a commit in a group with others.
 async fn a_stamped_value_holds_the_generation_and_time_of_its_commit(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
@@ -58,9 +58,10 @@ async fn a_stamped_value_holds_the_generation_and_time_of_its_commit(bench: Benc
 /// The times of commits by their generations.
 type Times = BTreeMap<Generation, Timestamp>;
 
-/// Reads the space at every generation that is kept in every way there is: each version has the time of its commit.
+/// Reads the space at every kept generation with every read method, and asserts that each version has the time of its
+/// commit.
 async fn check_times(store: &Store, space: &Space, times: &Times) {
-    // While this is held, nothing more is dropped.
+    // While this view is open, nothing more is dropped.
     let held = loop {
         let view = store.view_at(store.oldest(space)).await.unwrap();
         if store.oldest(space) == view.generation() {
@@ -90,7 +91,7 @@ async fn check_times(store: &Store, space: &Space, times: &Times) {
     assert!(seen > 0);
 }
 
-/// Writes and deletes a few keys of a space while the clock goes on, stands still and goes back.
+/// Writes and deletes a few keys of a space while the clock moves forward, stands still and goes back.
 async fn write(bench: &Bench, store: &Store, space: &Space, times: &mut Times) {
     for round in 0..12_u64 {
         match round % 4 {
@@ -152,7 +153,7 @@ async fn a_snapshot_keeps_the_times_of_its_versions(bench: Bench) {
     }
 }
 
-/// When the last write of a key was committed, a delete as well, after seeing that all ways to read it say the same.
+/// Returns the rev and time of the last write or delete of a key, and asserts that all read methods return the same.
 async fn written(store: &Store, key: &Key) -> (Rev, Timestamp) {
     let view = store.view().await.unwrap();
     let last = view.history(key, 1).await.unwrap().remove(0);
@@ -161,7 +162,7 @@ async fn written(store: &Store, key: &Key) -> (Rev, Timestamp) {
     (last.rev, last.time)
 }
 
-async fn what_a_restore_writes_has_its_time_and_what_it_leaves_keeps_its_own(bench: Bench) {
+async fn changed_versions_get_the_time_of_the_restore_and_others_keep_theirs(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let once = store.space(SpaceSpec::new("b").keys_used_once()).await.unwrap();
@@ -194,7 +195,7 @@ async fn what_a_restore_writes_has_its_time_and_what_it_leaves_keeps_its_own(ben
     }
 }
 
-async fn a_restore_into_a_fresh_store_gives_its_own_time_to_all_but_receipts(bench: Bench) {
+async fn a_restore_into_an_empty_store_sets_the_time_of_all_but_receipts(bench: Bench) {
     let (store, fresh) = (bench.open().await, bench.open_other().await);
     let space = space(&store, "a", History::None).await;
     let commit = Commit::new().id(store.commit_id()).put(&space.key("k"), "1");
@@ -287,7 +288,7 @@ async fn commit_time_does_not_go_back_after_reopening(bench: Bench) {
     }
 }
 
-async fn a_view_at_a_time_shows_what_was_committed_by_then(bench: Bench) {
+async fn a_view_at_a_time_shows_what_was_committed_until_then(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let mut written = Vec::new();
@@ -314,7 +315,7 @@ async fn a_view_at_a_time_shows_what_was_committed_by_then(bench: Bench) {
     }
 }
 
-async fn a_view_before_all_time_is_empty(bench: Bench) {
+async fn a_view_before_the_first_commit_is_empty(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     put(&store, &space.key("k"), "1").await;
@@ -342,7 +343,7 @@ async fn a_time_that_is_no_longer_kept_is_an_error(bench: Bench) {
     );
 }
 
-async fn a_view_at_this_time_is_a_view_of_the_present(bench: Bench) {
+async fn a_view_at_the_current_time_is_a_view_of_the_newest_generation(bench: Bench) {
     let store = bench.open().await;
     space(&store, "a", History::Forever).await;
     let forgetful = space(&store, "b", History::None).await;

@@ -1,4 +1,4 @@
-//! Views: what they show, and that it never changes.
+//! Views: what they show. What a view shows never changes.
 
 use std::time::Duration;
 
@@ -10,22 +10,22 @@ use super::{apply, assert_fails, delete, put, settle, space, text};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    a_view_never_changes_while_writers_go_on,
-    a_view_of_the_past_shows_what_was_there,
+    a_view_never_changes_while_writers_continue,
+    a_view_of_the_past_shows_the_past,
     a_view_of_the_future_is_an_error,
-    a_scan_goes_both_ways_and_stops_at_its_limit,
-    a_scan_goes_on_where_it_stopped,
+    a_scan_runs_in_both_directions_and_stops_at_its_limit,
+    a_scan_continues_where_it_stopped,
     a_scan_merges_what_is_folded_and_what_is_not,
-    a_scan_leaves_out_deleted_keys_and_does_not_count_them,
+    a_scan_skips_deleted_keys_and_does_not_count_them,
     a_scan_stays_in_its_range,
     history_lists_versions_newest_first_with_deletes,
-    history_ends_where_the_view_does,
+    history_ends_at_the_view,
     changes_are_listed_commit_by_commit,
-    changes_end_at_the_view_and_go_on_from_through,
-    changes_after_the_view_are_none,
+    changes_end_at_the_view_and_continue_from_through,
+    there_are_no_changes_after_the_view,
     an_item_carries_the_generation_and_the_time_of_its_last_write,
     views_are_counted_while_they_are_open,
-    a_view_from_far_back_sees_what_was_there,
+    a_very_old_view_shows_the_past,
 );
 
 async fn everything(view: &View, space: &Space) -> Vec<(Key, u64, String)> {
@@ -39,7 +39,7 @@ async fn scanned(store: &Store, range: &Range, order: Order, limit: usize) -> Ve
     found.into_iter().map(|(key, item)| format!("{}={}", text(key.bytes()), text(&item.value))).collect()
 }
 
-async fn a_view_never_changes_while_writers_go_on(bench: Bench) {
+async fn a_view_never_changes_while_writers_continue(bench: Bench) {
     let store = bench.open().await;
     for history in [History::None, History::Generations(2), History::Forever] {
         let space = space(&store, &format!("{history:?}"), history).await;
@@ -65,7 +65,7 @@ async fn a_view_never_changes_while_writers_go_on(bench: Bench) {
     }
 }
 
-async fn a_view_of_the_past_shows_what_was_there(bench: Bench) {
+async fn a_view_of_the_past_shows_the_past(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let mut pictures = Vec::new();
@@ -103,7 +103,7 @@ async fn a_view_of_the_future_is_an_error(bench: Bench) {
     assert_eq!(store.stats().await.unwrap().pins, 0, "nothing stays pinned");
 }
 
-async fn a_scan_goes_both_ways_and_stops_at_its_limit(bench: Bench) {
+async fn a_scan_runs_in_both_directions_and_stops_at_its_limit(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
     for name in ["b", "a", "d", "c"] {
@@ -120,7 +120,7 @@ async fn a_scan_goes_both_ways_and_stops_at_its_limit(bench: Bench) {
     }
 }
 
-async fn a_scan_goes_on_where_it_stopped(bench: Bench) {
+async fn a_scan_continues_where_it_stopped(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::None).await;
     for number in 0..23 {
@@ -170,7 +170,7 @@ async fn a_scan_merges_what_is_folded_and_what_is_not(bench: Bench) {
     }
 }
 
-async fn a_scan_leaves_out_deleted_keys_and_does_not_count_them(bench: Bench) {
+async fn a_scan_skips_deleted_keys_and_does_not_count_them(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     for number in 0..20 {
@@ -244,7 +244,7 @@ async fn history_lists_versions_newest_first_with_deletes(bench: Bench) {
     }
 }
 
-async fn history_ends_where_the_view_does(bench: Bench) {
+async fn history_ends_at_the_view(bench: Bench) {
     let store = bench.open().await;
     let key = space(&store, "a", History::Forever).await.key("k");
     let mut generations = Vec::new();
@@ -304,7 +304,7 @@ fn bump(said: &str, start: Generation) -> String {
     format!("{} {rest}", generation.parse::<u64>().unwrap() + start.0)
 }
 
-async fn changes_end_at_the_view_and_go_on_from_through(bench: Bench) {
+async fn changes_end_at_the_view_and_continue_from_through(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let mut written = Vec::new();
@@ -330,7 +330,7 @@ async fn changes_end_at_the_view_and_go_on_from_through(bench: Bench) {
     }
 }
 
-async fn changes_after_the_view_are_none(bench: Bench) {
+async fn there_are_no_changes_after_the_view(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     let first = put(&store, &space.key("k"), "1").await;
@@ -370,7 +370,7 @@ async fn views_are_counted_while_they_are_open(bench: Bench) {
     assert_eq!(pins().await, 0);
 }
 
-async fn a_view_from_far_back_sees_what_was_there(bench: Bench) {
+async fn a_very_old_view_shows_the_past(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Forever).await;
     for name in ["unchanged", "changed", "deleted", "gone before"] {

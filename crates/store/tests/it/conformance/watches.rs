@@ -1,4 +1,4 @@
-//! Watches: every commit that touches a range, once, in order, from anywhere.
+//! Watches: a watch returns every commit that touches a range, once, in order, from any generation on.
 
 use std::future::Future;
 use std::pin::pin;
@@ -16,17 +16,17 @@ on_every_backend!(
     a_watch_delivers_what_happens_while_it_waits,
     a_watch_resumes_from_the_position_of_another,
     a_watch_delivers_only_its_range,
-    a_position_passes_over_commits_outside_of_the_range,
+    a_position_moves_past_commits_outside_of_the_range,
     a_watch_delivers_values_as_they_were_written_after_folding,
     dropping_a_waiting_watch_future_loses_nothing,
     a_space_without_history_cannot_be_watched,
     a_watch_of_the_future_is_an_error,
-    a_watch_that_fell_behind_retention_is_told_the_oldest_generation,
+    the_error_of_a_watch_that_fell_behind_names_the_oldest_generation,
     a_watch_of_an_unknown_space_is_an_error,
     a_watch_reads_far_more_than_it_reads_ahead,
 );
 
-/// What comes of one poll, whatever the task's budget is.
+/// The result of one poll, independent of the task's budget.
 fn once<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(unconstrained(future)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
@@ -34,7 +34,8 @@ fn once<T>(future: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-/// What is there now, without waiting for more to happen. A backend that is asked over the wire takes some turns.
+/// The result of a future that needs no further commit. It is polled several times, because a remote backend does not
+/// answer at the first poll.
 async fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(unconstrained(future));
     for _ in 0..8 {
@@ -46,7 +47,7 @@ async fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
     None
 }
 
-/// Delivers what is there without waiting.
+/// Returns all commits that the watch can return without waiting.
 async fn drain(watch: &mut Watch) -> Vec<Committed> {
     let mut commits = Vec::new();
     while let Some(next) = ready(watch.next()).await {
@@ -152,7 +153,7 @@ async fn a_watch_delivers_only_its_range(bench: Bench) {
     }
 }
 
-async fn a_position_passes_over_commits_outside_of_the_range(bench: Bench) {
+async fn a_position_moves_past_commits_outside_of_the_range(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Generations(5)).await;
     let mut watch = store.watch(space.prefix("b"), Generation(0)).await.unwrap();
@@ -205,7 +206,7 @@ async fn dropping_a_waiting_watch_future_loses_nothing(bench: Bench) {
         for _ in 0..round % 3 {
             written.push(put(&store, &space.key("k"), &format!("{round}")).await);
         }
-        // Polled once and dropped, whether it was ready or not.
+        // Polled once and dropped, ready or not.
         seen.extend(once(watch.next()).map(|next| next.unwrap().generation));
         tokio::select! {
             biased;
@@ -232,7 +233,7 @@ async fn a_watch_of_the_future_is_an_error(bench: Bench) {
     assert_fails!(watch, StoreError::FutureGeneration { asked, latest } if (asked, latest) == (now.next(), now));
 }
 
-async fn a_watch_that_fell_behind_retention_is_told_the_oldest_generation(bench: Bench) {
+async fn the_error_of_a_watch_that_fell_behind_names_the_oldest_generation(bench: Bench) {
     let store = bench.open().await;
     let space = space(&store, "a", History::Generations(4)).await;
     let mut watch = store.watch(space.all(), Generation(0)).await.unwrap();

@@ -1,5 +1,5 @@
-//! Explains a history by one order of its commits, or says why there is none. The generations name the order; the
-//! reference replays it, and the ticks tell whether it respects what was over before something else began.
+//! Explains a history by one order of its commits, or reports why that is impossible. The generations are the order.
+//! The reference replays it. The ticks show whether a call that began after another had ended also comes after it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use latchwork_store::{Commit, CommitId, Generation, Outcome, Receipt, Timestamp}
 use super::record::{Event, Recorded, What};
 use crate::reference::Reference;
 
-/// What an explained history was made of.
+/// The counts of an explained history.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) applied: usize,
@@ -34,7 +34,7 @@ impl AddAssign for Summary {
 pub(crate) enum Violation {
     /// No order explains it.
     Broken(String),
-    /// Fewer than one commit in ten lost a race: the history would hide what it is to show.
+    /// Fewer than one commit in ten was refused, so the history proves little about races.
     Void { commits: usize, refused: usize },
 }
 
@@ -55,7 +55,7 @@ fn ensure(holds: bool, why: impl FnOnce() -> String) -> Checked {
     if holds { Ok(()) } else { Err(Violation::Broken(why())) }
 }
 
-/// An applied commit that took a generation.
+/// An applied commit that got a generation.
 struct Applied<'a> {
     id: Option<CommitId>,
     commit: &'a Commit,
@@ -78,9 +78,9 @@ pub(crate) fn check(recorded: &Recorded) -> Result<Summary, Violation> {
     for delivered in &recorded.deliveries {
         let expected = reference.changes(&recorded.watched, recorded.start, reference.generation());
         let difference = delivered.iter().zip(&expected).find(|(got, wanted)| got != wanted);
-        ensure(difference.is_none(), || format!("a watcher was given something else: {difference:?}"))?;
+        ensure(difference.is_none(), || format!("a watch returned something else: {difference:?}"))?;
         let (got, wanted) = (delivered.len(), expected.len());
-        ensure(got == wanted, || format!("a watcher was given {got} commits of {wanted}"))?;
+        ensure(got == wanted, || format!("a watch returned {got} commits of {wanted}"))?;
         summary.delivered += delivered.len();
     }
     let commits = summary.applied + summary.refused;
@@ -90,7 +90,7 @@ pub(crate) fn check(recorded: &Recorded) -> Result<Summary, Violation> {
     Ok(summary)
 }
 
-/// The commits that took a generation, which must be all different and without gaps.
+/// Returns the commits by generation. The generations must be different and without gaps.
 fn order(recorded: &Recorded) -> Result<BTreeMap<Generation, Applied<'_>>, Violation> {
     let mut order = BTreeMap::new();
     for event in &recorded.events {
@@ -106,7 +106,7 @@ fn order(recorded: &Recorded) -> Result<BTreeMap<Generation, Applied<'_>>, Viola
     Ok(order)
 }
 
-/// Applies the commits in their order; each one's checks must hold where it stands.
+/// Applies the commits in their order. The checks of each commit must hold at its position.
 fn replay(start: Generation, order: &BTreeMap<Generation, Applied<'_>>) -> Result<Reference, Violation> {
     let mut reference = Reference::at(start);
     let mut time = Timestamp(0);
@@ -122,11 +122,11 @@ fn replay(start: Generation, order: &BTreeMap<Generation, Applied<'_>>) -> Resul
     Ok(reference)
 }
 
-/// Holds an answer against the state at the generation it names.
+/// Compares an answer with the state at the generation that it names.
 fn check_answer(reference: &Reference, order: &BTreeMap<Generation, Applied<'_>>, event: &Event) -> Checked {
     let latest = reference.generation();
     let seen = event.what.generation();
-    ensure(seen <= latest, || format!("{event:?} is of a generation that no commit took"))?;
+    ensure(seen <= latest, || format!("{event:?} has a generation that no commit got"))?;
     match &event.what {
         What::Read { generation, found } => {
             for (key, item) in found {
@@ -147,7 +147,7 @@ fn check_answer(reference: &Reference, order: &BTreeMap<Generation, Applied<'_>>
                 let again = Receipt { repeated: true, ..first.receipt.clone() };
                 first.id == *id && id.is_some() && first.commit.writes() == commit.writes() && again == *receipt
             });
-            ensure(right, || format!("{receipt:?} repeats what was never answered"))
+            ensure(right, || format!("{receipt:?} repeats a receipt that was never returned"))
         }
         What::Commit { id: None, commit, outcome: Outcome::Applied(receipt) } if !receipt.changed() => {
             let failed = reference.failed(commit.checks(), receipt.generation, |_| Generation(0));
@@ -159,7 +159,8 @@ fn check_answer(reference: &Reference, order: &BTreeMap<Generation, Applied<'_>>
     }
 }
 
-/// What began after something had ended must not be of an older state, and a commit must be of a newer one.
+/// A call that began after another had ended must not answer from an older state, and a commit must get a newer
+/// generation.
 fn check_real_time(events: &[Event]) -> Checked {
     let mut by_start: Vec<&Event> = events.iter().collect();
     let mut by_end = by_start.clone();
@@ -182,13 +183,13 @@ fn check_real_time(events: &[Event]) -> Checked {
             }
             What::Commit { .. } | What::Read { .. } => seen >= before,
         };
-        ensure(right, || format!("{event:?} began after this had ended, and does not know of it: {newest:?}"))?;
+        ensure(right, || format!("{event:?} began after this had ended, but has not seen it: {newest:?}"))?;
     }
     Ok(())
 }
 
 impl What {
-    /// The generation that the answer tells of.
+    /// The generation of the answer.
     fn generation(&self) -> Generation {
         match self {
             What::Commit { outcome: Outcome::Applied(receipt), .. } => receipt.generation,

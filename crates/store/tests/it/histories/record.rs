@@ -1,4 +1,4 @@
-//! Makes a history: tasks commit, read and watch, and note when each call began and ended by one shared counter.
+//! Records a history: tasks commit, read and watch. A shared counter shows when each call began and ended.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -16,16 +16,16 @@ use super::check::Violation;
 
 const TASKS: usize = 8;
 const WATCHERS: usize = 2;
-/// A history that takes this long hangs.
+/// A history that takes longer than this hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What happened in one history.
+/// All calls and answers of one history.
 pub(crate) struct Recorded {
     /// The generation at which it began.
     pub(crate) start: Generation,
     pub(crate) events: Vec<Event>,
     pub(crate) watched: Range,
-    /// What each watcher was given, from `start` on.
+    /// The commits that each watch returned, from `start` on.
     pub(crate) deliveries: Vec<Vec<Committed>>,
 }
 
@@ -49,14 +49,14 @@ struct Scene {
     ticks: AtomicU64,
     keys: Vec<Key>,
     watched: Range,
-    /// Nobody begins before everybody is there: tasks that run one after the other lose no races.
+    /// All tasks begin together: tasks that run one after the other do not compete.
     together: Barrier,
 }
 
 struct Task {
     scene: Arc<Scene>,
     rng: Rng,
-    /// What this task last heard of each key; others may have been faster.
+    /// The revs that this task last saw. Other tasks may have written since.
     known: BTreeMap<Key, Option<Rev>>,
     read_at: Generation,
     events: Vec<Event>,
@@ -73,7 +73,7 @@ pub(crate) async fn record(store: &Store, seed: u64, operations: usize) -> Resul
 
 async fn record_all(store: &Store, seed: u64, operations: usize) -> Result<Recorded, Violation> {
     let watched = store.space(SpaceSpec::new("watched").history(History::Forever)).await.map_err(broken)?;
-    // Seen through to the end: on a store that answers too early, the next declaration would not find this one.
+    // A store that is broken on purpose may answer before a declaration is visible. This makes sure that it is.
     store.maintain().await.map_err(broken)?;
     let bare = store.space(SpaceSpec::new("bare")).await.map_err(broken)?;
     store.maintain().await.map_err(broken)?;
@@ -111,7 +111,7 @@ async fn watch(store: Store, range: Range, start: Generation, end: Key) -> Resul
         let commit = watch.next().await.map_err(broken)?;
         let (given, visible) = (commit.generation, store.generation().await.map_err(broken)?);
         if given > visible {
-            return Err(Violation::Broken(format!("a watcher was given {given} while readers see {visible}")));
+            return Err(Violation::Broken(format!("a watch returned {given} while readers see {visible}")));
         }
         let last = commit.changes.iter().any(|change| change.key == end);
         delivered.push(commit);
@@ -148,7 +148,7 @@ impl Task {
                     self.note(event);
                 }
             }
-            // What a task knows grows old while others have their turn.
+            // Lets other tasks run, so that the revs that this task knows become out of date.
             if self.rng.u32(..100) < 80 {
                 tokio::task::yield_now().await;
             }
@@ -174,7 +174,7 @@ impl Task {
         Ok(())
     }
 
-    /// Sends one commit twice at the same time, as a caller does who has lost patience.
+    /// Sends one commit twice at the same time, like a caller that retries after a timeout.
     async fn send_twice(&mut self) -> Result<(), Violation> {
         let (id, commit) = (CommitId(self.rng.u128(..).to_be_bytes()), self.make_up());
         let (first, second) =
@@ -184,7 +184,7 @@ impl Task {
         Ok(())
     }
 
-    /// A commit on what this task knows, which may be out of date.
+    /// A commit that is based on the revs that this task knows. They may be out of date.
     fn make_up(&mut self) -> Commit {
         let mut commit = Commit::new();
         let keys = self.scene.keys.clone();
@@ -213,7 +213,7 @@ impl Task {
         commit
     }
 
-    /// Learns from an answer and keeps it.
+    /// Learns the revs of an answer and records it.
     fn note(&mut self, event: Event) {
         if let What::Commit { commit, outcome, .. } = &event.what {
             match outcome {

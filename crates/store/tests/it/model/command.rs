@@ -1,11 +1,11 @@
-//! The commands and how they are made up. Revs and generations are relative to what is current when a command runs,
-//! so that checks hold and fail about equally often, also in a shrunk sequence.
+//! The commands and their generators. Revs and generations are relative to the current ones when a command runs, so
+//! that checks hold and fail about equally often, also in a shrunk sequence.
 
 use proptest::collection::vec;
 use proptest::option::weighted;
 use proptest::prelude::*;
 
-/// Spaces and keys of the world are few, so that commands meet.
+/// There are few spaces and keys, so that commands often use the same ones.
 pub(super) const SPACES: usize = 4;
 pub(super) const KEYS: u8 = 4;
 const IDS: u8 = 4;
@@ -18,11 +18,11 @@ pub(super) enum Command {
         checks: Vec<Condition>,
         writes: Vec<(Place, Option<u8>)>,
     },
-    /// Sends again what was applied under an id.
+    /// Sends the commit again that was applied under an id.
     Resend(u8),
-    /// A view of the present, or of so many generations ago.
+    /// Opens a view of the newest generation, or of one this many generations ago.
     Open(Option<u8>),
-    /// Everything that can be asked of a view.
+    /// Calls every read method of a view.
     Read(u8),
     Drop(u8),
     Changes {
@@ -34,7 +34,7 @@ pub(super) enum Command {
     Drain,
     Maintain,
     Reopen,
-    /// Lets seconds pass, or sets the clock back by some.
+    /// Moves the clock forward by this many seconds, or sets it back.
     Advance(i8),
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Place {
     pub(super) key: u8,
 }
 
-/// Keys of a space from one to before another.
+/// The keys of a space from one key to another, which is excluded.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     pub(super) space: usize,
@@ -54,11 +54,11 @@ pub(super) struct Part {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Condition {
-    /// The key's rev, off by some.
+    /// The key's rev plus an offset.
     AtRev(Place, i8),
     Absent(Place),
     Present(Place),
-    /// So many generations ago; -1 is the future.
+    /// This many generations ago; -1 is in the future.
     AtGeneration(i8),
     Unchanged(Part, i8),
 }

@@ -1,4 +1,4 @@
-//! A store and the reference side by side. Each command is given to both; the first difference is the answer.
+//! Runs each command on a store and on the reference, and returns the first difference.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -28,7 +28,7 @@ pub(super) struct World {
     env: Env,
     clock: Arc<VirtualClock>,
     disk: SimDisk,
-    /// `None` only while it is opened again.
+    /// `None` only while the store is being reopened.
     store: Option<Store>,
     spaces: Vec<Space>,
     views: Vec<View>,
@@ -36,7 +36,7 @@ pub(super) struct World {
     reference: Reference,
     time: Timestamp,
     floors: Vec<Generation>,
-    /// What was sent under each id and applied.
+    /// The commits that were applied under each id.
     sent: BTreeMap<u8, (Bytes, Commit)>,
 }
 
@@ -46,7 +46,7 @@ fn same<T: PartialEq + Debug>(what: &str, store: T, reference: T) -> Compared {
     if store == reference { Ok(()) } else { Err(format!("{what}: store {store:?}, reference {reference:?}")) }
 }
 
-/// Everything here runs on the caller's thread, so polling again is all the waiting there is.
+/// Everything here runs on the caller's thread, so it is enough to poll again.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     for _ in 0..1000 {
@@ -54,7 +54,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
             return value;
         }
     }
-    panic!("the store waits for somebody else")
+    panic!("the store waits for another thread")
 }
 
 fn said<T>(result: latchwork_store::Result<T>) -> Result<T, String> {
@@ -216,7 +216,7 @@ impl World {
         for (place, value) in writes {
             let key = self.key(*place);
             let gone = self.reference.version(&key, now).is_some_and(|version| version.value.is_none());
-            // A key is written once a commit, and one that is used once does not come back.
+            // A commit writes each key only once, and a deleted key that is used once is not created again.
             if written.contains(&key) || (place.space == USED_ONCE && gone) {
                 continue;
             }
@@ -266,7 +266,7 @@ impl World {
                 let trace = |version: &Version| version.value.is_none() && version.generation <= floor;
                 let known = |history: Result<Vec<Version>, String>| {
                     history.map(|mut history| {
-                        // The trace of a key that was used once leaves at some time after the floor has passed.
+                        // The tombstone of a key that is used once is removed some time after the floor has passed it.
                         history.pop_if(|last| number == USED_ONCE && trace(last));
                         history
                     })
@@ -298,7 +298,7 @@ impl World {
         while since < view.generation() && limit > 0 {
             let changes = said(block_on(view.changes_since(&range, since, limit)))?;
             if changes.through <= since || changes.commits.len() > limit {
-                return Err(format!("changes after {since} do not go on: {changes:?}"));
+                return Err(format!("changes after {since} do not continue: {changes:?}"));
             }
             since = changes.through;
             found.extend(changes.commits);
@@ -342,7 +342,7 @@ impl World {
             return Ok(());
         }
         for (number, space) in self.spaces.iter().enumerate() {
-            // What time allows may be used up later than at once; generations are exact.
+            // A floor that depends on time may rise late. A floor that depends on generations is exact.
             if !matches!(HISTORIES[number], History::For(_)) {
                 same("the floor", self.store().oldest(space), self.floors[number].max(self.allowed(number)))?;
             }
@@ -361,7 +361,7 @@ impl World {
         }
     }
 
-    /// A floor rises only as far as rules and views permit, and never goes back.
+    /// A floor rises only as far as rules and views permit, and never falls.
     pub(super) fn check_floors(&mut self) -> Compared {
         let pinned = self.views.iter().map(View::generation).min();
         for number in 0..SPACES {
@@ -376,7 +376,7 @@ impl World {
         Ok(())
     }
 
-    /// What is left at the end must be whole.
+    /// Checks the open views, the watches and the newest generation at the end, and sometimes verifies the store.
     pub(super) fn finish(mut self) -> Compared {
         for view in std::mem::take(&mut self.views) {
             self.read(&view)?;
@@ -390,7 +390,7 @@ impl World {
     }
 }
 
-/// Within a commit the order of the changes is not promised.
+/// The order of the changes in a commit is not defined, so they are sorted.
 fn sorted(mut commits: Vec<Committed>) -> Vec<Committed> {
     for commit in &mut commits {
         commit.changes.sort_by(|a: &Change, b: &Change| a.key.cmp(&b.key));

@@ -1,4 +1,4 @@
-//! What cannot be stored or asked for: a typed error that says where, and nothing has happened.
+//! Values that cannot be stored and queries that make no sense: a typed error that says where, and no write.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{assert_sound, generation, get};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    documents_that_are_no_json_are_refused_with_their_place,
+    values_that_are_no_json_are_refused_with_their_place,
     documents_nest_128_deep_and_no_deeper,
     ids_have_1_to_512_bytes,
     type_names_have_1_to_128_bytes_without_nul,
@@ -26,7 +26,7 @@ on_every_backend!(
     one_bad_operation_refuses_the_whole_transaction,
 );
 
-/// A store with something in it, and what it looks like.
+/// A store with some entities, and its contents.
 async fn prepared(bench: &Bench) -> (Entities, Vec<latchwork::entity::Entity>, u64) {
     let entities = bench.entities().await;
     entities.add(Add::new("t").id("a").data(json!({"n": 1})).metadata(json!({"m": 1}))).await.unwrap();
@@ -41,7 +41,7 @@ async fn assert_untouched((entities, picture, at): &(Entities, Vec<latchwork::en
     assert_sound(entities).await;
 }
 
-async fn documents_that_are_no_json_are_refused_with_their_place(bench: Bench) {
+async fn values_that_are_no_json_are_refused_with_their_place(bench: Bench) {
     let prepared = prepared(&bench).await;
     let entities = &prepared.0;
     let nested = |number: f64| BTreeMap::from([("prices", vec![1.0, number])]);
@@ -255,7 +255,7 @@ async fn values_too_long_for_an_index_are_refused(bench: Bench) {
         assert!(id == of && fields == named && length > 2048);
     }
     assert_untouched(&prepared).await;
-    // What is asked for may be longer than anything that is there.
+    // A filter may hold a value that is longer than any stored value.
     for filter in [field("data.i").equals(&long), field("data.i").starts_with(&long), field("data.i").greater(&long)] {
         assert_eq!(entities.find(&Query::of("t").filter(filter)).await.unwrap().items, []);
     }
@@ -318,7 +318,7 @@ async fn bad_queries_are_refused_wherever_they_are_used(bench: Bench) {
             view.explain(&query).await.map(drop),
         ];
         if !matches!(results[0], Err(EntityError::Limit)) {
-            // It asks for one, whatever the query says.
+            // `add_if_missing` asks for one entity, whatever the query's limit says.
             results.push(entities.add_if_missing(&query, Add::new("t")).await.map(drop));
         }
         for result in results {

@@ -15,7 +15,7 @@ on_every_backend!(
     an_id_that_is_not_given_is_a_uuid_v7,
     every_kind_of_id_works,
     revs_count_up_and_are_never_reused,
-    created_and_changed_tell_generation_and_time,
+    created_and_changed_hold_generation_and_time,
     as_of_the_time_of_a_change_sees_just_that_version,
     an_update_keeps_what_it_does_not_name,
     metadata_is_merged_unless_it_is_to_be_replaced,
@@ -24,7 +24,7 @@ on_every_backend!(
     a_plain_add_of_an_existing_id_is_refused,
     typed_values_go_in_and_come_out,
     an_entity_has_a_json_form,
-    what_was_added_is_there_after_a_reopen,
+    added_entities_are_there_after_a_reopen,
 );
 
 async fn an_added_entity_reads_as_it_was_given(bench: Bench) {
@@ -61,7 +61,7 @@ async fn an_id_that_is_not_given_is_a_uuid_v7(bench: Bench) {
     let entities = bench.entities().await;
     let mut made = Vec::new();
     for _ in 0..5 {
-        // Without an id of one's own the flag means nothing.
+        // Without an id from the caller the flag has no effect.
         let id = entities.add(Add::new("t").if_absent(true)).await.unwrap();
         assert!(id.was_added());
         let uuid: latchwork::store::Uuid = id.id.parse().unwrap();
@@ -106,13 +106,13 @@ async fn revs_count_up_and_are_never_reused(bench: Bench) {
         expected += 1;
         assert_eq!(entities.remove("a").await.unwrap(), Rev(expected));
     }
-    // Another type under the same id goes on as well.
+    // An entity of another type under the same id continues the revs as well.
     assert_eq!(entities.add(Add::new("other").id("a")).await.unwrap().rev, Rev(expected + 1));
     assert_eq!(&*get(&entities, "a").await.entity_type, "other");
     super::assert_sound(&entities).await;
 }
 
-async fn created_and_changed_tell_generation_and_time(bench: Bench) {
+async fn created_and_changed_hold_generation_and_time(bench: Bench) {
     let entities = bench.entities().await;
     entities.add(Add::new("t").id("a").data(json!(0))).await.unwrap();
     let added = get(&entities, "a").await;
@@ -168,7 +168,7 @@ async fn an_update_keeps_what_it_does_not_name(bench: Bench) {
     assert_eq!(state(get(&entities, "a").await), (json!({"x": 1}), json!({"m": 1, "n": 2}), Rev(2)));
     entities.update(Update::new("a").data(json!({"y": 2}))).await.unwrap();
     assert_eq!(state(get(&entities, "a").await), (json!({"y": 2}), json!({"m": 1, "n": 2}), Rev(3)));
-    // Nothing to change is a change, too: the rev tells that it was written.
+    // An update without changes is a write as well: the rev shows it.
     assert_eq!(entities.update(Update::new("a")).await.unwrap(), Rev(4));
     assert_eq!(state(get(&entities, "a").await), (json!({"y": 2}), json!({"m": 1, "n": 2}), Rev(4)));
 }
@@ -180,7 +180,7 @@ async fn metadata_is_merged_unless_it_is_to_be_replaced(bench: Bench) {
     let merged = json!({"keep": 1, "nested": {"a": 1, "c": 3}, "list": [3], "new": {"y": 1}});
     let plain = || Update::new("a").metadata(&patch);
     let replace = || Update::new("a").replace_metadata(&patch);
-    // The last word counts.
+    // The last call counts.
     let cases = [
         (plain(), &merged),
         (replace(), &patch),
@@ -220,7 +220,7 @@ async fn if_rev_guards_updates_and_removes(bench: Bench) {
     assert_eq!(entities.update(Update::new("a").data(json!(3)).if_rev(Rev(2))).await.unwrap(), Rev(3));
     assert_eq!(entities.remove(Remove::new("a").if_rev(Rev(3))).await.unwrap(), Rev(4));
     assert_eq!(generation(&entities).await, at + 2);
-    // The rev of the removal is not the rev of anything that is there.
+    // The rev of the removal is not the rev of any entity that exists.
     let gone = entities.update(Update::new("a").if_rev(Rev(4))).await.unwrap_err();
     assert!(matches!(&gone, EntityError::NotFound { id } if id == "a"), "{gone}");
     entities.add(Add::new("t").id("a")).await.unwrap();
@@ -325,7 +325,7 @@ async fn an_entity_has_a_json_form(bench: Bench) {
     assert_eq!((old.rev, old.metadata.len()), (Rev(1), 0));
 }
 
-async fn what_was_added_is_there_after_a_reopen(bench: Bench) {
+async fn added_entities_are_there_after_a_reopen(bench: Bench) {
     if !bench.is_durable() {
         return;
     }

@@ -8,17 +8,17 @@ use super::{failed, fill, generation, get, told};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    if_absent_gives_back_the_existing_id_and_moves_nothing,
-    if_absent_of_something_malformed_is_refused_also_if_it_exists,
+    if_absent_returns_the_existing_id_and_writes_nothing,
+    a_malformed_if_absent_is_refused_also_if_the_entity_exists,
     the_items_own_flag_beats_the_batchs_both_ways,
     a_batch_of_adds_is_all_or_nothing,
-    duplicates_within_a_batch_are_told,
+    duplicates_within_a_batch_are_reported,
     a_batch_takes_one_generation_or_none,
     update_many_changes_all_or_none,
     an_empty_batch_does_nothing,
 );
 
-/// What must not move where nothing is written.
+/// The figures that must not change if nothing is written.
 async fn figures(entities: &Entities) -> (u64, u64, u64, u64) {
     let stats = entities.store().stats().await.unwrap();
     (stats.generation.0, stats.applied, stats.refused, stats.past_versions)
@@ -28,7 +28,7 @@ fn effects(receipt: &Receipt) -> Vec<(&str, u64, Effect)> {
     receipt.ops.iter().map(|op| (op.id.as_str(), op.rev.0, op.effect)).collect()
 }
 
-async fn if_absent_gives_back_the_existing_id_and_moves_nothing(bench: Bench) {
+async fn if_absent_returns_the_existing_id_and_writes_nothing(bench: Bench) {
     let entities = bench.entities().await;
     let seed = || Add::new("t").id("config").data(json!({"quota": 1000})).if_absent(true);
     let first = entities.add(seed()).await.unwrap();
@@ -44,13 +44,13 @@ async fn if_absent_gives_back_the_existing_id_and_moves_nothing(bench: Bench) {
     assert_eq!(effects(&many), [("config", 2, Effect::Existing), ("config", 2, Effect::Existing)]);
     assert_eq!(many.generation.0, before.0);
     assert_eq!((get(&entities, "config").await, figures(&entities).await), (entity, before));
-    // What was removed is absent.
+    // A removed entity is absent.
     entities.remove("config").await.unwrap();
     let back = entities.add(seed()).await.unwrap();
     assert_eq!((back.rev, back.effect), (Rev(4), Effect::Added));
 }
 
-async fn if_absent_of_something_malformed_is_refused_also_if_it_exists(bench: Bench) {
+async fn a_malformed_if_absent_is_refused_also_if_the_entity_exists(bench: Bench) {
     let entities = bench.entities().await;
     fill(&entities, "t", [("a", json!(1))]).await;
     for id in ["a", "b"] {
@@ -64,7 +64,7 @@ async fn if_absent_of_something_malformed_is_refused_also_if_it_exists(bench: Be
 async fn the_items_own_flag_beats_the_batchs_both_ways(bench: Bench) {
     let entities = bench.entities().await;
     fill(&entities, "t", [("old", json!("kept"))]).await;
-    // (the batch's flag, the item's own, whether an existing id is let pass)
+    // (the batch's flag, the item's own flag, whether an existing id is accepted)
     let cases = [
         (false, None, false),
         (false, Some(true), true),
@@ -113,7 +113,7 @@ async fn a_batch_of_adds_is_all_or_nothing(bench: Bench) {
     super::assert_sound(&entities).await;
 }
 
-async fn duplicates_within_a_batch_are_told(bench: Bench) {
+async fn duplicates_within_a_batch_are_reported(bench: Bench) {
     let entities = bench.entities().await;
     let add = |id: &str, data: Value| Add::new("t").id(id).data(data);
     let at = generation(&entities).await;

@@ -1,4 +1,4 @@
-//! Declaring indexes and unique values over entities that are there, beside writers, and taking them back.
+//! Declaring indexes and unique values over existing entities, beside writers, and undeclaring them.
 
 use latchwork::entity::{Add, Entities, EntityError, Query, Transaction, TypeSpec, Update, field};
 use latchwork::store::Rev;
@@ -14,11 +14,11 @@ on_every_backend!(
     a_declaration_that_fails_leaves_the_earlier_ones_alone,
     declaring_twice_changes_nothing,
     two_handles_can_declare_at_once,
-    what_is_undeclared_no_longer_holds,
-    undeclaring_what_is_not_declared_changes_nothing,
+    an_undeclared_index_no_longer_holds,
+    undeclaring_an_unknown_index_changes_nothing,
     a_handle_that_knows_an_old_declaration_obeys_the_new_one,
     update_with_by_a_handle_that_knows_an_old_declaration_needs_no_retry,
-    writers_go_on_while_an_index_is_built,
+    writers_continue_while_an_index_is_built,
     duplicates_written_while_a_unique_index_is_built_are_found,
     a_declaration_survives_a_reopen,
     values_too_long_for_an_index_keep_it_from_being_declared,
@@ -60,7 +60,7 @@ async fn a_declaration_over_duplicates_close_to_each_other_fails_and_leaves_no_t
     check_duplicates(bench, 440).await;
 }
 
-/// Of 450 numbered entities, one has a twin behind the last.
+/// Of 450 numbered entities, one has a twin after the last.
 async fn check_duplicates(bench: Bench, twice: usize) {
     let entities = bench.entities().await;
     entities.add_many(many(450)).await.unwrap();
@@ -79,7 +79,7 @@ async fn check_duplicates(bench: Bench, twice: usize) {
     assert_eq!(entities.find(&Query::of("t")).await.unwrap().items, before);
     fill(&entities, "t", [("triplet", json!({"n": twice}))]).await;
     assert_sound(&entities).await;
-    // Without them it can be declared.
+    // Without the duplicates it can be declared.
     entities.transact(Transaction::new().remove("twin").remove("triplet")).await.unwrap();
     entities.declare(spec()).await.unwrap();
     assert!(entities.add(Add::new("t").data(json!({"n": twice}))).await.is_err());
@@ -131,7 +131,7 @@ async fn two_handles_can_declare_at_once(bench: Bench) {
     assert_sound(&one).await;
 }
 
-async fn what_is_undeclared_no_longer_holds(bench: Bench) {
+async fn an_undeclared_index_no_longer_holds(bench: Bench) {
     let entities = bench.entities().await;
     let other = Entities::on(entities.store()).await.unwrap();
     entities.declare(TypeSpec::new("t").unique(["data.n"]).index(["data.mod"])).await.unwrap();
@@ -151,11 +151,11 @@ async fn what_is_undeclared_no_longer_holds(bench: Bench) {
     assert_sound(&entities).await;
 }
 
-async fn undeclaring_what_is_not_declared_changes_nothing(bench: Bench) {
+async fn undeclaring_an_unknown_index_changes_nothing(bench: Bench) {
     let entities = bench.entities().await;
     entities.declare(TypeSpec::new("t").unique(["data.n"])).await.unwrap();
     let at = generation(&entities).await;
-    // The same fields, but not the same promise.
+    // The same fields, but with another uniqueness.
     entities.undeclare(TypeSpec::new("t").index(["data.n"]).unique(["data.m"])).await.unwrap();
     entities.undeclare(TypeSpec::new("unknown").index(["data.n"])).await.unwrap();
     assert_eq!(generation(&entities).await, at);
@@ -165,7 +165,7 @@ async fn undeclaring_what_is_not_declared_changes_nothing(bench: Bench) {
 async fn a_handle_that_knows_an_old_declaration_obeys_the_new_one(bench: Bench) {
     let new = bench.entities().await;
     let old = Entities::on(new.store()).await.unwrap();
-    // Each handle has met the type, first as undeclared.
+    // Each handle has used the type, first as undeclared.
     fill(&new, "t", [("a", json!({"n": 1, "m": 1}))]).await;
     fill(&old, "t", [("b", json!({"n": 2, "m": 2}))]).await;
     new.declare(TypeSpec::new("t").unique(["data.n"])).await.unwrap();
@@ -185,7 +185,7 @@ async fn a_handle_that_knows_an_old_declaration_obeys_the_new_one(bench: Bench) 
     assert_sound(&old).await;
 }
 
-/// Nobody has changed the entity: there is no race to lose.
+/// The declaration has not changed the entity: there is no race to lose.
 async fn update_with_by_a_handle_that_knows_an_old_declaration_needs_no_retry(bench: Bench) {
     let new = bench.entities().await;
     let old = Entities::on(new.store()).await.unwrap();
@@ -195,7 +195,7 @@ async fn update_with_by_a_handle_that_knows_an_old_declaration_needs_no_retry(be
     assert!(matches!(result, Ok(Rev(2))), "{}", result.unwrap_err());
 }
 
-async fn writers_go_on_while_an_index_is_built(bench: Bench) {
+async fn writers_continue_while_an_index_is_built(bench: Bench) {
     let entities = bench.entities().await;
     entities.add_many(many(600)).await.unwrap();
     let writer = Entities::on(entities.store()).await.unwrap();
@@ -210,7 +210,7 @@ async fn writers_go_on_while_an_index_is_built(bench: Bench) {
             1 => drop(writer.remove(&id).await.unwrap()),
             _ => drop(writer.add(Add::new("t").id(format!("new-{n}")).data(json!({"mod": 100}))).await.unwrap()),
         }
-        // However far the index is, nothing is missing.
+        // However far the index is, no result is missing.
         let expected = n / 3 + 1 + (n + 1) / 3;
         assert_eq!(found(&writer, &by("data.mod", 100)).await.len(), expected, "after {n}");
         tokio::task::yield_now().await;
@@ -236,7 +236,7 @@ async fn duplicates_written_while_a_unique_index_is_built_are_found(bench: Bench
             tokio::task::yield_now().await;
         }
         let (low, high) = (format!("{round}-5"), format!("{round}-290"));
-        // Each of the two takes a value of the other end of the list; then they give it back, or not.
+        // Two entities from both ends of the list swap their values in two commits; either commit may be refused.
         let first = writer.update(Update::new(&low).data(json!({"n": 290}))).await;
         let second = writer.update(Update::new(&high).data(json!({"n": 5}))).await;
         let declared = declaring.await.unwrap();

@@ -1,4 +1,5 @@
-//! A fencing token guards writes: they land while the lock is held and are refused, with a name for it, afterwards.
+//! A fencing token guards writes: they land while the lock is held, and are refused afterwards with an error that names
+//! the lock.
 
 use latchwork::entity::{Add, EntityError, Query, Remove, Transaction, Update};
 use latchwork::lock::Locks;
@@ -15,7 +16,7 @@ on_every_backend!(
     a_guard_counts_though_nothing_would_be_written,
 );
 
-/// The holder was paused, and its lock is somebody else's by now: what it writes late must not land.
+/// The holder was paused, and the lock has another holder by now: late writes of the first holder must not land.
 async fn a_guarded_transaction_lands_while_the_lock_is_held_and_is_refused_after_its_release(bench: Bench) {
     let entities = bench.entities().await;
     let locks = Locks::on(entities.store()).await.unwrap();
@@ -62,7 +63,7 @@ async fn every_failed_check_is_named_beside_the_guards(bench: Bench) {
     for id in ["a", "b", "c"] {
         assert_eq!(get(&entities, id).await.rev, Rev(1));
     }
-    // What nobody asked for does not hide it: the update is on the newest rev, and yet refused.
+    // No other failed check hides it: the update is on the newest rev, and still refused.
     let update = Transaction::new().update(Update::new("b").data(json!(2)).guard(&token));
     assert_eq!(told(&failed(entities.transact(update).await)), [(Some(0), fenced)]);
 }
@@ -93,7 +94,7 @@ async fn single_operations_can_be_guarded(bench: Bench) {
     assert_sound(&entities).await;
 }
 
-/// A holder that is told "it is there already" would believe that it still has the lock.
+/// A holder that gets "it is there already" would believe that it still holds the lock.
 async fn a_guard_counts_though_nothing_would_be_written(bench: Bench) {
     let entities = bench.entities().await;
     fill(&entities, "t", [("a", json!(1))]).await;

@@ -1,4 +1,4 @@
-//! Many tasks at once: one winner, and every loser told precisely what it lost to.
+//! Many tasks at once: one winner, and every loser is told precisely what it lost to.
 
 use latchwork::entity::{
     Add, Direction, Effect, Entities, EntityError, Query, Remove, Transaction, TypeSpec, Update, field,
@@ -19,12 +19,12 @@ on_every_backend!(
     transfers_between_entities_keep_the_sum,
     add_if_missing_adds_exactly_one_while_unrelated_writers_run,
     add_if_missing_without_an_index_adds_exactly_one,
-    add_if_missing_gives_what_is_there,
-    add_if_missing_refuses_what_its_own_query_would_not_find,
+    add_if_missing_returns_an_existing_match,
+    add_if_missing_refuses_an_entity_that_its_query_would_not_find,
     the_retry_loop_of_whole_store_checks_adds_exactly_one,
 );
 
-/// Runs one task for each number, and gives what they give, in order.
+/// Runs one task for each number, and returns their results in order.
 async fn crowd<F, T>(count: u64, entities: &Entities, task: impl Fn(Entities, u64) -> F) -> Vec<T>
 where
     F: Future<Output = T> + Send + 'static,
@@ -230,7 +230,7 @@ async fn add_if_missing_without_an_index_adds_exactly_one(bench: Bench) {
     race_to_add(bench.entities().await).await;
 }
 
-async fn add_if_missing_gives_what_is_there(bench: Bench) {
+async fn add_if_missing_returns_an_existing_match(bench: Bench) {
     let entities = bench.entities().await;
     fill(&entities, "person", [("b", json!({"email": "x", "age": 5})), ("a", json!({"email": "x", "age": 9}))]).await;
     let at = generation(&entities).await;
@@ -240,13 +240,13 @@ async fn add_if_missing_gives_what_is_there(bench: Bench) {
     let youngest = by_email("x").order_by("data.age", Direction::Ascending);
     assert_eq!(entities.add_if_missing(&youngest, add()).await.unwrap().id, "b");
     assert_eq!(generation(&entities).await, at);
-    // An id that is taken by something else is refused as any add is.
+    // If another entity has the id, the add is refused like any add.
     let taken = entities.add_if_missing(&by_email("y"), add().id("a").data(json!({"email": "y"}))).await;
     assert!(matches!(taken, Err(EntityError::AlreadyExists { rev: Rev(1), .. })), "{taken:?}");
     assert_eq!(generation(&entities).await, at);
 }
 
-async fn add_if_missing_refuses_what_its_own_query_would_not_find(bench: Bench) {
+async fn add_if_missing_refuses_an_entity_that_its_query_would_not_find(bench: Bench) {
     let entities = bench.entities().await;
     let at = generation(&entities).await;
     let adds = [
@@ -262,7 +262,7 @@ async fn add_if_missing_refuses_what_its_own_query_would_not_find(bench: Bench) 
     assert_eq!(generation(&entities).await, at);
 }
 
-/// The loop of those who have no unique values: read at a pinned generation, commit only if nothing moved.
+/// The retry loop without unique values: read at a pinned generation, and commit only if nothing has changed since.
 async fn the_retry_loop_of_whole_store_checks_adds_exactly_one(bench: Bench) {
     let entities = bench.entities().await;
     let results = crowd(20, &entities, |entities, _| async move {

@@ -9,10 +9,10 @@ use super::{failed, generation};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    a_transaction_depends_on_what_was_read_and_on_nothing_else,
+    a_transaction_depends_on_its_reads_and_on_nothing_else,
     only_the_part_of_a_paged_find_that_was_read_counts,
-    a_view_of_the_past_counts_from_there,
-    what_the_transaction_itself_writes_may_have_been_read,
+    a_view_of_the_past_counts_changes_from_its_generation,
+    a_transaction_may_write_what_it_has_read,
     several_views_are_checked_together,
     more_reads_than_a_commit_can_check_are_refused,
     a_rejection_names_everything_that_has_changed,
@@ -96,7 +96,7 @@ async fn write(entities: &Entities, write: Write) {
     }
 }
 
-async fn a_transaction_depends_on_what_was_read_and_on_nothing_else(bench: Bench) {
+async fn a_transaction_depends_on_its_reads_and_on_nothing_else(bench: Bench) {
     use {Read::*, Write::*};
     // (what is read, what is written then, whether a transaction on that view is rejected)
     let cases = [
@@ -184,14 +184,14 @@ async fn only_the_part_of_a_paged_find_that_was_read_counts(bench: Bench) {
             entities.update(Update::new(format!("e{}", order[changed]))).await.unwrap();
             let transaction = Transaction::new().add(Add::new("log").id("log")).if_unchanged(&view);
             let result = entities.transact(transaction).await;
-            // To know whether there is another page, the first of it is looked at.
+            // A find reads the first entity of the next page, to know whether there is one.
             match changed {
                 0..3 => assert!(result.is_err(), "{query:?} does not depend on its result {changed}"),
                 3 => {}
                 _ => assert!(result.is_ok(), "{query:?} depends on result {changed}, which it did not read"),
             }
         }
-        // What comes, goes or moves behind the part that was read does not matter; before its end it does.
+        // Entities that are added, removed or moved after the part that was read do not matter; before its end they do.
         for (then, rejected) in [
             (Write::Remove(NAMES[order[7]]), false),
             (Write::Move(NAMES[order[8]], order[7] as i64), false),
@@ -205,7 +205,7 @@ async fn only_the_part_of_a_paged_find_that_was_read_counts(bench: Bench) {
             let result = entities.transact(Transaction::new().if_unchanged(&view)).await;
             assert_eq!(result.is_err(), rejected, "{query:?}, then {then:?}");
         }
-        // With the second page the view depends on that as well.
+        // With the second page, the view depends on that page as well.
         reset(&entities).await;
         let view = entities.now().await.unwrap();
         let first = view.find(&query.clone().limit(3)).await.unwrap();
@@ -220,7 +220,7 @@ async fn only_the_part_of_a_paged_find_that_was_read_counts(bench: Bench) {
     }
 }
 
-async fn a_view_of_the_past_counts_from_there(bench: Bench) {
+async fn a_view_of_the_past_counts_changes_from_its_generation(bench: Bench) {
     let entities = numbered(&bench).await;
     let before = entities.now().await.unwrap().generation();
     entities.update(Update::new("e1")).await.unwrap();
@@ -233,7 +233,7 @@ async fn a_view_of_the_past_counts_from_there(bench: Bench) {
     assert!(matches!(&refused[0].error, EntityError::ReadChanged { read_at, .. } if *read_at == before));
 }
 
-async fn what_the_transaction_itself_writes_may_have_been_read(bench: Bench) {
+async fn a_transaction_may_write_what_it_has_read(bench: Bench) {
     let entities = numbered(&bench).await;
     let view = entities.now().await.unwrap();
     read(&view, Read::Range(3, 5)).await;
@@ -246,7 +246,7 @@ async fn what_the_transaction_itself_writes_may_have_been_read(bench: Bench) {
             .if_unchanged(&view)
     };
     entities.transact(write()).await.unwrap();
-    assert!(entities.transact(write()).await.is_err(), "it has changed by the transaction before");
+    assert!(entities.transact(write()).await.is_err(), "the transaction before has changed it");
 }
 
 async fn several_views_are_checked_together(bench: Bench) {
@@ -260,7 +260,7 @@ async fn several_views_are_checked_together(bench: Bench) {
     assert_eq!(failed(entities.transact(both()).await).len(), 1);
     entities.update(Update::new("e1")).await.unwrap();
     assert_eq!(failed(entities.transact(both()).await).len(), 2);
-    // What was read counts also when the view has been let go.
+    // Reads also count after the view has been released.
     one.release();
     drop(two);
     assert_eq!(failed(entities.transact(Transaction::new().if_unchanged(&one)).await).len(), 1);
@@ -300,7 +300,7 @@ async fn a_rejection_names_everything_that_has_changed(bench: Bench) {
     assert_eq!(what, ["entity \"e1\"", "entity \"new\"", "what the index of \"t\" on data.n finds"]);
 }
 
-/// A unique entry has no id in its key; the place of a cursor has one, and is longer than any key may be.
+/// The key of a unique entry has no id; the position of a cursor has one, and is longer than any key may be.
 async fn if_unchanged_after_a_page_by_a_long_unique_value_can_be_checked(bench: Bench) {
     let entities = bench.entities().await;
     entities.declare(TypeSpec::new("t").unique(["data.u"])).await.unwrap();

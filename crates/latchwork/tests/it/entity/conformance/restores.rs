@@ -1,4 +1,4 @@
-//! Snapshots of entities: any generation that is kept can be written, and a store goes on from it.
+//! Snapshots of entities: any generation that is kept can be written, and a restored store continues from it.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
     a_snapshot_of_any_generation_opens_as_a_store_of_its_own,
-    a_restored_store_goes_on,
+    a_restored_store_continues,
     a_restore_undoes_declarations_made_since,
-    a_restore_brings_back_declarations_taken_back_since,
+    a_restore_brings_back_declarations_undeclared_since,
     a_restore_is_refused_while_a_view_is_open,
     a_snapshot_is_not_written_over_something,
     a_restored_entity_was_created_when_it_was,
@@ -37,7 +37,7 @@ async fn a_snapshot_of_any_generation_opens_as_a_store_of_its_own(bench: Bench) 
     }
 }
 
-async fn a_restored_store_goes_on(bench: Bench) {
+async fn a_restored_store_continues(bench: Bench) {
     let entities = bench.entities().await;
     let other = Entities::on(entities.store()).await.unwrap();
     entities.declare(TypeSpec::new("t").unique(["data.u"]).index(["data.n"])).await.unwrap();
@@ -69,7 +69,7 @@ async fn a_restored_store_goes_on(bench: Bench) {
         assert!(!handle.explain(&Query::of("t").filter(field("data.n").equals(1))).await.unwrap().scans());
     }
     assert_sound(&entities).await;
-    // A rev from before fits nothing.
+    // A rev from before the restore fits nothing.
     let stale = entities.update(Update::new("a").if_rev(highest["a"])).await;
     assert!(matches!(stale, Err(EntityError::RevisionConflict { .. })), "{stale:?}");
     for handle in [&entities, &other] {
@@ -106,7 +106,7 @@ async fn a_restore_undoes_declarations_made_since(bench: Bench) {
     assert_sound(&entities).await;
 }
 
-async fn a_restore_brings_back_declarations_taken_back_since(bench: Bench) {
+async fn a_restore_brings_back_declarations_undeclared_since(bench: Bench) {
     let entities = bench.entities().await;
     fill(&entities, "t", [("a", json!({"u": 1})), ("b", json!({"u": 2}))]).await;
     entities.declare(TypeSpec::new("t").unique(["data.u"])).await.unwrap();
@@ -149,7 +149,7 @@ async fn a_restored_entity_was_created_when_it_was(bench: Bench) {
     let created = [get(&entities, "added").await.created, get(&entities, "updated").await.created];
     entities.now().await.unwrap().persist(bench.path("snapshot")).await.unwrap();
     bench.clock.advance(Duration::from_secs(3600));
-    // Changed after the snapshot, so that the restore has something to bring back.
+    // The change comes after the snapshot, so that the restore has something to bring back.
     entities.update(Update::new("added")).await.unwrap();
     entities.update(Update::new("updated")).await.unwrap();
     entities.restore(bench.path("snapshot"), Confirm::ReplaceEverything).await.unwrap();

@@ -1,4 +1,4 @@
-//! Several operations as one commit: all or nothing, every failed check named, and what the receipt says.
+//! Several operations as one commit: all or nothing, every failed check named, and the contents of the receipt.
 
 use latchwork::entity::{Add, Effect, EntityError, Remove, Transaction, TypeSpec, Update};
 use latchwork::store::{ErrorKind, Generation, Rev};
@@ -13,8 +13,8 @@ on_every_backend!(
     all_failed_checks_are_listed_in_order_with_the_generation_first,
     a_transaction_without_writes_takes_no_generation,
     an_entity_is_written_once_by_a_transaction,
-    what_is_required_is_checked_beside_what_is_written,
-    if_at_generation_is_refused_for_anything_that_was_committed,
+    requirements_are_checked_beside_writes,
+    if_at_generation_is_refused_after_any_other_commit,
     author_and_reason_are_kept_in_history,
     generations_are_accounted_for_exactly,
     a_transaction_of_a_single_failed_check_is_rejected_as_a_list_of_one,
@@ -142,7 +142,7 @@ async fn all_failed_checks_are_listed_in_order_with_the_generation_first(bench: 
         (Some(10), unknown("spirit")),
     ];
     let mut said = told(&failed);
-    // Whom a value belongs to that is taken twice here and by another already: either is right.
+    // The value is taken twice in this transaction and by another entity already: either owner is a right answer.
     said[9].1 = said[9].1.replace("\"owner\"", "\"new\"");
     assert_eq!(said, expected);
     assert_eq!(generation(&entities).await, at);
@@ -192,12 +192,12 @@ async fn an_entity_is_written_once_by_a_transaction(bench: Bench) {
         assert_eq!((id.as_str(), first, second), ("a", 1, 2), "{shown}");
     }
     assert_eq!(generation(&entities).await, at);
-    // A check beside a write is no second write.
+    // A check beside a write is not a second write.
     let checked = first().require_rev("a", Rev(1)).update(update()).require_exists("a");
     assert_eq!(entities.transact(checked).await.unwrap().ops[2].rev, Rev(2));
 }
 
-async fn what_is_required_is_checked_beside_what_is_written(bench: Bench) {
+async fn requirements_are_checked_beside_writes(bench: Bench) {
     let entities = bench.entities().await;
     fill(&entities, "t", [("a", json!(1))]).await;
     let write = || Transaction::new().update(Update::new("a"));
@@ -206,7 +206,7 @@ async fn what_is_required_is_checked_beside_what_is_written(bench: Bench) {
         (write().require_exists("b"), Some("there is no entity \"b\"")),
         (write().require_absent("b"), None),
         (write().require_rev("b", Rev(1)), Some("there is no entity \"b\"")),
-        // Requirements are about what is there before.
+        // Requirements are about the state before the transaction.
         (write().add(Add::new("t").id("x")).require_exists("x"), Some("there is no entity \"x\"")),
         (write().add(Add::new("t").id("x")).require_absent("x"), None),
     ];
@@ -220,7 +220,7 @@ async fn what_is_required_is_checked_beside_what_is_written(bench: Bench) {
     }
 }
 
-async fn if_at_generation_is_refused_for_anything_that_was_committed(bench: Bench) {
+async fn if_at_generation_is_refused_after_any_other_commit(bench: Bench) {
     let entities = bench.entities().await;
     fill(&entities, "t", [("a", json!(1))]).await;
     let pinned = entities.now().await.unwrap().generation();
@@ -263,7 +263,7 @@ async fn generations_are_accounted_for_exactly(bench: Bench) {
     for round in 0..10u64 {
         let id = |n: u64| format!("{round}-{n}");
         let add = |n: u64| Add::new("t").id(id(n)).data(json!({"u": id(n), "n": n}));
-        // (what is done, whether it lands, how many generations it takes)
+        // (the action, whether it lands, how many generations it takes)
         let steps: [(_, bool, u64); 9] = [
             (entities.add(add(0)).await.is_ok(), true, 1),
             (entities.add(add(0)).await.is_ok(), false, 0),

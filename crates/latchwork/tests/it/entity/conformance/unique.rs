@@ -8,7 +8,7 @@ use super::{assert_sound, failed, fill, generation, get};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    the_second_writer_is_told_who_owns_the_value,
+    the_error_of_the_second_writer_names_the_owner_of_the_value,
     values_are_the_same_as_json_values_are,
     a_combination_is_unique_as_a_whole,
     null_and_missing_are_free,
@@ -44,7 +44,7 @@ fn email(value: impl Into<Value>) -> Value {
     json!({"email": value.into()})
 }
 
-async fn the_second_writer_is_told_who_owns_the_value(bench: Bench) {
+async fn the_error_of_the_second_writer_names_the_owner_of_the_value(bench: Bench) {
     let entities = people(&bench).await;
     let at = generation(&entities).await;
     let add = Add::new("person").id("eve").data(email("a@x"));
@@ -67,7 +67,7 @@ async fn the_second_writer_is_told_who_owns_the_value(bench: Bench) {
     let said = in_transaction[0].error.to_string();
     assert_eq!(said, "data.email of entity \"eve\" must be unique among \"person\", and entity \"ada\" has the same");
     assert_eq!(generation(&entities).await, at);
-    // One's own value is no violation.
+    // An entity's own value is no violation.
     entities.update(Update::new("ada").data(json!({"email": "a@x", "more": 1}))).await.unwrap();
     assert_sound(&entities).await;
 }
@@ -116,7 +116,7 @@ async fn a_combination_is_unique_as_a_whole(bench: Bench) {
     entities.add(add("a", "no", json!(1))).await.unwrap();
     entities.add(add("b", "no", json!(2))).await.unwrap();
     entities.add(add("c", "se", json!(1))).await.unwrap();
-    // Not the same bytes either, one after the other.
+    // Two values whose joined text is the same are still a different combination.
     entities.add(add("d", "n", json!("o1"))).await.unwrap();
     let fields = "data.country and metadata.number";
     assert_violation(entities.add(add("e", "no", json!(1))).await, "e", fields, "a");
@@ -175,7 +175,7 @@ async fn a_value_is_free_again_when_its_owner_gives_it_up(bench: Bench) {
     assert_violation(entities.add(Add::new("person").id("x").data(email("new@x"))).await, "x", "data.email", "ada");
     entities.update(Update::new("eve").data(email(Value::Null))).await.unwrap();
     fill(&entities, "person", [("x", email("a@x"))]).await;
-    // An id that comes back, as something else.
+    // An id that is used again, for another entity.
     entities.remove("x").await.unwrap();
     fill(&entities, "person", [("y", email("a@x"))]).await;
     fill(&entities, "animal", [("x", email("a@x"))]).await;
@@ -191,12 +191,12 @@ async fn a_value_moves_between_entities_in_one_transaction(bench: Bench) {
         // Swapped, in either order of the operations.
         Transaction::new().update(set("ada", "b@x")).update(set("bob", "a@x")),
         Transaction::new().update(set("bob", "b@x")).update(set("ada", "a@x")),
-        // Around.
+        // In a cycle.
         Transaction::new().update(set("ada", "b@x")).update(set("bob", "e@x")).update(set("eve", "a@x")),
-        // Handed on, taken before it is given up.
+        // Passed on: taken before the former owner gives it up.
         Transaction::new().update(set("bob", "b@x")).update(set("ada", "free@x")),
         Transaction::new().update(set("ada", "b@x")).update(set("bob", "e@x")).update(set("eve", "f@x")),
-        // From one that goes to one that comes, both ways round.
+        // From a removed entity to an added one, in both orders.
         Transaction::new().add(Add::new("person").id("dan").data(email("e@x"))).remove("bob"),
         Transaction::new().remove("dan").add(Add::new("person").id("bob").data(email("e@x"))),
     ];
@@ -212,7 +212,7 @@ async fn a_value_moves_between_entities_in_one_transaction(bench: Bench) {
         assert_eq!(get(&entities, id).await.data, email(holds));
         assert_violation(entities.add(Add::new("person").id("x").data(email(holds))).await, "x", "data.email", id);
     }
-    // A chain whose last link stays where it is.
+    // A chain whose last entity keeps its value.
     let blocked = Transaction::new().update(set("ada", "e@x")).update(set("bob", "f@x"));
     let blocked = failed(entities.transact(blocked).await);
     assert_eq!((blocked.len(), blocked[0].op), (1, Some(1)));
@@ -232,7 +232,7 @@ async fn duplicates_within_a_transaction_are_refused(bench: Bench) {
     let mixed = failed(entities.transact(mixed).await);
     assert_eq!((mixed.len(), mixed[0].op), (1, Some(1)));
     assert_violation::<()>(Err(mixed[0].error.clone()), "x", "data.email", "ada");
-    // Given up by one and taken by two.
+    // Given up by one entity and taken by two.
     let two = Transaction::new().remove("ada").add(add("x").data(email("a@x"))).add(add("y").data(email("a@x")));
     let two = failed(entities.transact(two).await);
     assert_eq!((two.len(), two[0].op), (1, Some(2)));

@@ -1,4 +1,5 @@
-//! Read, change, write: in one process nobody loses; against others it is tried again, as often as was said.
+//! Read, change, write: in one process no caller loses a race; a race against another handle is retried as often as the
+//! caller said.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,22 +12,22 @@ use super::{assert_sound, fill, generation, get};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    update_with_writes_what_the_closure_leaves,
-    retries_are_spent_on_others_and_counted,
+    update_with_writes_the_draft_of_the_closure,
+    retries_are_spent_on_lost_races_and_counted,
     a_removal_meanwhile_is_an_unknown_id,
-    an_error_of_the_closure_comes_back_and_nothing_is_written,
-    only_data_and_metadata_are_the_closures_to_change,
+    an_error_of_the_closure_is_returned_and_nothing_is_written,
+    the_closure_changes_only_data_and_metadata,
     many_tasks_of_one_process_never_conflict,
     updates_and_update_with_share_an_entity,
     two_handles_lose_nothing,
-    a_dropped_future_loses_nothing_and_blocks_nobody,
-    who_stays_needs_no_retry_when_others_leave,
+    a_dropped_future_loses_nothing_and_blocks_no_other,
+    a_caller_that_stays_needs_no_retry_when_others_leave,
     a_caller_that_is_not_polled_delays_no_other,
-    bad_drafts_are_refused_and_block_nobody,
-    a_refusal_in_the_middle_of_a_crowd_concerns_nobody_else,
+    bad_drafts_are_refused_and_block_no_other,
+    a_refusal_among_many_calls_concerns_no_other_call,
 );
 
-/// Runs something to its end on a thread of its own, from within a closure that cannot wait.
+/// Runs a future to its end on another thread, from a closure that cannot await.
 fn elsewhere<T: Send>(work: impl Future<Output = T> + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -47,7 +48,7 @@ async fn counter(bench: &Bench) -> Entities {
     entities
 }
 
-async fn update_with_writes_what_the_closure_leaves(bench: Bench) {
+async fn update_with_writes_the_draft_of_the_closure(bench: Bench) {
     let entities = counter(&bench).await;
     entities.update(Update::new("a").metadata(json!({"m": 1}))).await.unwrap();
     let at = generation(&entities).await;
@@ -72,7 +73,7 @@ async fn update_with_writes_what_the_closure_leaves(bench: Bench) {
     assert_eq!(given.await.unwrap(), (Rev(4), 200));
 }
 
-async fn retries_are_spent_on_others_and_counted(bench: Bench) {
+async fn retries_are_spent_on_lost_races_and_counted(bench: Bench) {
     let entities = counter(&bench).await;
     let other = Entities::on(entities.store()).await.unwrap();
     // (the retries, how often another handle is faster, whether it lands)
@@ -118,7 +119,7 @@ async fn a_removal_meanwhile_is_an_unknown_id(bench: Bench) {
     let error = result.await.unwrap_err();
     assert!(matches!(&error, EntityError::NotFound { id } if id == "a"), "{error}");
     assert!(entities.get("a").await.unwrap().is_none(), "it does not come back");
-    // Removed and added again, it is another one with another rev.
+    // Removed and added again, it is another entity with another rev.
     fill(&entities, "t", [("a", json!({"n": 10}))]).await;
     let mut first = true;
     let result = entities.update_with("a", 5, |draft| {
@@ -139,7 +140,7 @@ enum Refusal {
     TooPoor { has: u64 },
 }
 
-async fn an_error_of_the_closure_comes_back_and_nothing_is_written(bench: Bench) {
+async fn an_error_of_the_closure_is_returned_and_nothing_is_written(bench: Bench) {
     let entities = counter(&bench).await;
     let (before, at) = (get(&entities, "a").await, generation(&entities).await);
     let result = entities.try_update_with("a", 5, |draft| {
@@ -153,7 +154,7 @@ async fn an_error_of_the_closure_comes_back_and_nothing_is_written(bench: Bench)
     entities.update_with("a", 0, increment).await.unwrap();
 }
 
-async fn only_data_and_metadata_are_the_closures_to_change(bench: Bench) {
+async fn the_closure_changes_only_data_and_metadata(bench: Bench) {
     let entities = counter(&bench).await;
     let rev = entities.update_with("a", 0, |draft| {
         (draft.id, draft.entity_type, draft.rev) = ("b".into(), "other".into(), Rev(99));
@@ -241,7 +242,7 @@ async fn two_handles_lose_nothing(bench: Bench) {
     assert!(landed > 0);
 }
 
-/// Drives a future for so many polls, and gives up.
+/// Polls a future so many times, and then gives up.
 async fn for_polls<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut left = polls;
@@ -253,7 +254,7 @@ async fn for_polls<F: Future>(future: F, polls: usize) -> Option<F::Output> {
         match future.as_mut().poll(context) {
             std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),
             std::task::Poll::Pending => {
-                // Not only when something happens: a drop can come at any time.
+                // The task is polled again at once, since a drop can come at any time.
                 context.waker().wake_by_ref();
                 std::task::Poll::Pending
             }
@@ -262,7 +263,7 @@ async fn for_polls<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     .await
 }
 
-async fn a_dropped_future_loses_nothing_and_blocks_nobody(bench: Bench) {
+async fn a_dropped_future_loses_nothing_and_blocks_no_other(bench: Bench) {
     let entities = counter(&bench).await;
     let random = Arc::new(chance::Random::new(11));
     let (acknowledged, dropped) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -271,7 +272,7 @@ async fn a_dropped_future_loses_nothing_and_blocks_nobody(bench: Bench) {
         let (acknowledged, dropped) = (acknowledged.clone(), dropped.clone());
         tokio::spawn(async move {
             for _ in 0..10 {
-                // Some wait to the end, and must get there, however many around them leave.
+                // Some callers wait to the end, and must succeed, however many others leave.
                 let polls = if task % 4 == 0 { usize::MAX } else { random.below(40) };
                 match for_polls(entities.update_with("a", 50, increment), polls).await {
                     Some(result) => drop((result.unwrap(), acknowledged.fetch_add(1, Ordering::SeqCst))),
@@ -294,7 +295,7 @@ async fn a_dropped_future_loses_nothing_and_blocks_nobody(bench: Bench) {
     assert_sound(&entities).await;
 }
 
-async fn who_stays_needs_no_retry_when_others_leave(bench: Bench) {
+async fn a_caller_that_stays_needs_no_retry_when_others_leave(bench: Bench) {
     let entities = counter(&bench).await;
     for polls in 1..12 {
         let leaving = for_polls(entities.update_with("a", 0, increment), polls);
@@ -303,8 +304,8 @@ async fn who_stays_needs_no_retry_when_others_leave(bench: Bench) {
     }
 }
 
-/// Many callers are polled until the task has used up its budget, so that some stop in the middle of their change. None
-/// of them is polled again, and none is dropped.
+/// Many callers are polled until the task has used up its budget, so some stop in the middle of their change. No caller
+/// is polled again, and none is dropped.
 async fn a_caller_that_is_not_polled_delays_no_other(bench: Bench) {
     let entities = counter(&bench).await;
     let mut stuck: Vec<_> = (0..400).map(|_| Box::pin(entities.update_with("a", 400, increment))).collect();
@@ -316,19 +317,19 @@ async fn a_caller_that_is_not_polled_delays_no_other(bench: Bench) {
         std::task::Poll::Ready(landed.count() as u64)
     });
     let landed = landed.await;
-    assert!(landed < 400, "some are in the middle of it");
+    assert!(landed < 400, "some calls are in the middle of their change");
     let other = tokio::spawn({
         let entities = entities.clone();
         async move { entities.update_with("a", 400, increment).await }
     });
-    let rev = tokio::time::timeout(std::time::Duration::from_secs(60), other).await.expect("it is not held up");
+    let rev = tokio::time::timeout(std::time::Duration::from_secs(60), other).await.expect("it is delayed");
     assert!(rev.unwrap().unwrap().0 > landed + 1);
     drop(stuck);
     assert_sound(&entities).await;
 }
 
 mod chance {
-    //! Chance that tasks share.
+    //! A random source that tasks share.
 
     use std::sync::Mutex;
 
@@ -345,7 +346,7 @@ mod chance {
     }
 }
 
-async fn bad_drafts_are_refused_and_block_nobody(bench: Bench) {
+async fn bad_drafts_are_refused_and_block_no_other(bench: Bench) {
     let entities = counter(&bench).await;
     let (before, at) = (get(&entities, "a").await, generation(&entities).await);
     let deep = (0..129).fold(json!(1), |inner, _| json!([inner]));
@@ -360,7 +361,7 @@ async fn bad_drafts_are_refused_and_block_nobody(bench: Bench) {
     entities.update_with("a", 0, increment).await.unwrap();
 }
 
-async fn a_refusal_in_the_middle_of_a_crowd_concerns_nobody_else(bench: Bench) {
+async fn a_refusal_among_many_calls_concerns_no_other_call(bench: Bench) {
     let entities = bench.entities().await;
     entities.declare(TypeSpec::new("t").unique(["data.u"])).await.unwrap();
     fill(&entities, "t", [("a", json!({"n": 0})), ("owner", json!({"u": "taken"}))]).await;

@@ -1,4 +1,4 @@
-//! The present and the past, pinned; what became of an entity; and views that were let go.
+//! The present and the past, pinned; the history of an entity; and views that were released.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::backends::{Bench, on_every_backend};
 on_every_backend!(
     nothing_seen_through_a_view_changes,
     as_of_sees_every_generation_as_it_was,
-    as_of_a_time_sees_what_was_committed_up_to_it,
+    as_of_a_time_sees_all_commits_up_to_it,
     generations_that_are_not_yet_or_no_longer_there_are_typed_errors,
-    a_released_view_gives_a_typed_error_from_every_method,
-    since_gives_exactly_the_ids_that_were_touched,
+    a_released_view_returns_a_typed_error_from_every_method,
+    since_returns_exactly_the_ids_that_were_touched,
     since_over_many_commits_misses_nothing,
     since_a_view_that_is_not_older_is_refused,
     history_lists_versions_newest_first_with_removals,
     history_ends_at_the_view_and_at_the_limit,
-    a_view_holds_what_the_history_would_forget,
+    a_view_keeps_versions_that_the_history_would_forget,
     a_past_view_knows_the_declarations_of_its_time,
 );
 
@@ -70,14 +70,14 @@ async fn as_of_sees_every_generation_as_it_was(bench: Bench) {
     assert_eq!(nothing.find(&Query::of("t")).await.unwrap().items, []);
 }
 
-async fn as_of_a_time_sees_what_was_committed_up_to_it(bench: Bench) {
+async fn as_of_a_time_sees_all_commits_up_to_it(bench: Bench) {
     let entities = bench.entities().await;
     let start = bench.env.now();
     fill(&entities, "t", [("a", json!(0))]).await;
     for n in 1..5u64 {
         bench.clock.advance(Duration::from_secs(10));
         entities.update(Update::new("a").data(json!(n * 10))).await.unwrap();
-        // Within one tick of the clock the newest counts.
+        // Within one tick of the clock the newest commit counts.
         entities.update(Update::new("a").data(json!(n))).await.unwrap();
     }
     for (seconds, expected) in [(0, 0), (9, 0), (10, 1), (19, 1), (20, 2), (39, 3), (40, 4), (4000, 4)] {
@@ -117,7 +117,7 @@ async fn generations_that_are_not_yet_or_no_longer_there_are_typed_errors(bench:
     assert_eq!(too_early.kind(), ErrorKind::NotFound, "{too_early}");
 }
 
-async fn a_released_view_gives_a_typed_error_from_every_method(bench: Bench) {
+async fn a_released_view_returns_a_typed_error_from_every_method(bench: Bench) {
     let entities = bench.entities().await;
     fill(&entities, "t", [("a", json!(0))]).await;
     let older = entities.now().await.unwrap();
@@ -146,10 +146,10 @@ async fn a_released_view_gives_a_typed_error_from_every_method(bench: Bench) {
     drop((older, fresh));
     assert_eq!(entities.store().stats().await.unwrap().pins, pins - 3);
     assert!(entities.find(&Query::of("t")).await.is_ok());
-    assert_eq!(entities.store().stats().await.unwrap().pins, pins - 3, "a find holds nothing");
+    assert_eq!(entities.store().stats().await.unwrap().pins, pins - 3, "a find pins no view");
 }
 
-async fn since_gives_exactly_the_ids_that_were_touched(bench: Bench) {
+async fn since_returns_exactly_the_ids_that_were_touched(bench: Bench) {
     let entities = bench.entities().await;
     fill(&entities, "t", [("a", json!(0)), ("b", json!(0)), ("c", json!(0)), ("d", json!(0))]).await;
     let mut views = vec![entities.now().await.unwrap()];
@@ -164,7 +164,7 @@ async fn since_gives_exactly_the_ids_that_were_touched(bench: Bench) {
     let touched: Vec<_> = steps.iter().map(|(_, ids)| *ids).collect();
     for (transaction, _) in steps {
         entities.transact(transaction).await.unwrap();
-        // What is no entity is not touched.
+        // A declaration touches no entity.
         entities.declare(TypeSpec::new(format!("t{}", views.len())).index(["data.x"])).await.unwrap();
         views.push(entities.now().await.unwrap());
     }
@@ -246,7 +246,7 @@ async fn history_ends_at_the_view_and_at_the_limit(bench: Bench) {
     assert_eq!(revs(entities.now().await.unwrap().history("a", 3).await.unwrap()), [10, 9, 8]);
 }
 
-async fn a_view_holds_what_the_history_would_forget(bench: Bench) {
+async fn a_view_keeps_versions_that_the_history_would_forget(bench: Bench) {
     let entities = Entities::with_history(&bench.open().await, History::None).await.unwrap();
     fill(&entities, "t", [("a", json!(0)), ("b", json!(0))]).await;
     let view = entities.now().await.unwrap();

@@ -1,5 +1,5 @@
-//! Writers between the commits of a declaration. No power is lost here; the declaration is stopped at its commits by
-//! not being polled, as a busy process would, and what others write there decides what the index must hold.
+//! Writers between the commits of a declaration. There is no power loss here: the declaration stops at its commits
+//! because it is not polled, as in a busy process. What the writers write meanwhile decides what the index must hold.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -24,12 +24,12 @@ async fn email_of(entities: &Entities, id: &str) -> Option<String> {
     entity.data["email"].as_str().map(String::from)
 }
 
-/// One write, which may take an address that another one has. Whoever is refused is told who really has it.
+/// One write, which may take the address of another person. A refusal must name the real owner of the address.
 async fn write(entities: &Entities, random: &mut fastrand::Rng, number: u64) {
-    // A few from the first batch and a few from the last, so that they meet.
+    // A few from the first batch and a few from the last, so that the writes meet.
     let anybody = |random: &mut fastrand::Rng| (random.u64(..8) + PEOPLE - 4) % PEOPLE;
     let somebody = format!("p{:04}", anybody(random));
-    // Before and after everybody else in the list that is gone through.
+    // Before and after all others in the order of the scan.
     let newcomer = format!("{}{number}", if random.bool() { "a" } else { "z" });
     let wanted = if random.bool() { email(anybody(random)) } else { email(1000 + number) };
     let city = random.u64(..CITIES);
@@ -46,13 +46,13 @@ async fn write(entities: &Entities, random: &mut fastrand::Rng, number: u64) {
         Ok(()) | Err(EntityError::NotFound { .. }) => {}
         Err(EntityError::UniqueViolation { id, owner, .. }) => {
             assert_ne!(id, owner);
-            assert_eq!(email_of(entities, &owner).await, Some(wanted), "what {owner} is said to have");
+            assert_eq!(email_of(entities, &owner).await, Some(wanted), "the address of {owner}, the reported owner");
         }
         Err(error) => panic!("{error}"),
     }
 }
 
-/// Gives the people by their addresses, as a look at everybody finds them.
+/// Returns the people by their addresses, as a full scan finds them.
 async fn owners(entities: &Entities) -> BTreeMap<String, Vec<String>> {
     let mut owners: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for person in entities.find(&Query::all().limit(10_000)).await.expect("it can be read").items {
@@ -76,7 +76,7 @@ async fn interleave(seed: u64) {
     let declared = loop {
         match declare.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(declared) => break declared,
-            // Now and then more than once, and at some time no more, so that it ends.
+            // Sometimes several writes, and at some time no more, so that the declaration ends.
             Poll::Pending => {
                 while writes < 40 && random.u8(..3) > 0 {
                     writes += 1;
@@ -88,7 +88,7 @@ async fn interleave(seed: u64) {
     check(&entities, what, declared).await;
 }
 
-/// What a declaration leaves when all writers have ended.
+/// Checks the result of a declaration after all writers have ended.
 async fn check(entities: &Entities, what: What, declared: latchwork::entity::Result<()>) {
     assert_eq!(entities.verify().await.expect("it can be read"), []);
     let owners = owners(entities).await;
@@ -120,7 +120,7 @@ async fn an_index_holds_what_is_written_while_it_is_built() {
     }
 }
 
-/// The same on two threads, so that writers also come between what the declaration reads and its commit.
+/// The same on two threads, so that writes also come between a read of the declaration and its commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_index_holds_what_others_write_while_it_is_built() {
     let first = number("LATCHWORK_SEED", 1);

@@ -1,5 +1,5 @@
-//! A life with entities on a simulated disk, recorded: all that is done to the disk, and what there was after every
-//! generation, told apart from the code under test.
+//! A recorded life with entities on a simulated disk: everything that is done to the disk, and the expected contents
+//! after every generation, kept apart from the code under test.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use serde_json::{Value, json};
 /// Entities by id, with their revs.
 pub(super) type State = BTreeMap<String, (u64, Value)>;
 
-/// The cities people live in.
+/// The cities where people live.
 pub(super) const CITIES: u64 = 4;
 
 pub(super) struct Life {
     pub(super) recording: Recording,
     /// The generation at which the record begins.
     pub(super) begin: u64,
-    /// What there was from a generation on.
+    /// The contents from a generation on.
     pub(super) states: BTreeMap<u64, Arc<State>>,
-    /// What was declared or taken back, with its first and its last generation.
+    /// What was declared or undeclared, with its first and its last generation.
     pub(super) declared: Vec<Declared>,
 }
 
-/// A declaration, or the end of one.
+/// A declaration, or its undeclaration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Declared {
     pub(super) what: What,
@@ -34,7 +34,7 @@ pub(super) struct Declared {
     pub(super) last: u64,
 }
 
-/// How far something is declared.
+/// How far a declaration is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
     Nothing,
@@ -43,7 +43,7 @@ pub(super) enum Progress {
     Dropping,
 }
 
-/// What is declared of people.
+/// The declarations on people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     City,
@@ -84,7 +84,7 @@ struct Living<'a> {
     entities: Entities,
     random: fastrand::Rng,
     state: State,
-    /// How often each id that is gone was written.
+    /// How often each removed id was written.
     gone: BTreeMap<String, u64>,
     next: u64,
     states: BTreeMap<u64, Arc<State>>,
@@ -118,7 +118,7 @@ impl Life {
         Life { recording: recording.stop(), begin, states: living.states, declared: living.declared }
     }
 
-    /// What there was at a generation.
+    /// The contents at a generation.
     pub(super) fn at(&self, generation: u64) -> Arc<State> {
         self.states.range(..=generation).next_back().map(|(_, state)| state.clone()).unwrap_or_default()
     }
@@ -145,7 +145,7 @@ impl Living<'_> {
         self.entities.store().generation().await.expect("the store lives").0
     }
 
-    /// What was answered is noted in the record of the disk.
+    /// Notes the acknowledged generation in the record of the disk.
     async fn acknowledged(&mut self) {
         let generation = self.generation().await;
         self.states.insert(generation, Arc::new(self.state.clone()));
@@ -195,7 +195,7 @@ impl Living<'_> {
     }
 
     async fn step(&mut self, step: usize, small: bool) {
-        // The first is declared early in the small life, and each is declared and taken back in the large one.
+        // One declaration comes early in the small life; in the large life, declarations are made and undeclared.
         let planned = match (small, step) {
             (true, 2) => Some((What::UniqueEmail, false)),
             (false, 5) => Some((What::City, false)),
@@ -229,7 +229,7 @@ impl Living<'_> {
             }
             4 => {
                 let data = self.moved(&id);
-                self.entities.update_with(&id, 0, |draft| draft.data = data.clone()).await.expect("nobody else writes");
+                self.entities.update_with(&id, 0, |draft| draft.data = data.clone()).await.expect("no other writer");
             }
             5 => {
                 self.take(&id);
@@ -240,7 +240,7 @@ impl Living<'_> {
         self.acknowledged().await;
     }
 
-    /// Some come, some move and some go, and two change their addresses with one another, in one commit.
+    /// In one commit, a person is added, one moves, one is removed, and two swap their addresses.
     async fn together(&mut self) {
         let mut ids: Vec<String> = self.state.keys().cloned().collect();
         self.random.shuffle(&mut ids);
@@ -256,6 +256,6 @@ impl Living<'_> {
             transaction = transaction.update(Update::new(moving).data(moved)).remove(leaving);
             self.take(leaving);
         }
-        self.entities.transact(transaction).await.expect("nobody else writes");
+        self.entities.transact(transaction).await.expect("no other writer");
     }
 }

@@ -1,4 +1,4 @@
-//! Opens a disk that a crash left behind: what must be there, what may be half done, and how it is finished.
+//! Opens a disk after a crash: what must be there, what may be half done, and how it is finished.
 
 use std::collections::BTreeMap;
 
@@ -29,13 +29,13 @@ fn told<T>(result: latchwork::entity::Result<T>, doing: &str) -> Result<T, Strin
 }
 
 impl Recovered {
-    /// Everything acknowledged is there and nothing is half there; then life goes on.
+    /// Everything acknowledged is there and no commit is there by half; then writes continue.
     pub(super) async fn check(disk: &SimDisk, life: &Life, acknowledged: u64, seed: u64) -> Checked {
         let entities = told(open(disk, seed).await, "opening")?;
         let mut recovered = Recovered { entities, random: fastrand::Rng::with_seed(seed) };
         let at = recovered.generation().await?;
         ensure!(at >= acknowledged, "generation {at} was recovered, and {acknowledged} was acknowledged");
-        // Opening a directory in which the spaces were not all declared takes generations of its own.
+        // Opening a directory without all spaces takes generations of its own.
         let last = life.states.keys().next_back().copied().unwrap_or(0).max(3);
         ensure!(at <= last, "generation {at} was recovered and never attempted");
         recovered.contents(life, at).await?;
@@ -53,7 +53,7 @@ impl Recovered {
         recovered.finish().await
     }
 
-    /// After a second crash, while what the first had left was being finished.
+    /// Checks the disk after a second crash, which came while the work of the first was being finished.
     pub(super) async fn check_again(disk: &SimDisk, seed: u64) -> Checked {
         let entities = told(open(disk, seed).await, "opening again")?;
         let mut recovered = Recovered { entities, random: fastrand::Rng::with_seed(seed) };
@@ -96,7 +96,7 @@ impl Recovered {
         Ok(())
     }
 
-    /// An index that is ready is used, and one that is half built is not: it would not find everything.
+    /// A ready index is used. A half-built index is not: it would not find everything.
     async fn uses(&self, what: What, wanted: bool) -> Checked {
         let (query, fields) = match what {
             What::City => (field("data.city").equals(1), "data.city"),
@@ -116,7 +116,7 @@ impl Recovered {
         Ok(found.items.into_iter().map(|entity| (entity.id.to_string(), (entity.rev.0, entity.data))).collect())
     }
 
-    /// Writers come before anybody declares the index again: what they change may be in it or not.
+    /// Writers come before the index is declared again: their changes may be in it or not.
     async fn write_meanwhile(&mut self, what: What) -> Checked {
         let ids: Vec<String> = self.people().await?.into_keys().collect();
         let writes = if ids.is_empty() { 0 } else { 6 };
@@ -143,8 +143,8 @@ impl Recovered {
         self.verify(&format!("after writes while {what:?} was half done")).await
     }
 
-    /// Somebody takes the address of another one while nobody knows yet that it is theirs. Then it cannot be declared,
-    /// which leaves no trace; and can again, when one of them has gone.
+    /// A second person takes an address while the index is half built, so the violation may not be found yet. Then the
+    /// declaration fails and leaves no trace. It succeeds after one of the two is gone.
     async fn double_meanwhile(&mut self) -> Checked {
         let people: Vec<_> = self.people().await?.into_iter().collect();
         let Some((id, (_, data))) = people.get(self.random.usize(..people.len().max(1))) else { return Ok(()) };
@@ -168,7 +168,7 @@ impl Recovered {
         told(self.entities.remove("double").await, "removing the double").map(|_| ())
     }
 
-    /// The one who had the address first lets go of it: the entry is the other one's, and stays.
+    /// The first owner gives up the address: the entry belongs to the second owner, and stays.
     async fn give_up(&mut self, id: &str, email: &str) -> Checked {
         let gone = match self.random.bool() {
             true => self.entities.remove(id).await,
@@ -185,8 +185,8 @@ impl Recovered {
         told(self.entities.remove("double").await, "removing the double").map(|_| ())
     }
 
-    /// Declaring again finishes whatever was half done. Then every index finds what a look at everything finds, and
-    /// unique values hold.
+    /// Declaring again finishes all half-done work. Then every index finds what a full scan finds, and unique values
+    /// hold.
     async fn finish(&mut self) -> Checked {
         for what in What::ALL {
             told(self.entities.declare(what.spec()).await, "declaring again")?;
@@ -211,7 +211,7 @@ impl Recovered {
     async fn still_unique(&mut self, people: &State) -> Checked {
         let some = people.iter().nth(self.random.usize(..people.len().max(1)));
         let Some((id, (rev, data))) = some else { return Ok(()) };
-        // One may have let go of its address.
+        // A person may have given up its address.
         let Some(email) = data["email"].as_str() else { return Ok(()) };
         let query = Query::of("person").filter(field("data.email").equals(email));
         let found = told(self.entities.add_if_missing(&query, person("another", 0, email)).await, "adding if missing")?;

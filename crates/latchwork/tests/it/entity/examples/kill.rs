@@ -11,7 +11,7 @@ use latchwork::store::FileOptions;
 
 use super::{add_if_missing, assert_well, counter, lock_document};
 
-/// Names the data directory to the process that is to be killed.
+/// Names the data directory for the process that is to be killed.
 const DIRECTORY: &str = "LATCHWORK_KILL_DIRECTORY";
 const TASKS: u64 = 4;
 const TTL: Duration = Duration::from_millis(50);
@@ -30,14 +30,14 @@ async fn open(directory: &Path) -> Entities {
     Entities::on(&store).await.expect("the entities open")
 }
 
-/// One write, so that a line is there whole or not at all.
+/// One write, so that a line is there as a whole or not at all.
 fn say(what: std::fmt::Arguments<'_>) {
     let line = format!("{what}\n");
     std::io::stdout().lock().write_all(line.as_bytes()).expect("the parent listens");
 }
 
-/// Counts up a number of its own by hand and one that all share, takes addresses that others want as well, and now and
-/// then the lock. Says what is done when it is done.
+/// Increments a counter of its own by hand and one that all tasks share, takes addresses that other tasks want as well,
+/// and sometimes the lock. Reports each action when it is done.
 async fn work(entities: Entities, task: u64) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let own = format!("own {task}");
     let mut count = counter::bootstrap(&entities, &own).await?;
@@ -57,12 +57,12 @@ async fn work(entities: Entities, task: u64) -> Result<(), Box<dyn std::error::E
     }
 }
 
-/// Not a test by itself: the process that is killed.
+/// Not a test by itself: this is the process that is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_process_that_is_killed() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
     let entities = open(Path::new(&directory)).await;
-    // The index may have been left half built, by the process before this one.
+    // The process before this one may have left the index half built.
     add_if_missing::declare(&entities).await.unwrap();
     lock_document::bootstrap(&entities).await.unwrap();
     counter::bootstrap(&entities, "shared").await.unwrap();
@@ -73,7 +73,7 @@ async fn the_process_that_is_killed() {
     }
 }
 
-/// Runs the process for a while after it has opened the store, and gives what it said.
+/// Runs the process for a while after it has opened the store, and returns what it reported.
 fn run_and_kill(directory: &Path, life: Duration) -> Vec<Vec<String>> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "entity::examples::kill::the_process_that_is_killed", "--nocapture"])
@@ -95,13 +95,13 @@ fn run_and_kill(directory: &Path, life: Duration) -> Vec<Vec<String>> {
     });
     open.recv_timeout(Duration::from_secs(30)).expect("the process opens the store");
     let _ = open.recv_timeout(life);
-    // SIGKILL: nothing is flushed, closed or told.
+    // SIGKILL: nothing is flushed, closed or reported.
     child.kill().unwrap();
     child.wait().unwrap();
     reader.join().unwrap()
 }
 
-/// What the processes have said up to now, and what was found in the store.
+/// What the processes have reported so far, and what was found in the store.
 #[derive(Default)]
 struct Said {
     own: BTreeMap<u64, i64>,
@@ -131,7 +131,7 @@ impl Said {
             assert!(found == last || found == last + 1, "task {task} said {last} and is at {found}");
             self.own.insert(task, found);
         }
-        // Every task may have been about to say one more.
+        // Every task may have done one more action than it reported.
         let (found, least) = (counter::value(entities, "shared").await.unwrap(), self.shared + shared);
         assert!((least..=least + TASKS as i64).contains(&found), "{least} were said and {found} are there");
         self.shared = found;
@@ -142,7 +142,7 @@ impl Said {
         assert!(lock >= self.lock, "the lock was taken at rev {} and is at {lock}", self.lock);
     }
 
-    /// Each address that was said belongs to whom it was said to belong, and no address is there twice.
+    /// Each reported address belongs to the reported person, and no address is there twice.
     async fn check_people(&mut self, entities: &Entities) {
         let people = entities.find(&Query::of("person").limit(1_000_000)).await.unwrap();
         let mut owners = BTreeMap::new();

@@ -1,6 +1,6 @@
-//! The commands and how they are made up. There are few ids, types, fields and values, so that commands meet. Revs,
-//! generations and times are relative to what is current when a command runs: checks hold and fail about equally often,
-//! also in a sequence from which commands were taken away.
+//! The commands and how they are generated. There are few ids, types, fields and values, so that commands meet. Revs,
+//! generations and times are relative to the current ones when a command runs: checks hold and fail about equally
+//! often, also in a sequence from which commands were removed.
 
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ use super::reference::{Doc, Fields};
 
 pub(super) const TYPES: [&str; 2] = ["person", "thing"];
 pub(super) const NAMED: u8 = 6;
-/// Some ids stand for entities whose ids were made for them.
+/// Some ids stand for entities whose ids the store generated.
 const IDS: u8 = 8;
 
 /// An id by number.
@@ -37,16 +37,16 @@ pub(super) enum Command {
     },
     Declare(&'static str, Fields),
     Undeclare(&'static str, Fields),
-    /// Takes back something that is declared.
+    /// Undeclares something that is declared.
     UndeclareSome(&'static str, u8),
     AddIfMissing(Asked, Op),
     /// All pages, at the present or through a view.
     Find(Option<u8>, Asked),
     /// The first page; its cursor is kept.
     Begin(Asked),
-    /// The next page of a query that was begun, now or through a view.
+    /// The next page of a query that was begun, at the present or through a view.
     Continue(Option<u8>, u8),
-    /// A cursor where it does not belong.
+    /// A cursor with a query that it does not belong to.
     Misuse(Asked, u8),
     Get(Option<u8>, Id),
     /// Every history, and everything that changed since another view or so many generations.
@@ -99,7 +99,7 @@ fn id(random: &mut Rng) -> Id {
     if random.u8(..10) < 9 { random.u8(..NAMED) } else { random.u8(NAMED..IDS) }
 }
 
-/// A value, or none: the field is left out then.
+/// A value, or none: then the field is left out.
 fn value(random: &mut Rng) -> Option<Value> {
     Some(match random.u8(..20) {
         0..=4 => json!(1),

@@ -1,4 +1,4 @@
-//! Conditions and orders with an evaluator of their own: every entity is looked at and nothing is clever.
+//! Conditions and orders with an evaluator of their own, which looks at every entity.
 
 use std::cmp::Ordering;
 
@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::reference::Doc;
 
-/// The fields that documents have and indexes are on.
+/// The fields that documents have and that indexes are on.
 pub(super) const FIELDS: [&str; 3] = ["data.a", "data.b", "metadata.m"];
-/// One more that only conditions look at: an item of an array.
+/// One more field, which only conditions use: an item of an array.
 const INSIDE: &str = "data.a.0";
 
 #[derive(Debug, Clone, PartialEq)]
@@ -35,7 +35,7 @@ pub(super) enum Test {
     StartsWith(&'static str),
 }
 
-/// A query, apart from where it starts.
+/// A query, without its start position.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Asked {
     pub(super) entity_type: Option<&'static str>,
@@ -46,7 +46,7 @@ pub(super) struct Asked {
     pub(super) as_json: bool,
 }
 
-/// Where an entity stands in the results of a query.
+/// The position of an entity in the results of a query.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
     values: Vec<Option<Value>>,
@@ -63,7 +63,7 @@ fn find<'a>(doc: &'a Doc, path: &str) -> Option<&'a Value> {
     }
 }
 
-/// Numbers, strings and so on; what is missing comes first.
+/// Numbers, strings and so on; a missing value comes first.
 fn kind(value: Option<&Value>) -> u8 {
     match value {
         None => 0,
@@ -184,7 +184,7 @@ impl Condition {
         }
     }
 
-    /// Whether every match has one value in this field, and the condition says so in plain words.
+    /// True if the condition directly requires one value of this field.
     fn pins(&self, path: &str) -> bool {
         match self {
             Condition::Is(of, Test::Equals(_)) => *of == path,
@@ -215,7 +215,7 @@ impl Asked {
         Place { values: self.order.iter().map(|(path, _)| find(doc, path).cloned()).collect(), id: id.into() }
     }
 
-    /// What is equal in all fields of the order comes by id, in the direction of the last of them.
+    /// Entities that are equal in all fields of the order come by id, in the direction of the last field.
     pub(super) fn order(&self, a: &Place, b: &Place) -> Ordering {
         let turned = |order: Ordering, down: bool| if down { order.reverse() } else { order };
         let values = a.values.iter().zip(&b.values).zip(&self.order);
@@ -224,13 +224,13 @@ impl Asked {
         unequal.chain([turned(a.id.cmp(&b.id), last)]).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
     }
 
-    /// Whether an index that starts with this field must be used.
+    /// True if an index that starts with this field must be used.
     pub(super) fn needs_index(&self, path: &str) -> bool {
         self.entity_type.is_some() && self.condition.pins(path)
     }
 }
 
-/// The value of a unique combination; `None` if any part is missing or null. What is equal reads the same.
+/// The value of a unique combination; `None` if any part is missing or null. Equal values have the same text.
 pub(super) fn combined(doc: &Doc, fields: &[&'static str]) -> Option<String> {
     let mut text = String::new();
     for path in fields {

@@ -1,4 +1,4 @@
-//! Entities as they are promised to be, told naively: a list of versions for each id, and every question answered by
+//! Entities as they are promised, in a naive form: a list of versions for each id, and every question answered by
 //! looking through all of them. Nothing here knows indexes, keys or commits.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,7 +54,7 @@ impl Op {
 
 pub(super) type State = BTreeMap<String, Vec<Version>>;
 
-/// What restore brings back.
+/// What a restore brings back.
 #[derive(Debug, Clone)]
 pub(super) struct Snapshot {
     entities: State,
@@ -72,23 +72,23 @@ pub(super) struct Reference {
     pub(super) time: u64,
     /// When each generation was committed.
     times: BTreeMap<u64, u64>,
-    /// When something was last declared of a type, or taken back, be it in vain.
+    /// When something was last declared or undeclared on a type, even without success.
     pub(super) redeclared: BTreeMap<&'static str, u64>,
     /// Generations at which an index was half built or half cleared.
     half: BTreeSet<u64>,
 }
 
-/// What a transaction comes to.
+/// The result of a transaction that landed.
 pub(super) struct Landed {
     pub(super) changed: bool,
     pub(super) ops: Vec<OpReceipt>,
 }
 
-/// How many entities an index takes in, or gives up, in one commit.
+/// How many entities an index adds or removes in one commit.
 const BATCH: u64 = 200;
 
 impl Reference {
-    /// After the three commits that declare the spaces.
+    /// The state after the three commits that declare the spaces.
     pub(super) fn new(now: u64) -> Reference {
         Reference {
             entities: State::new(),
@@ -131,7 +131,7 @@ impl Reference {
         self.version(id, at).and_then(|version| entity(id, version))
     }
 
-    /// Everything that a query finds behind a place, without limit.
+    /// Everything that a query finds after a position, without limit.
     pub(super) fn find(&self, asked: &Asked, at: u64, after: Option<&Place>) -> Vec<(Place, Entity)> {
         let mut found = Vec::new();
         for id in self.entities.keys() {
@@ -151,23 +151,23 @@ impl Reference {
         touched.map(|(id, _)| id.clone()).collect()
     }
 
-    /// Whether an entity was of a type at any time.
+    /// True if an entity was of a type at any time.
     pub(super) fn was_ever(&self, id: &str, entity_type: &str) -> bool {
         let mut docs = self.entities.get(id).into_iter().flatten().filter_map(|version| version.doc.as_ref());
         docs.any(|doc| doc.entity_type == entity_type)
     }
 
-    /// The generation that a time means.
+    /// The generation that a time refers to.
     pub(super) fn generation_at(&self, time: u64) -> Option<u64> {
         if time >= self.time {
             return Some(self.generation);
         }
-        // A restore itself is not found by its time once something was committed after it.
+        // The time of a restore itself is not found once something was committed after it.
         let kept = self.times.range(self.floor + 1..).take_while(|(_, at)| **at <= time);
         kept.last().map(|(generation, _)| *generation).or((self.floor == 0).then_some(0))
     }
 
-    /// What was declared of a type at a generation.
+    /// The declarations on a type at a generation.
     pub(super) fn declared_at(&self, entity_type: &str, at: u64) -> Vec<Fields> {
         let held = self.past_declared.iter().rev().find(|(generation, _)| *generation <= at);
         held.and_then(|(_, declared)| declared.get(entity_type)).cloned().unwrap_or_default()
@@ -191,7 +191,7 @@ impl Reference {
         None
     }
 
-    /// What an operation alone fails with.
+    /// The error of an operation by itself.
     fn refused(&self, op: &Op) -> Option<EntityError> {
         let (id, found) = (op.id(), self.rev(op.id()));
         let missing = || Some(EntityError::NotFound { id: id.as_str().into() });
@@ -243,8 +243,8 @@ impl Reference {
         }
     }
 
-    /// The operations that write, with what they leave: those that fail by themselves, and those that find their
-    /// entity there, leave nothing.
+    /// The operations that write, with the documents they leave. Operations that fail by themselves, or whose entity
+    /// already exists, leave nothing.
     fn staged(&self, ops: &[Op]) -> Vec<(usize, String, Option<Doc>)> {
         let mut seen = BTreeSet::new();
         let mut staged = Vec::new();
@@ -256,7 +256,7 @@ impl Reference {
         staged
     }
 
-    /// Every failed check, in the order of the operations; and where two answers are right, the other one.
+    /// Every failed check, in the order of the operations; and the second right answer where there are two.
     pub(super) fn failures(&self, ops: &[Op], at_generation: Option<u64>) -> Vec<(FailedOp, Option<EntityError>)> {
         let mut failed = Vec::new();
         if let Some(expected) = at_generation.filter(|expected| *expected != self.generation) {
@@ -291,7 +291,7 @@ impl Reference {
             if taken.is_none() || taken == value(self.doc(id, self.generation)) {
                 continue;
             }
-            // Who has the value when all operations before this one are made, and those behind it as well.
+            // The owner of the value after all earlier operations, and after all later ones as well.
             let earlier = staged[..at].iter().find(|(_, other, doc)| {
                 value(doc.as_ref()) == taken && value(self.doc(other, self.generation)) != taken
             });
@@ -314,12 +314,12 @@ impl Reference {
         failed
     }
 
-    /// Makes all operations, or gives what a transaction that cannot be is refused with.
+    /// Makes all operations, or returns the error of an impossible transaction.
     pub(super) fn check(ops: &[Op]) -> Result<(), EntityError> {
         Reference::written_twice(ops).map_or(Ok(()), Err)
     }
 
-    /// Makes operations of which none fails.
+    /// Makes operations that do not fail.
     pub(super) fn apply(&mut self, ops: &[Op], now: u64, author: Option<&str>) -> Landed {
         let staged = self.staged(ops);
         let changed = !staged.is_empty();
@@ -375,7 +375,7 @@ fn entity(id: &str, version: &Version) -> Option<Entity> {
     })
 }
 
-/// Declarations, and what becomes of everything when a snapshot comes back.
+/// Declarations, and the effect of a restore.
 impl Reference {
     fn count(&self, entity_type: &str) -> u64 {
         let live = self.entities.keys().filter_map(|id| self.doc(id, self.generation));
@@ -386,7 +386,7 @@ impl Reference {
         self.past_declared.push((self.generation, self.declared.clone()));
     }
 
-    /// Two entities that stand in the way of a unique combination.
+    /// Two entities with the same unique combination.
     fn doubled(&self, entity_type: &'static str, fields: &[&'static str]) -> Option<(String, String)> {
         let mut owners: BTreeMap<String, &String> = BTreeMap::new();
         for id in self.entities.keys() {
@@ -399,8 +399,9 @@ impl Reference {
         None
     }
 
-    /// A commit for the intention, one for every batch of entities, one to say that it is ready. Those that come after
-    /// one that cannot be are left to be finished by whoever declares something next, so the model asks for one only.
+    /// A commit for the intention, one for every batch of entities, and one that marks the index as ready. After a
+    /// declaration that fails, the remaining ones of the same call are finished by the next declaration, so the model
+    /// declares one at a time.
     pub(super) fn declare(&mut self, entity_type: &'static str, index: Fields, now: u64) -> Result<(), EntityError> {
         if self.declared.get(entity_type).is_some_and(|declared| declared.contains(&index)) {
             return Ok(());
@@ -410,7 +411,7 @@ impl Reference {
         if index.1
             && let Some((owner, id)) = self.doubled(entity_type, &index.0)
         {
-            // To be dropped, and dropped.
+            // Marked as to be dropped, and dropped.
             self.tick(now);
             self.tick(now);
             self.half.extend(begin + 1..self.generation);
@@ -452,7 +453,7 @@ impl Reference {
         self.redeclared.insert(entity_type, self.generation);
     }
 
-    /// Whether nothing was half done at a generation.
+    /// True if no index was half built or half cleared at a generation.
     pub(super) fn is_settled(&self, at: u64) -> bool {
         !self.half.contains(&at)
     }
@@ -465,7 +466,7 @@ impl Reference {
         Snapshot { entities: entities.collect(), declared: held.map(|(_, held)| held.clone()).unwrap_or_default() }
     }
 
-    /// History begins anew. What is as it was keeps its version; everything else gets a rev above all it ever had.
+    /// History begins anew. Unchanged entities keep their version; all others get a rev above all earlier ones.
     pub(super) fn restore(&mut self, snapshot: &Snapshot, now: u64) -> Generation {
         let at = self.tick(now);
         let ids: BTreeSet<String> = self.entities.keys().chain(snapshot.entities.keys()).cloned().collect();
@@ -492,7 +493,7 @@ impl Reference {
         at.generation
     }
 
-    /// What is known of who made a version: nothing from before history began.
+    /// The author of a version; unknown for versions from before history began.
     pub(super) fn author(&self, version: &Version) -> Option<String> {
         version.author.clone().filter(|_| version.at.generation.0 > self.floor)
     }

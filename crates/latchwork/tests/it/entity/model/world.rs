@@ -1,4 +1,4 @@
-//! Entities and the reference side by side. Each command is given to both; the first difference is the answer.
+//! Entities and the reference side by side. Each command runs on both; the first difference is the answer.
 
 mod reading;
 mod writing;
@@ -24,13 +24,13 @@ pub(super) struct World {
     env: Env,
     clock: Arc<VirtualClock>,
     disk: SimDisk,
-    /// `None` only while they are opened again.
+    /// `None` only while the entities are opened again.
     entities: Option<Entities>,
     views: Vec<Looked>,
-    /// Queries that were begun, with the place where they go on.
+    /// Queries that were begun, with the position where they continue.
     begun: Vec<(Asked, Cursor, Place)>,
     snapshots: Vec<(String, Snapshot)>,
-    /// Ids that were made up for entities, in the order in which they appeared.
+    /// Ids that the store generated, in the order in which they appeared.
     made: Vec<String>,
     reference: Reference,
 }
@@ -44,7 +44,7 @@ struct Looked {
     finds: Vec<Found>,
 }
 
-/// A find: what was asked and from where on, the ids and revs it gave, and whether there was more.
+/// A find: the query and its start position, the ids and revs of the result, and whether there was more.
 type Found = (Asked, Option<Place>, Vec<(String, u64)>, bool);
 
 type Compared = Result<(), String>;
@@ -53,7 +53,7 @@ fn same<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Compared {
     if found == expected { Ok(()) } else { Err(format!("{what}:\n  found    {found:?}\n  expected {expected:?}")) }
 }
 
-/// Spaces have numbers that are nobody's business here.
+/// The text without the numbers of spaces, which the reference does not know.
 fn told<T>(result: Result<T, EntityError>) -> Result<T, String> {
     result.map_err(|error| match error {
         EntityError::Store(StoreError::HistoryDropped { oldest, .. }) => dropped(oldest.0),
@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// A rev near the present one of an entity, also of one that is gone.
+    /// A rev near the present one of an entity, also of a removed one.
     fn rev(&self, id: &str, off: i8) -> u64 {
         let last = self.reference.entities.get(id).and_then(|versions| versions.last());
         last.map_or(0, |last| last.rev).saturating_add_signed(i64::from(off))
@@ -192,7 +192,7 @@ impl World {
         }
     }
 
-    /// After every command.
+    /// Runs after every command.
     pub(super) async fn check_generation(&self) -> Compared {
         let generation = self.entities().store().generation().await.map_err(|error| error.to_string())?;
         same("the generation", generation, Generation(self.reference.generation))
@@ -215,7 +215,7 @@ impl World {
         let path = format!("/snapshot {}", self.snapshots.len());
         let Looked { view, released, .. } = &self.views[view];
         let at = view.generation().0;
-        // What is half done is finished by the next declaration; the crash tests look at that.
+        // Half-done work is finished by the next declaration; the crash tests cover that.
         if !self.reference.is_settled(at) {
             return Ok(());
         }
@@ -253,14 +253,14 @@ impl World {
         Ok(())
     }
 
-    /// Why a view cannot be read.
+    /// The error of a view that cannot be read.
     fn unreadable(&self, at: u64, released: bool) -> Option<String> {
         let generation = Generation(at);
         let error = released.then(|| format!("{:?}", EntityError::Released { generation }));
         error.or((at < self.reference.floor).then(|| dropped(self.reference.floor)))
     }
 
-    /// What is left at the end must be whole, and every index must find what a look at everything finds.
+    /// The final state must be sound, and every index must find what a full scan finds.
     pub(super) async fn finish(&mut self) -> Compared {
         let damage = told(self.entities().verify().await)?;
         same("verify", damage.len(), 0).map_err(|what| format!("{what}\n{damage:?}"))?;

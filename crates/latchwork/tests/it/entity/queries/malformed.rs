@@ -1,4 +1,4 @@
-//! Filters, orders and cursors that cannot be: each refused with its place.
+//! Malformed filters, orders and cursors: each is refused with its place.
 
 use latchwork::entity::{Cursor, Direction, EntityError, Filter, FilterProblem, Query, TypeSpec, field};
 use serde_json::{Value, json};
@@ -99,7 +99,7 @@ async fn a_malformed_filter_in_code_says_the_same(bench: Bench) {
     ];
     for (filter, at) in cases {
         let well = || field("data.b").equals(1);
-        // However it is combined.
+        // However the filter is combined.
         let wrapped = [
             filter.clone(),
             filter.clone().negate(),
@@ -119,7 +119,7 @@ async fn filters_nest_128_deep_and_no_deeper(bench: Bench) {
     let in_json = |depth: usize| (1..depth).fold(json!({"data.a": 1}), |inner, _| json!({"not": inner}));
     let in_code = |depth: usize| (1..depth).fold(field("data.a").equals(1), |inner, _| inner.negate());
     for filter in [in_json(120).into(), in_code(120)] {
-        // An odd number of times not.
+        // Negated an odd number of times.
         assert_eq!(entities.find(&Query::of("t").filter(filter)).await.unwrap().items.len(), 0);
     }
     for depth in [129, 500] {
@@ -187,7 +187,7 @@ async fn a_cursor_of_another_query_is_refused(bench: Bench) {
                 Err(error) => panic!("{error}"),
             }
         }
-        // The limit may differ from page to page, and the cursor holds on any view.
+        // The limit may differ from page to page, and the cursor is valid on any view.
         let past = entities.now().await.unwrap();
         assert!(past.find(&query.clone().limit(1).after(cursors[at].clone())).await.is_ok());
     }

@@ -7,7 +7,7 @@ use super::{fill, found};
 use crate::backends::{Bench, on_every_backend};
 
 on_every_backend!(
-    every_operator_holds_of_just_what_it_says,
+    every_operator_matches_exactly_what_it_says,
     filters_are_combined,
     paths_lead_through_objects_and_arrays,
     a_filter_in_json_is_the_filter_in_code,
@@ -15,7 +15,7 @@ on_every_backend!(
     a_type_sees_only_its_own,
 );
 
-/// Values by their names, the ids of the entities that have them; one entity has none.
+/// Values by their names, which are the ids of the entities that have them; one entity has none.
 fn values() -> Vec<(&'static str, Option<Value>)> {
     vec![
         ("missing", None),
@@ -44,7 +44,7 @@ fn values() -> Vec<(&'static str, Option<Value>)> {
 
 type Case = (fn(FieldRef) -> Filter, Value, &'static [&'static str]);
 
-/// (in code, as JSON behind the path, whom it holds of)
+/// (in code, as JSON under the path, the ids of the matches)
 fn comparisons() -> Vec<Case> {
     vec![
         (|f| f.equals(1), json!(1), &["one", "one_float"]),
@@ -120,7 +120,7 @@ fn sorted(ids: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
     ids
 }
 
-async fn every_operator_holds_of_just_what_it_says(bench: Bench) {
+async fn every_operator_matches_exactly_what_it_says(bench: Bench) {
     let entities = bench.entities().await;
     let paths = ["data.v", "metadata.v", "data.deep.1.v", "metadata.x.y\\.z"];
     for (at, path) in paths.into_iter().enumerate() {
@@ -151,7 +151,7 @@ async fn every_operator_holds_of_just_what_it_says(bench: Bench) {
                 );
                 let by_json = found(&entities, &query(as_json)).await;
                 assert_eq!(sorted(by_json), whom(expected), "{path} {json} as JSON, {kind}");
-                // What is not so includes those that have nothing there.
+                // A negation also matches entities without the field.
                 let others: Vec<&str> = all.iter().copied().filter(|id| !expected.contains(id)).collect();
                 let negated = found(&entities, &query(code.negate())).await;
                 assert_eq!(sorted(negated), whom(&others), "not {path} {json}, {kind}");
@@ -245,7 +245,7 @@ async fn paths_lead_through_objects_and_arrays(bench: Bench) {
             assert_eq!(found(&entities, &query).await, [name.as_str()], "{path}");
         }
     }
-    // Where there is nothing, or something else than a container, nothing is found and nothing fails.
+    // If there is no value, or no container, nothing is found and nothing fails.
     fill(&entities, "odd", [("odd", json!({"a": 1, "list": [1]}))]).await;
     for path in
         ["data.a.b", "data.list.1", "data.list.x", "data.list.-1", "data.list.00", "data.list.99999999999999999999"]
@@ -261,7 +261,7 @@ async fn paths_lead_through_objects_and_arrays(bench: Bench) {
 
 async fn a_filter_in_json_is_the_filter_in_code(_: Bench) {
     for (code, json, _) in comparisons() {
-        // The last case is made of two in code.
+        // In code, the last case consists of two filters.
         if json != json!({"exists": true, "equals": "no such"}) {
             let code = code(field("data.v"));
             let as_json = Filter::from(json!({"data.v": json}));

@@ -1,4 +1,4 @@
-//! Orders: by several fields, in mixed directions, over values of every kind and none.
+//! Orders: by several fields, in mixed directions, over values of every kind and missing values.
 
 use latchwork::entity::{Direction, Query, TypeSpec};
 use serde_json::json;
@@ -63,7 +63,7 @@ async fn values_of_all_kinds_have_one_order(bench: Bench) {
     entities.declare(TypeSpec::new("indexed").index(["data.v"])).await.unwrap();
     entities.declare(TypeSpec::new("unique").unique(["data.v"])).await.unwrap();
     for name in ["plain", "indexed", "unique"] {
-        // Ids that go another way than the values.
+        // Ids whose order differs from that of the values.
         let id = |at: usize| format!("{name}-{:02}", (at * 17) % in_order.len());
         for (at, data) in in_order.iter().enumerate().rev() {
             fill(&entities, name, [(id(at).as_str(), data.clone())]).await;
@@ -106,7 +106,7 @@ async fn several_fields_and_directions_decide_one_after_the_other(bench: Bench) 
             let query = order.iter().fold(Query::of(name), |query, (path, way)| query.order_by(path, *way));
             let ids: Vec<String> = found(&entities, &query).await;
             let ids: String = ids.iter().map(|id| id.trim_start_matches(name)).collect();
-            // Equals may come in the order of their ids or against it, as long as pages agree.
+            // Equal entities may come in the order of their ids or in the reverse order, as long as pages agree.
             let expected = if expected.contains("14") && ids.contains("41") {
                 expected.replace("14", "41")
             } else {

@@ -11,7 +11,7 @@ use Direction::{Ascending, Descending};
 on_every_backend!(
     every_plan_visits_everything_exactly_once,
     pages_of_a_pinned_view_do_not_move,
-    pages_of_the_present_go_on_behind_what_was_seen,
+    pages_of_the_present_continue_after_the_last_seen_entity,
     the_last_page_says_that_it_is_the_last,
 );
 
@@ -100,7 +100,7 @@ async fn pages_of_a_pinned_view_do_not_move(bench: Bench) {
     assert_eq!(ids(&second.items), ["06", "07", "08", "09", "10", "11"]);
 }
 
-async fn pages_of_the_present_go_on_behind_what_was_seen(bench: Bench) {
+async fn pages_of_the_present_continue_after_the_last_seen_entity(bench: Bench) {
     let entities = bench.entities().await;
     entities.declare(TypeSpec::new("t").index(["data.n"])).await.unwrap();
     for order in [vec![], vec![("data.n", Ascending)], vec![("data.m", Ascending)]] {
@@ -109,7 +109,7 @@ async fn pages_of_the_present_go_on_behind_what_was_seen(bench: Bench) {
         let query = order.iter().fold(Query::of("t"), |query, (path, way)| query.order_by(path, *way)).limit(3);
         let first = entities.find(&query).await.unwrap();
         assert_eq!(ids(&first.items), ["00", "02", "04"]);
-        // The last one of the page goes, one comes in front and one behind.
+        // The last entity of the page is removed, one is added before it and one after it.
         entities.remove("04").await.unwrap();
         entities.add_many([add(3), add(5)]).await.unwrap();
         let second = entities.find(&query.clone().after(first.next.unwrap())).await.unwrap();
@@ -124,7 +124,7 @@ async fn the_last_page_says_that_it_is_the_last(bench: Bench) {
     assert!(entities.find(&Query::of("t").limit(1)).await.unwrap().next.is_none());
     entities.add_many((0..1001).map(|n| Add::new("t").id(format!("{n:04}")))).await.unwrap();
     let page = entities.find(&Query::of("t")).await.unwrap();
-    assert_eq!((page.items.len(), page.next.is_some()), (1000, true), "1,000 unless something else is said");
+    assert_eq!((page.items.len(), page.next.is_some()), (1000, true), "1,000 by default");
     let last = entities.find(&Query::of("t").after(page.next.unwrap())).await.unwrap();
     assert_eq!((ids(&last.items), last.next), (vec!["1000".to_string()], None));
 }

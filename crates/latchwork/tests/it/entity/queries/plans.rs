@@ -1,4 +1,4 @@
-//! Which way a query is answered, and that it says so: by a declared index, or by looking at everything.
+//! Which plan answers a query, and that the plan says so: a declared index, or a scan.
 
 use latchwork::entity::{Access, Add, Direction, Filter, Query, TypeSpec, field};
 use serde_json::json;
@@ -10,9 +10,9 @@ use Direction::{Ascending, Descending};
 
 on_every_backend!(
     a_plan_names_the_index_it_uses,
-    without_an_index_everything_is_looked_at_and_said_so,
-    an_index_looks_at_little,
-    a_field_without_an_index_is_never_empty_for_that,
+    without_an_index_the_plan_says_that_everything_is_scanned,
+    an_index_scans_few_entities,
+    a_field_without_an_index_is_still_found,
 );
 
 async fn a_plan_names_the_index_it_uses(bench: Bench) {
@@ -60,7 +60,7 @@ async fn a_plan_names_the_index_it_uses(bench: Bench) {
     assert_eq!(plan.access, expected);
 }
 
-async fn without_an_index_everything_is_looked_at_and_said_so(bench: Bench) {
+async fn without_an_index_the_plan_says_that_everything_is_scanned(bench: Bench) {
     let entities = bench.entities().await;
     entities.add_many((0..50).map(|n| Add::new("t").id(format!("{n:02}")).data(json!({"n": n})))).await.unwrap();
     entities.add_many((0..10).map(|n| Add::new("other").id(format!("x{n}")).data(json!({"n": n})))).await.unwrap();
@@ -72,7 +72,7 @@ async fn without_an_index_everything_is_looked_at_and_said_so(bench: Bench) {
     assert!(page.plan.scans() && page.plan.access == Access::ScanAll);
 }
 
-async fn an_index_looks_at_little(bench: Bench) {
+async fn an_index_scans_few_entities(bench: Bench) {
     let entities = bench.entities().await;
     entities.declare(TypeSpec::new("t").index(["data.n"]).unique(["data.u"])).await.unwrap();
     let item = |n: u32| Add::new("t").id(format!("{n:03}")).data(json!({"n": n % 10, "u": n}));
@@ -96,7 +96,7 @@ async fn an_index_looks_at_little(bench: Bench) {
     }
 }
 
-async fn a_field_without_an_index_is_never_empty_for_that(bench: Bench) {
+async fn a_field_without_an_index_is_still_found(bench: Bench) {
     let entities = bench.entities().await;
     entities.declare(TypeSpec::new("t").index(["data.a"]).unique(["data.u"])).await.unwrap();
     let item = |n: u32| Add::new("t").id(format!("{n:02}")).data(json!({"a": n, "b": n, "c": [n], "u": null}));

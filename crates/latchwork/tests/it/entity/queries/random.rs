@@ -1,4 +1,4 @@
-//! Random queries over random entities: an index, a scan and the reference must all say the same, on every view.
+//! Random queries over random entities: an index, a scan and the reference must all return the same, on every view.
 
 use fastrand::Rng;
 use latchwork::entity::{Add, Entities, EntityView, Query, TypeSpec, Update};
@@ -20,7 +20,7 @@ fn declared() -> TypeSpec {
         .index(["data"])
 }
 
-/// Writes one document under both types, or changes it.
+/// Adds or changes one document under both types.
 async fn put(entities: &Entities, document: &Document, is_new: bool) {
     for name in ["declared", "plain"] {
         let id = format!("{name}/{}", document.id);
@@ -68,7 +68,7 @@ async fn an_index_a_scan_and_the_reference_agree(bench: Bench) {
     super::super::conformance::assert_sound(&entities).await;
 }
 
-/// One random query, and whether an index answered it.
+/// One random query. Returns whether an index answered it.
 async fn check(entities: &Entities, view: &EntityView, documents: &[Document], random: &mut Rng) -> usize {
     let (condition, order) = (condition(random, 3), order(random));
     let limit = random.usize(1..40);

@@ -1,4 +1,4 @@
-//! What a query must give, worked out anew from the words of the specification; shares nothing with the code it checks.
+//! What a query must return, derived from the words of the specification; shares nothing with the code it checks.
 
 use std::cmp::Ordering;
 
@@ -186,7 +186,7 @@ pub(super) fn ordered(query: Query, order: &Order) -> Query {
     order.iter().fold(query, |query, (path, direction)| query.order_by(path, *direction))
 }
 
-/// The ids of the documents that a condition holds of, in an order; ties by id, the way of the last field.
+/// The ids of the matching documents, in an order; ties by id, in the direction of the last field.
 pub(super) fn answer(documents: &[Document], condition: &Condition, order: &Order) -> Vec<String> {
     let mut found: Vec<&Document> = documents.iter().filter(|document| condition.holds(document)).collect();
     let directed = |direction: Direction, order: Ordering| match direction {
@@ -201,7 +201,7 @@ pub(super) fn answer(documents: &[Document], condition: &Condition, order: &Orde
     found.into_iter().map(|document| document.id.clone()).collect()
 }
 
-/// Values of every kind, few enough to meet again.
+/// Values of every kind, few enough to repeat.
 pub(super) fn value(random: &mut Rng) -> Value {
     match random.u8(..16) {
         0 => json!(null),

@@ -1,4 +1,4 @@
-//! The executions: each takes locks by a plan, one within another, and lets go of them in one way or another.
+//! The executions: each acquires locks by a plan, one within another, and releases them in one way or another.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::oracle::Log;
 
 pub type Done<T> = Result<T, Failure>;
 
-/// How many permits the semaphore has.
+/// The number of permits of the semaphore.
 pub const PERMITS: u32 = 3;
 
 /// Which lock, and how much of it: two mutexes, a semaphore and a read-write lock.
@@ -28,9 +28,9 @@ pub enum How {
     Acquire,
     Within(u64),
     Try,
-    /// In a branch, against a sleep of so long.
+    /// In a branch that races against a sleep of so long.
     Race(u64),
-    /// In a branch, beside another one that sleeps.
+    /// In a branch, beside another branch that sleeps.
     Beside(u64),
 }
 
@@ -38,7 +38,7 @@ pub enum How {
 pub enum Then {
     Release,
     Drop,
-    /// Holds it while it goes on.
+    /// Holds the lock while the execution continues.
     Keep,
 }
 
@@ -60,7 +60,7 @@ pub enum End {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     pub takes: Vec<Take>,
-    /// Whether a deadlock is its end; if not, it lets go of everything.
+    /// Whether it fails after a deadlock; if not, it releases everything.
     pub gives_up: bool,
     pub end: End,
 }
@@ -76,7 +76,7 @@ pub fn taker(log: &Arc<Log>) -> Workflow<Plan, ()> {
         async move {
             let mut kept = Vec::new();
             let done = takes(&log, &ctx, &plan, &mut kept).await;
-            // It ends, or is given up; what it holds goes with it.
+            // The execution ends or gives up, and its locks are released with it.
             kept.iter().for_each(|guard: &CtxGuard| log.lets_go(guard.name(), guard.token()));
             done?;
             match plan.end {
@@ -111,7 +111,7 @@ async fn acquired(ctx: &Ctx, what: What, how: How) -> Done<Option<CtxGuard>> {
     }
 }
 
-/// Takes a lock in a branch, which may be given up at any time.
+/// Acquires a lock in a branch that may be given up at any time.
 async fn taken_aside(log: &Log, ctx: &Ctx, take: &Take) -> Done<()> {
     let Some(guard) = acquired(ctx, take.what, take.how).await? else { return Ok(()) };
     log.told(&format!("execution {}", ctx.id()), guard.name(), guard.token());

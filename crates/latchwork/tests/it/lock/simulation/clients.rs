@@ -1,4 +1,4 @@
-//! The play: which executions and clients there are, drawn from the seed, and what clients do.
+//! The simulation: which executions and clients there are, drawn from the seed, and what clients do.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use latchwork::workflow::{Result, WorkflowError};
 use super::cast::{self, End, How, PERMITS, Plan, Take, Then, What, ms};
 use super::oracle::{self, Log};
 
-/// Whose session it is.
+/// The session that a client uses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum By {
     Process,
-    /// Renews itself.
+    /// A session of its own, which renews itself.
     Own(u64),
     Hand(u64),
 }
 
-/// How a client lets go.
+/// How a client releases a lock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Gone {
     Released,
@@ -30,7 +30,7 @@ enum Gone {
 
 #[derive(Debug, Clone)]
 enum Act {
-    /// Takes a lock, and holds it for several times, after each of which it writes.
+    /// Acquires a lock and holds it for several periods. It writes after each of them.
     Holds {
         what: What,
         how: How,
@@ -38,7 +38,7 @@ enum Act {
         holds: Vec<(u64, bool)>,
         gone: Gone,
     },
-    /// Asks for the same twice.
+    /// Makes the same request twice.
     Repeats {
         what: What,
         lease: u64,
@@ -68,7 +68,7 @@ pub struct Play {
     log: Arc<Log>,
 }
 
-/// Times that often are the same, so that things happen at once.
+/// Times that are often equal, so that things happen at once.
 fn time(random: &mut fastrand::Rng) -> u64 {
     match random.u8(..6) {
         0 => 0,
@@ -179,7 +179,7 @@ impl Play {
     }
 }
 
-/// A lock that a client has. Wherever the client is given up, it is let go of.
+/// A lock that a client holds. It is released wherever the client stops.
 struct Held {
     log: Arc<Log>,
     guard: Option<LockGuard>,
@@ -284,7 +284,7 @@ impl Client {
         Some(Held { log: self.log.clone(), guard: Some(guard) })
     }
 
-    /// Writes something that only the holder may.
+    /// Makes a write that only the holder may make.
     async fn writes(&self, held: &Held) -> Locked<()> {
         let (store, guard) = (self.caller.engine().store(), held.guard());
         let key = store.space(SpaceSpec::new("written")).await?.key(guard.name().to_string());
@@ -343,7 +343,7 @@ impl Client {
         Ok(())
     }
 
-    /// When a lease is over for a while, nobody has the lock by it.
+    /// Some time after a lease has expired, its session no longer holds the lock.
     async fn is_passed_over(&self, held: &Held, renewed: Duration, lease: Duration) -> Locked<()> {
         let since = self.caller.env().monotonic() - renewed;
         let state = self.caller.engine().locks().inspect(held.guard().name()).await?;
@@ -361,7 +361,7 @@ impl Client {
         let (first, again) = tokio::join!(take(), take());
         let (Some(first), Some(again)) = (first?, again?) else { return Ok(()) };
         let (token, other) = (first.guard().token().number(), again.guard().token().number());
-        // The first may have been taken away before the second was asked for.
+        // The first grant may have been forced before the second request was made.
         if token != other && !self.log.is_let_go(first.guard().name(), token.min(other)) {
             self.log.complain(format!("{} has {token} and {other} for one request", self.name));
         }

@@ -1,4 +1,5 @@
-//! What everybody was told of locks, and whether it is so. The trace tells what was stored, in the store's order.
+//! What clients and executions were told about locks, and whether it is true. The trace shows what was stored, in the
+//! store's order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -21,13 +22,13 @@ pub struct Log {
 #[derive(Default)]
 struct Said {
     complaints: Vec<String>,
-    /// Who was told to have a lock, and when.
+    /// Which owner was told that it holds a lock, and when.
     told: BTreeMap<Grant, (String, Duration)>,
-    /// When somebody has begun to let go, or was made to.
+    /// When an owner began to release a grant, or was made to.
     lets_go: BTreeMap<Grant, Duration>,
-    /// When an operator has begun to take one away.
+    /// When an operator began to release a grant by force.
     taken: BTreeMap<Grant, Duration>,
-    /// When somebody was told that a lock of its own is released.
+    /// When an owner was told that its lock is released.
     freed: BTreeMap<Grant, Duration>,
     writes: u64,
 }
@@ -38,7 +39,7 @@ impl Log {
     }
 
     fn now(&self) -> Duration {
-        self.env.get().expect("nothing runs before somebody has started it").monotonic()
+        self.env.get().expect("nothing runs before the simulation has started").monotonic()
     }
 
     pub fn complain(&self, what: String) {
@@ -71,12 +72,12 @@ impl Log {
         self.said.lock().freed.entry((lock.to_string(), token.number())).or_insert(now);
     }
 
-    /// Whether somebody has begun to let go of it, or to take it away.
+    /// True if the owner or an operator has begun to release this grant.
     pub fn is_let_go(&self, lock: &LockName, token: u64) -> bool {
         self.said.lock().lets_go.contains_key(&(lock.to_string(), token))
     }
 
-    /// A number for a write.
+    /// A new number for a write.
     pub fn writes(&self) -> u64 {
         let mut said = self.said.lock();
         said.writes += 1;
@@ -84,7 +85,7 @@ impl Log {
     }
 }
 
-/// Everything that is wrong.
+/// Returns everything that is wrong.
 pub fn judge(log: &Log, play: &str, is_calm: bool, report: &Report) -> Vec<String> {
     let said = std::mem::take(&mut *log.said.lock());
     let mut judge = Judge::new(&said);
@@ -108,7 +109,7 @@ struct Judge<'a> {
     held: BTreeSet<Grant>,
     granted: BTreeMap<Grant, (String, Duration)>,
     released: BTreeMap<Grant, Duration>,
-    /// What an operator has taken away from somebody who held it.
+    /// Grants that an operator has released by force while they were held.
     forced: BTreeMap<Grant, (String, Duration)>,
     /// The last token that was granted of a lock.
     last: BTreeMap<String, u64>,
@@ -169,7 +170,7 @@ impl Judge<'_> {
             What::Forced { lock, token, owner, was_held } => {
                 let grant = (lock.to_string(), *token);
                 let is_wanted = self.said.taken.get(&grant).is_some_and(|taken| *taken <= at);
-                self.complain(!is_wanted, || format!("{owner} was made to let go of {grant:?}, and nobody wanted it"));
+                self.complain(!is_wanted, || format!("{owner} was made to let go of {grant:?}, unasked"));
                 if *was_held {
                     self.forced.insert(grant, (owner.to_string(), at));
                 }
@@ -179,7 +180,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Nobody loses a lock but by letting go of it, by an operator, by its end, or by a lease that was not renewed.
+    /// An owner loses a lock only by its own release, by an operator, by its end, or by a lease that was not renewed.
     fn released(&mut self, at: Duration, grant: Grant, owner: &Owner) {
         self.held.remove(&grant);
         let is_told = self.said.told.get(&grant).is_some_and(|(_, told)| *told <= at);
@@ -209,7 +210,7 @@ impl Judge<'_> {
         self.complain(what == "write refused" && was_held && is_held, || format!("{grant:?} was held, and refused"));
     }
 
-    /// Without faults, nobody has a lock for long without having been told.
+    /// Without faults, no owner holds a lock for long before it is told so.
     fn unknown(&mut self) {
         let is_known = |grant: &Grant| self.said.told.contains_key(grant);
         let unknown = self.granted.iter().filter(|(grant, _)| !is_known(grant));
@@ -217,13 +218,13 @@ impl Judge<'_> {
             self.released.get(*grant).is_none_or(|released| *released > *at + Duration::from_secs(1))
         };
         let unknown: Vec<_> = unknown.filter(is_long).map(|(grant, (owner, _))| format!("{owner} {grant:?}")).collect();
-        self.complain(!unknown.is_empty(), || format!("nobody was told of {unknown:?}"));
+        self.complain(!unknown.is_empty(), || format!("no owner was told of {unknown:?}"));
     }
 
     fn afterwards(&mut self) {
         let said = self.said;
         for (grant, (owner, told)) in &said.told {
-            // One that was granted and taken away by an operator in one commit is on record with the operator alone.
+            // A request that was granted and forced in one commit is recorded only as forced.
             let granted = self.granted.get(grant).or_else(|| self.forced.get(grant)).cloned();
             let fits = granted.as_ref().is_some_and(|(granted, at)| granted == owner && at <= told);
             self.complain(!fits, || format!("{owner} was told of {grant:?}, which was granted {granted:?}"));

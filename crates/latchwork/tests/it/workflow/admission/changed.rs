@@ -1,5 +1,5 @@
-//! A definition that says something else of its starts than the one that an earlier process had. What is stored counts:
-//! permits and places that executions have, and the keys that they were started under.
+//! A definition whose limits differ from those of an earlier process. The stored records decide: the permits and
+//! positions that executions have, and the keys that they were started under.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{Lives, held, import, settle, used};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What a caller of a start is told.
+/// What the caller of a start is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
     Runs,
@@ -22,7 +22,7 @@ enum Told {
 
 use Told::{Rejected, Runs, Waits};
 
-/// Starts an execution and looks what becomes of it.
+/// Starts an execution and returns what becomes of it.
 async fn start(engine: &Engine, import: &Workflow<String, String>, id: &str) -> Told {
     match engine.start(import, id.into()).id(id).await {
         Err(WorkflowError::LimitReached { .. }) => return Rejected,
@@ -32,7 +32,7 @@ async fn start(engine: &Engine, import: &Workflow<String, String>, id: &str) -> 
     if engine.why(id).await.unwrap().queue.is_some() { Waits } else { Runs }
 }
 
-/// Those of a definition's executions that have begun, in no order.
+/// The executions of the workflow that have begun, in no order.
 async fn begun(engine: &Engine) -> Vec<String> {
     let page = engine.list(Filter::new().workflow("import")).ascending().limit(100).await.unwrap();
     let mut begun = Vec::new();
@@ -45,16 +45,16 @@ async fn begun(engine: &Engine) -> Vec<String> {
     begun
 }
 
-/// A definition, what starts under it come to, and then another.
+/// A definition with the results of starts under it, and then another definition.
 struct Case {
     what: &'static str,
     first: WorkflowBuilder,
     starts: &'static [(&'static str, Told)],
     second: WorkflowBuilder,
-    /// Those that have begun when the second process has started.
+    /// The executions that have begun when the second process has started.
     begun: &'static [&'static str],
     later: &'static [(&'static str, Told)],
-    /// How many of the executions of both may run at once, from when at most so many run.
+    /// How many executions of both definitions may run at once.
     most: usize,
 }
 
@@ -63,7 +63,7 @@ fn by_letter(max: u32) -> WorkflowBuilder {
     import().concurrency_by(max, |id: &String| id[..1].to_string())
 }
 
-/// Lines that become rejections and the other way round, and limits that are removed.
+/// Queues that become rejections and the reverse, and limits that are removed.
 fn lines_and_removals() -> Vec<Case> {
     let line = Queue::new;
     vec![
@@ -115,7 +115,7 @@ fn lines_and_removals() -> Vec<Case> {
     ]
 }
 
-/// Limits that are added, lowered and raised, and keys that are computed otherwise.
+/// Limits that are added, lowered and raised, and keys that are computed in another way.
 fn other_limits() -> Vec<Case> {
     let line = Queue::new;
     vec![
@@ -176,8 +176,8 @@ fn other_limits() -> Vec<Case> {
     ]
 }
 
-/// Each case by itself: in the end all that were accepted have run, one after the other as far as the limit says so,
-/// and nothing is left of the limit.
+/// Each case by itself: in the end all accepted executions have run, as many at once as the limit allows, and no record
+/// of the limit is left.
 #[tokio::test]
 async fn a_definition_that_was_changed_admits_all_that_wait_and_leaks_nothing() {
     for case in lines_and_removals().into_iter().chain(other_limits()) {
@@ -201,11 +201,11 @@ async fn a_definition_that_was_changed_admits_all_that_wait_and_leaks_nothing() 
         let mut ended = Vec::new();
         while ended.len() < accepted.len() {
             let begun = begun(&engine).await;
-            // Those that ran too many before only become fewer.
+            // An execution that has ended does not run again, and no more run than the case allows.
             let is_known = |id: &String| ended.contains(id);
             assert!(begun.len() <= case.most && !begun.iter().any(is_known), "{what}: {begun:?} run");
             let Some(id) = begun.into_iter().next() else {
-                // A line of a definition that rejects is looked at some seconds later.
+                // The queue of a definition that now rejects is looked at only some seconds later.
                 lives.pass(15).await;
                 assert!(!self::begun(&engine).await.is_empty(), "{what}: of {accepted:?} only {ended:?} have run");
                 continue;
@@ -224,9 +224,9 @@ async fn a_definition_that_was_changed_admits_all_that_wait_and_leaks_nothing() 
     }
 }
 
-/// A lowered maximum admits none until those that run fit.
+/// After the maximum is lowered, no execution is admitted until the running ones fit.
 #[tokio::test]
-async fn a_line_under_a_lowered_maximum_waits_until_those_that_run_fit() {
+async fn a_queue_under_a_lowered_maximum_waits_until_the_running_executions_fit() {
     let lives = Lives::new().await;
     let many = held(import().concurrency(3).when_full(Queue::new()));
     let engine = lives.begin(&many).await;
@@ -244,7 +244,7 @@ async fn a_line_under_a_lowered_maximum_waits_until_those_that_run_fit() {
     }
 }
 
-/// Gives what it was given, whatever that is.
+/// Returns its input, of any type.
 fn echo(builder: WorkflowBuilder) -> Workflow<serde_json::Value, serde_json::Value> {
     builder
         .run(async |ctx: Ctx, input: serde_json::Value| ctx.run("echo", async || Ok::<_, Failure>(input.clone())).await)
@@ -254,9 +254,9 @@ fn batches() -> Workflow<u64, u64> {
     workflow("echo").batch(Batch::new(10, 60 * SECOND)).run(async |_: Ctx, numbers: Vec<u64>| Ok(numbers))
 }
 
-/// What gathers begins at its time, with what it has, under any definition that comes later.
+/// Gathered starts begin at their time with the inputs they have, whatever definition comes later.
 #[tokio::test]
-async fn what_gathers_begins_in_time_though_the_definition_gathers_no_more() {
+async fn gathered_starts_begin_in_time_though_the_new_definition_gathers_none() {
     let debounced = || echo(workflow("echo").debounce(Debounce::new(60 * SECOND)));
     for second in [echo(workflow("echo")), debounced(), echo(workflow("echo").concurrency(1))] {
         let lives = Lives::new().await;
@@ -275,7 +275,7 @@ async fn what_gathers_begins_in_time_though_the_definition_gathers_no_more() {
         lives.run(alone.result()).await.unwrap();
         assert_eq!(lives.records().await, 0, "nothing gathers");
         engine.stop();
-        // And back: the next start gathers anew.
+        // With the first definition again, the next start is gathered anew.
         let engine = lives.begin(&debounced()).await;
         let next = engine.start(&debounced(), 4.into()).await.unwrap();
         assert_ne!(next.id(), alone.id());
@@ -283,9 +283,9 @@ async fn what_gathers_begins_in_time_though_the_definition_gathers_no_more() {
     }
 }
 
-/// A start that is not gathered any more takes the place of one that gathers.
+/// A start that is no longer gathered supersedes an execution that still gathers.
 #[tokio::test]
-async fn what_gathers_is_superseded_by_a_start_that_is_not_gathered() {
+async fn an_execution_that_gathers_is_superseded_by_a_start_that_is_not_gathered() {
     for how in [Supersede::Cancel, Supersede::Terminate] {
         let lives = Lives::new().await;
         let engine = lives.begin(&batches()).await;
@@ -309,7 +309,7 @@ async fn what_gathers_is_superseded_by_a_start_that_is_not_gathered() {
     }
 }
 
-/// The batch begins with its inputs; starts that come meanwhile are debounced, and become one of their own.
+/// The batch begins with its inputs; starts that come meanwhile are debounced into an execution of their own.
 #[tokio::test]
 async fn a_batch_and_a_debounce_that_follows_it_gather_beside_each_other() {
     let lives = Lives::new().await;
@@ -324,9 +324,9 @@ async fn a_batch_and_a_debounce_that_follows_it_gather_beside_each_other() {
     assert_eq!(&**first.id(), "debounced");
     let batch = lives.run(engine.handle(&debounced, "batch").result()).await.unwrap();
     assert_eq!(batch, serde_json::json!([1, 2]));
-    // The batch has begun; the other gathers on.
+    // The batch has begun; the debounce still gathers.
     let second = engine.start(&debounced, 4.into()).await.unwrap();
-    assert_eq!(second.id(), first.id(), "it gathers still");
+    assert_eq!(second.id(), first.id(), "it still gathers");
     assert_eq!(lives.run(second.result()).await.unwrap(), 4);
     assert_eq!(lives.records().await, 0, "nothing gathers");
 }

@@ -9,9 +9,10 @@ fn often() -> Retry {
     Retry::exponential().max_attempts(100)
 }
 
-/// The last start is admitted when all before it have ended, in whichever life: no permit is lost or left.
+/// The last start is admitted after all earlier executions have ended, in whichever process: no permit is lost or left
+/// over.
 #[tokio::test]
-async fn permits_and_places_in_line_outlive_a_crash_at_any_commit() {
+async fn permits_and_positions_in_the_queue_survive_a_crash_at_any_commit() {
     let limited: Workflow<u32, u32> =
         workflow("limited").concurrency(1).when_full(Queue::new()).run(async |ctx: Ctx, n: u32| {
             ctx.run("one", async || Ok::<_, Failure>(())).retry(often()).await?;
@@ -38,9 +39,9 @@ async fn permits_and_places_in_line_outlive_a_crash_at_any_commit() {
     assert!(ended >= 10, "{ended}");
 }
 
-/// A batch whose callers come back in the next life. Each input that was accepted is used once.
+/// The callers of a batch send their starts again after a crash. Each accepted input is used once.
 #[tokio::test]
-async fn batches_outlive_a_crash_at_any_commit() {
+async fn batches_survive_a_crash_at_any_commit() {
     let summed: Workflow<u32, u32> =
         workflow("summed").batch(Batch::new(3, Duration::from_secs(1))).run(async |ctx: Ctx, inputs: Vec<u32>| {
             ctx.run("sum", async || Ok::<_, Failure>(inputs.iter().map(|n| n * 10).collect())).retry(often()).await

@@ -1,6 +1,6 @@
 //! The program of docs/workflows/limits.md.
 
-// Its main is not used here, and no other module reaches what it offers.
+// The `main` function is unused here, and no other module uses the program's public items.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../../examples/limits.rs"]
 mod limits;

@@ -1,5 +1,5 @@
-//! First steps of executions that another commit sets running: the commit counts the first attempt, so the body runs at
-//! once. Without a crash no attempt is counted that was not run, and one attempt is enough.
+//! First steps of executions that another execution's commit sets running: that commit counts the first attempt, so the
+//! body runs at once. Without a crash, no attempt is counted that did not run, so one allowed attempt is enough.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::lock::turnstile::{Harm, Stage};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The numbers of the attempts that were run.
+/// The numbers of the attempts that have run.
 type Attempts = Arc<Mutex<Vec<u32>>>;
 
-/// Its first operation is a step that is tried once.
+/// The first operation is a step with one attempt.
 async fn once<T: Clone + Serialize + DeserializeOwned + Send + Sync>(
     ctx: Ctx,
     input: T,
@@ -39,7 +39,7 @@ fn single(builder: WorkflowBuilder, attempts: &Attempts) -> Workflow<u32, u32> {
     builder.run(move |ctx: Ctx, n: u32| once(ctx, n, attempts.clone()))
 }
 
-/// Waits until it is told to go on, if its input is 0; then the step.
+/// With input 0, waits for the signal "end"; with any other input, runs the step.
 fn gated(attempts: &Attempts) -> Workflow<u32, u32> {
     let attempts = attempts.clone();
     workflow("gated").concurrency(1).when_full(Queue::new()).run(move |ctx: Ctx, n: u32| {
@@ -54,7 +54,7 @@ fn gated(attempts: &Attempts) -> Workflow<u32, u32> {
     })
 }
 
-/// Many starts, some of which are admitted while they are still about to wait in the line.
+/// Many starts. Some are admitted while their call still expects them to wait in the queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_starts_each_is_tried_once() {
     let attempts = Attempts::default();
@@ -80,7 +80,7 @@ async fn of_many_starts_each_is_tried_once() {
     assert!(attempts.len() == 800 && attempts.iter().all(|number| *number == 1), "{attempts:?}");
 }
 
-/// The time of a batch is over, and it is about to begin, when the start comes that fills it.
+/// The race: the time of a batch is over and it is about to begin, when the start that fills it comes.
 #[tokio::test]
 async fn a_batch_that_is_filled_as_it_begins_is_tried_once() {
     let (attempts, batch) = (Attempts::default(), Batch::new(2, 10 * SECOND));
@@ -105,9 +105,10 @@ async fn a_batch_that_is_filled_as_it_begins_is_tried_once() {
     assert_eq!(*attempts.lock(), [1]);
 }
 
-/// The commit that admits it has landed, and is not answered yet, when a message has it taken up.
+/// The race: the commit that admits the execution has landed but is not answered yet, when a message makes the engine
+/// load the execution.
 #[tokio::test]
-async fn one_that_is_taken_up_before_its_admission_is_answered_is_tried_once() {
+async fn an_execution_loaded_before_its_admission_is_answered_is_tried_once() {
     let attempts = Attempts::default();
     let gated = gated(&attempts);
     let stage = Stage::new(|builder| builder.register(&gated)).await;
@@ -130,9 +131,9 @@ async fn one_that_is_taken_up_before_its_admission_is_answered_is_tried_once() {
     assert_eq!(*attempts.lock(), [1]);
 }
 
-/// An engine that runs nothing admits the next in line. The engine that runs it tries it for the first time.
+/// An idle engine admits the next execution in the queue. The engine that runs it makes the first attempt.
 #[tokio::test]
-async fn one_that_an_idle_engine_admits_is_tried_once() {
+async fn an_execution_that_an_idle_engine_admits_is_tried_once() {
     let attempts = Attempts::default();
     let gated = gated(&attempts);
     let store = Store::memory().await.unwrap();
@@ -152,9 +153,9 @@ async fn one_that_an_idle_engine_admits_is_tried_once() {
     assert_eq!(*attempts.lock(), [1]);
 }
 
-/// What is stored of the next in line, or of the limit, is damaged: the execution before it ends all the same.
+/// A record of the next execution in the queue, or of the limit, is damaged: the running execution still ends.
 #[tokio::test]
-async fn one_whose_successor_in_line_is_damaged_ends() {
+async fn an_execution_ends_though_the_next_in_the_queue_is_damaged() {
     let all = [("executions", "exec-b"), ("listed", "exec-b"), ("admission", "exec-b"), ("gates", "gated")];
     for ((space, of), harm) in all.into_iter().flat_map(|it| Harm::ALL.map(|harm| (it, harm))) {
         let gated = gated(&Attempts::default());
@@ -171,9 +172,9 @@ async fn one_whose_successor_in_line_is_damaged_ends() {
     }
 }
 
-/// A step that is under way is told of, however its execution was set running.
+/// The history shows a step that is running, however its execution was set running.
 #[tokio::test]
-async fn a_first_step_that_takes_long_is_told_of() {
+async fn a_first_step_that_takes_long_is_in_the_history() {
     let builder = workflow("long").concurrency(1).when_full(Queue::new());
     let long = builder.run(async |ctx: Ctx, n: u32| {
         let step = ctx.run("long", async || {

@@ -20,9 +20,9 @@ fn index_in(builder: WorkflowBuilder, debounce: Debounce) -> Workflow<(String, u
     gathered.run(async |ctx: Ctx, (_, n): (String, u32)| Ok((n, ctx.now().await.0)))
 }
 
-/// The latest input wins, and every caller has the handle of the run that happens.
+/// The latest input wins, and every caller gets the handle of the run that happens.
 #[tokio::test]
-async fn a_newer_start_replaces_the_one_that_waits() {
+async fn a_newer_start_replaces_the_waiting_one() {
     let index = index(Debounce::new(Duration::from_secs(10)));
     let test = TestEngine::new(&index, 1).await.unwrap();
     let mut handles = Vec::new();
@@ -46,7 +46,7 @@ async fn a_newer_start_replaces_the_one_that_waits() {
 }
 
 #[tokio::test]
-async fn it_waits_for_so_long_at_the_most() {
+async fn a_debounce_has_a_longest_wait() {
     let index = index(Debounce::new(Duration::from_secs(10)).max_wait(Duration::from_secs(25)));
     let test = TestEngine::new(&index, 1).await.unwrap();
     let mut ids = Vec::new();
@@ -54,7 +54,7 @@ async fn it_waits_for_so_long_at_the_most() {
         ids.push(test.engine().start(&index, ("a".into(), n)).await.unwrap().id().clone());
         test.run(test.env().sleep(Duration::from_secs(6))).await;
     }
-    // Starts came at 0, 6, 12, 18, 24 seconds, and it began at 25.
+    // Starts came at 0, 6, 12, 18 and 24 seconds, and the execution began at 25.
     assert_eq!(ids.iter().filter(|id| **id == ids[0]).count(), 5, "{ids:?}");
     let (n, _) = test.run(test.engine().handle(&index, &ids[0]).result()).await.unwrap();
     assert_eq!(n, 4);
@@ -97,7 +97,7 @@ fn double(builder: WorkflowBuilder, batch: Batch) -> Workflow<u64, u64> {
     })
 }
 
-/// By size and by time; each caller gets its own result.
+/// A batch begins by size or by time; each caller gets its own result.
 #[tokio::test]
 async fn a_batch_begins_when_it_is_full_or_its_time_has_come() {
     let double = double(workflow("double"), Batch::new(3, Duration::from_secs(60)));
@@ -118,7 +118,7 @@ async fn a_batch_begins_when_it_is_full_or_its_time_has_come() {
     let results = [test.run(handles[3].result()).await.unwrap(), test.run(handles[4].result()).await.unwrap()];
     assert_eq!(results, [4002, 5002]);
     assert!(test.env().now().0 - began.0 >= 60_000_000);
-    // By the id alone, all of it is seen.
+    // A handle by id alone returns the results of all callers.
     let all = test.engine().handle_by_id(handles[3].id()).result().await.unwrap();
     assert_eq!(all, serde_json::json!([4002, 5002]));
     assert_eq!(test.engine().handle(&double, handles[3].id()).of_item(1).result().await.unwrap(), 5002);
@@ -141,7 +141,7 @@ async fn all_callers_of_a_batch_are_told_that_it_failed() {
     assert!(failed.contains("a batch of 1 inputs gave 3 outputs"), "{failed}");
 }
 
-/// A child is a batch of one; so is a fork of what it was.
+/// A child is a batch of one, and so is a fork of it.
 #[tokio::test]
 async fn a_child_is_a_batch_of_its_own() {
     let double = double(workflow("double"), Batch::new(10, Duration::from_secs(1)));
@@ -177,10 +177,10 @@ async fn many_callers_fill_batches() {
         });
     }
     let places: Vec<_> = callers.join_all().await.into_iter().flatten().collect();
-    assert_eq!(places.iter().collect::<BTreeSet<_>>().len(), 32 * 20, "each has a place of its own");
+    assert_eq!(places.iter().collect::<BTreeSet<_>>().len(), 32 * 20, "each start has its own item");
 }
 
-/// What is gathered may wait in line, too.
+/// A batch may wait in the queue of a limit, too.
 #[tokio::test]
 async fn batches_are_limited_as_other_executions_are() {
     let limited = workflow("double").concurrency(1).when_full(Queue::new());
@@ -205,7 +205,7 @@ async fn batches_are_limited_as_other_executions_are() {
 }
 
 /// A start that is sent again under its key is used once: while its batch gathers, in the same commit, and after the
-/// batch has ended; in this life and the next. With the execution the key is forgotten.
+/// batch has ended; in this process and in the next. The key is removed together with the execution.
 #[tokio::test]
 async fn a_gathered_start_that_is_sent_again_under_its_key_is_used_once() {
     let double = double(workflow("double").keep(Duration::from_secs(600)), Batch::new(3, Duration::from_secs(60)));
@@ -252,7 +252,7 @@ async fn a_debounced_start_that_is_sent_again_under_its_key_replaces_nothing() {
     assert_eq!(test.run(start(1).await.unwrap().result()).await.unwrap().0, 2);
 }
 
-/// Starts beyond a full batch go to the next one, and each is found again where it was.
+/// Starts beyond a full batch go to the next batch, and a repeated start finds the batch that it was part of.
 #[tokio::test]
 async fn keyed_starts_of_several_batches_are_found_where_they_were() {
     let double = double(workflow("double"), Batch::new(2, Duration::from_secs(60)));
@@ -261,7 +261,7 @@ async fn keyed_starts_of_several_batches_are_found_where_they_were() {
         let handle = test.engine().start(&double, n).idempotency_key(format!("k{n}")).await.unwrap();
         (handle.id().clone(), handle.item())
     };
-    // Each is sent twice while the commits are on their way, and once more afterwards.
+    // Each start is sent twice while the commits are in flight, and once more afterwards.
     let all = tokio::join!(start(1), start(2), start(2), start(1), start(3), start(3), start(4), start(5), start(6));
     let (one, two, two_again, one_again, three, three_again, four, five, six) = all;
     assert_eq!((&one, &two, &three), (&one_again, &two_again, &three_again));
@@ -275,15 +275,15 @@ async fn keyed_starts_of_several_batches_are_found_where_they_were() {
     }
 }
 
-/// A key is used by a start that is accepted, and by no other; it stays with the execution, however that ends.
+/// A key is used only by a start that is accepted. It stays with the execution, however that ends.
 #[tokio::test]
-async fn a_key_goes_with_the_execution_that_its_start_has_become_a_part_of() {
+async fn a_key_stays_with_the_execution_that_its_start_was_gathered_into() {
     let index = index_in(workflow("index").concurrency(1), Debounce::new(Duration::from_secs(10)));
     let test = TestEngine::new(&index, 1).await.unwrap();
     let engine = test.engine();
     let start = |key: &str, n: u32| engine.start(&index, (key.into(), n)).idempotency_key(format!("{key}{n}"));
     let first = start("a", 1).await.unwrap();
-    // The limit rejects it: the key is not used, and free for another input.
+    // The limit rejects the start: its key stays free for another input.
     let rejected = start("b", 1).await;
     assert!(matches!(rejected, Err(WorkflowError::LimitReached { .. })), "{rejected:?}");
     engine.cancel(first.id(), "not needed").await.unwrap();
@@ -298,7 +298,7 @@ async fn a_key_goes_with_the_execution_that_its_start_has_become_a_part_of() {
     assert_eq!(test.run(second.result()).await.unwrap().0, 2);
 }
 
-/// Two starts under one idempotency key that are gathered apart: the one that lands first has the key.
+/// Two starts under one idempotency key are gathered into different executions: the start that lands first has the key.
 #[tokio::test]
 async fn starts_under_one_key_that_are_gathered_apart_do_not_both_land() {
     let index = index(Debounce::new(Duration::from_secs(10)));

@@ -1,4 +1,5 @@
-//! What gathers starts is cancelled or terminated before it begins: every caller is told, and no input is used.
+//! An execution that gathers starts is cancelled or terminated before it begins: every caller is told, and no input is
+//! used.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use super::settle;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The inputs that functions were given.
+/// The inputs that the workflows' functions were given.
 type Given = Arc<Mutex<BTreeSet<u64>>>;
 
 fn batches(builder: WorkflowBuilder, given: &Given) -> Workflow<u64, u64> {
@@ -23,7 +24,7 @@ fn batches(builder: WorkflowBuilder, given: &Given) -> Workflow<u64, u64> {
         let given = given.clone();
         async move {
             given.lock().extend(&numbers);
-            // A function that is given nothing has no business to run.
+            // A function must not run without inputs.
             given.lock().extend(numbers.is_empty().then_some(0));
             ctx.sleep(SECOND).await?;
             Ok(numbers)
@@ -38,7 +39,7 @@ async fn end(engine: &Engine, id: &str, how: &str) {
     }
 }
 
-/// Alone, and while it waits in a line.
+/// The batch is alone, or waits in a queue.
 #[tokio::test]
 async fn every_caller_of_a_batch_that_never_begins_is_told() {
     for (how, is_queued) in [("cancelled", false), ("terminated", false), ("cancelled", true), ("terminated", true)] {
@@ -60,7 +61,7 @@ async fn every_caller_of_a_batch_that_never_begins_is_told() {
         let waits = tokio::spawn(async move { waits.result().await });
         settle().await;
         end(engine, "b", how).await;
-        // Callers who wait, and those who ask later.
+        // Callers that wait already, and callers that ask later.
         let mut told = vec![test.run(waits).await.unwrap()];
         for handle in &handles {
             told.push(test.run(handle.result()).await);
@@ -76,7 +77,7 @@ async fn every_caller_of_a_batch_that_never_begins_is_told() {
                 other => panic!("{other:?}"),
             }
         }
-        // The next start is in another batch, the first of it.
+        // The next start begins another batch.
         let next = engine.start(&batch, 5).id("c").await.unwrap();
         assert_eq!((&**next.id(), next.item()), ("c", Some(0)), "{how}");
         assert_eq!(test.run(next.result()).await.unwrap(), 5);
@@ -87,7 +88,8 @@ async fn every_caller_of_a_batch_that_never_begins_is_told() {
     }
 }
 
-/// A start that comes at the same moment is told of the end, or is in the next batch; it is never forgotten.
+/// The race: a start comes at the moment when its batch ends. It is told of the end, or it is in the next batch; it is
+/// never lost.
 #[tokio::test]
 async fn a_start_that_races_with_the_end_of_its_batch_has_an_answer() {
     let mut places = BTreeSet::new();
@@ -127,7 +129,7 @@ async fn a_start_that_races_with_the_end_of_its_batch_has_an_answer() {
 }
 
 #[tokio::test]
-async fn a_gathered_start_supersedes_none() {
+async fn a_gathered_start_supersedes_no_execution() {
     let given = Given::default();
     let batch = batches(workflow("batch"), &given);
     let debounced = workflow("d").debounce(Debounce::new(SECOND)).run(async |_: Ctx, n: u64| Ok(n));
@@ -144,7 +146,8 @@ async fn a_gathered_start_supersedes_none() {
     assert!(test.engine().describe("b").await.is_err());
 }
 
-/// Five inputs of more than a megabyte are more than a record holds: a batch begins before the one that does not fit.
+/// Five inputs of more than a megabyte each are more than a record holds: a batch begins before the input that does not
+/// fit.
 #[tokio::test]
 async fn inputs_that_together_are_more_than_a_record_holds_are_several_batches() {
     let lengths = workflow("lengths").batch(Batch::new(100, SECOND));
@@ -171,12 +174,12 @@ async fn inputs_that_together_are_more_than_a_record_holds_are_several_batches()
         for (n, handle) in handles.into_iter().enumerate() {
             let handle = handle.unwrap();
             assert_eq!(test.run(handle.result()).await.unwrap(), (1 << 20) + n, "at once: {at_once}");
-            assert!(batches.insert((handle.id().clone(), handle.item().unwrap())), "each has a place of its own");
+            assert!(batches.insert((handle.id().clone(), handle.item().unwrap())), "each start has its own item");
         }
         let ids: BTreeSet<_> = batches.iter().map(|(id, _)| id).collect();
         assert_eq!(ids.len(), 3, "three at a time");
     }
-    // The largest input there can be is a batch by itself, and one more is refused.
+    // The largest possible input is a batch by itself; an input that is one byte larger is refused.
     let largest = (4 << 20) - (256 << 10) - 2;
     let whole = engine.start(&lengths, "x".repeat(largest)).await;
     let beside = engine.start(&lengths, "y".into()).await.unwrap();

@@ -1,5 +1,5 @@
-//! SIGKILL on the file store, time and again, with a limit of two and a long line: every start is served once, never
-//! more than two at a time, and no permit is left.
+//! SIGKILL on the file store, again and again, with a limit of two and a long queue: every start is served once, never
+//! more than two run at a time, and no permit is left over.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -13,8 +13,8 @@ const DIRECTORY: &str = "LATCHWORK_ADMISSION_DIRECTORY";
 const STARTS: usize = 1000;
 const LIMIT: usize = 2;
 
-/// Notes in one slot that it is inside, and then that it is outside again, and in another one that it was there. A
-/// third one inside fails, and so does a second visit.
+/// Notes in one slot when it is inside and when it is outside again, and in another slot that it was there. The
+/// execution fails if it is the third one inside, or if it was inside before.
 fn visit() -> Workflow<usize, usize> {
     workflow("visit").concurrency(LIMIT as u32).when_full(Queue::new()).run(async |ctx: Ctx, n: usize| {
         let enter = ctx.transaction("enter", async |tx: Tx| {
@@ -49,7 +49,7 @@ fn visit() -> Workflow<usize, usize> {
     })
 }
 
-/// Not a test by itself: the process that is killed.
+/// Not a test by itself: this is the process that is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_process_that_is_killed() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
@@ -84,7 +84,7 @@ fn kill(directory: &std::path::Path, after: Duration) {
     child.wait().unwrap();
 }
 
-/// A store that is new after so many kills: a line that was drained long ago proves nothing.
+/// After so many kills the test takes a new store: a queue that was drained long ago proves nothing.
 const KILLS_OF_A_LINE: u64 = 8;
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn killed_processes_exceed_no_limit_and_leak_no_permit() {
     }
 }
 
-/// The last life serves all that is left.
+/// The last process serves all executions that are left.
 async fn judge(directory: &std::path::Path) {
     let engine = Engine::open(directory).register(&visit()).start().await.unwrap();
     let earlier = History::ids(engine.store()).await.unwrap().len();

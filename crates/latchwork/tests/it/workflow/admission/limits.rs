@@ -1,4 +1,4 @@
-//! Limits that reject: a permit is taken with the start, and given back with the end, whatever the end.
+//! Limits that reject: the start takes a permit, and the end gives it back, whatever the end.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, WorkflowError, w
 use super::{engine_of, held, import, settle, used};
 use crate::lock::turnstile::Stage;
 
-/// What the seed's program does.
+/// The basic case: starts beyond the limit are rejected.
 #[tokio::test]
-async fn a_start_beyond_the_limit_is_rejected_and_told_which() {
+async fn a_start_beyond_the_limit_is_rejected_with_the_limit() {
     let import = held(import().concurrency_by(2, |customer: &String| customer.clone()));
     let test = engine_of(&import).await;
     let engine = test.engine();
@@ -41,7 +41,7 @@ async fn without_a_key_the_limit_is_the_workflows() {
         }
         other => panic!("{other:?}"),
     }
-    // A start that is repeated, or joins, is none.
+    // A repeated start, or a start that joins, needs no permit.
     let again = test.engine().start(&import, "z".into()).id("z").or_join().await;
     assert!(again.is_err());
 }
@@ -119,9 +119,9 @@ async fn a_permit_is_held_until_the_end_whatever_the_end() {
     assert_eq!(used(engine, None).await, (0, 0));
 }
 
-/// A crash, and the next process: the permit is where it was, and the key is not computed again.
+/// After a crash, the next process finds the permit still held, and does not compute the key again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_permit_outlives_the_process() {
+async fn a_permit_survives_its_process() {
     let directory = tempfile::tempdir().unwrap();
     let first = held(import().concurrency_by(1, |_: &String| "k"));
     let engine = Engine::open(directory.path()).register(&first).start().await.unwrap();
@@ -137,9 +137,9 @@ async fn a_permit_outlives_the_process() {
     engine.shutdown().await.unwrap();
 }
 
-/// A lowered maximum takes no permit away, and admits none until those that run fit.
+/// A lowered maximum takes no permit away. It admits no execution until the running ones fit.
 #[tokio::test]
-async fn a_lowered_limit_waits_until_those_that_run_fit() {
+async fn a_lowered_limit_waits_until_the_running_executions_fit() {
     let store = Store::memory().await.unwrap();
     let many = held(import().concurrency(3));
     let engine = Engine::on(&store).register(&many).start().await.unwrap();
@@ -159,7 +159,7 @@ async fn a_lowered_limit_waits_until_those_that_run_fit() {
     assert!(engine.start(&few, "e".into()).await.is_err());
 }
 
-/// The commit that starts a child decides, and so does that of a fork.
+/// The limit is checked by the commit that starts a child, and by the commit of a fork.
 #[tokio::test]
 async fn children_and_forks_need_permits_too() {
     let import = held(import().concurrency(1));
@@ -192,7 +192,7 @@ async fn children_and_forks_need_permits_too() {
     assert_eq!(used(test.engine(), None).await, (0, 0));
 }
 
-/// A key that is not in use leaves nothing behind, in the store either.
+/// A key that is not in use leaves no record behind.
 #[tokio::test]
 async fn keys_that_are_not_in_use_are_cleared_away() {
     let import = workflow("import").concurrency_by(1, |n: &u32| n.to_string()).run(async |_: Ctx, n: u32| Ok(n));
@@ -218,7 +218,7 @@ async fn keys_that_are_not_in_use_are_cleared_away() {
     assert_eq!(test.complete(&import, 7).await.unwrap(), 7);
 }
 
-/// What is cleared away is not in use: a permit that is held stays, though others of the same limit were given back.
+/// Only unused limits are cleared away: a held permit stays, though others of the same limit were given back.
 #[tokio::test]
 async fn a_limit_that_is_in_use_is_not_cleared_away() {
     let import = held(import().concurrency(2));
@@ -239,7 +239,7 @@ async fn a_limit_that_is_in_use_is_not_cleared_away() {
     }
 }
 
-/// Records of an execution, by its id, in the spaces of journals and of executions.
+/// The records of an execution, by its id, in the spaces of journals and of executions.
 async fn records_of(store: &Store, id: &str) -> usize {
     let view = store.view().await.unwrap();
     let mut found = 0;
@@ -253,7 +253,7 @@ async fn records_of(store: &Store, id: &str) -> usize {
     found
 }
 
-/// A fork that takes several commits is rejected before the first of them, or taken away again: nothing is left of it.
+/// A fork that takes several commits is rejected before the first of them, or removed again: no record of it is left.
 #[tokio::test]
 async fn a_large_fork_that_is_rejected_leaves_nothing() {
     let import = import().concurrency(1).run(async |ctx: Ctx, input: String| {
@@ -267,7 +267,7 @@ async fn a_large_fork_that_is_rejected_leaves_nothing() {
     let engine = stage.engine.clone();
     engine.start(&import, "ends".into()).id("source").await.unwrap().result().await.unwrap();
     let fork = |id: &str| engine.fork("source").at_step("last").id(id).start();
-    // The other start is there before; and it comes when a part of the fork is stored.
+    // The other start comes before the fork, or while a part of the fork is stored.
     let other = engine.start(&import, "waits".into()).id("before").await.unwrap();
     let rejected = fork("rejected").await;
     assert!(matches!(rejected, Err(WorkflowError::LimitReached { .. })), "{rejected:?}");

@@ -1,4 +1,4 @@
-//! Starts that wait in a line.
+//! Starts that wait in a queue.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use latchwork::workflow::{
 
 use super::{engine_of, held, import, settle, used};
 
-/// A workflow that takes a second, and gives the time at which it began.
+/// A workflow that takes a second, and returns the time at which it began.
 fn timed(builder: WorkflowBuilder) -> Workflow<(i32, String), u64> {
     builder.run(async |ctx: Ctx, _: (i32, String)| {
         let began = ctx.now().await.0;
@@ -18,7 +18,7 @@ fn timed(builder: WorkflowBuilder) -> Workflow<(i32, String), u64> {
     })
 }
 
-/// The names of starts, in the order in which they began.
+/// The names of starts, in the order in which their executions began.
 async fn order(test: &TestEngine, timed: &Workflow<(i32, String), u64>, starts: &[(i32, &str)]) -> Vec<String> {
     let mut handles = Vec::new();
     for (place, (priority, name)) in starts.iter().enumerate() {
@@ -62,7 +62,7 @@ async fn a_queued_start_is_an_execution_that_waits() {
     assert_eq!(why.state, ExecutionState::Waiting);
     assert_eq!(why.waits[0].what, WaitsFor::Admission("import".into()));
     assert_eq!(why.queue.as_ref().map(|queue| (queue.ahead, queue.used, queue.limit)), Some((2, 1, 1)));
-    // It can be joined, sent something, and cancelled.
+    // It can be joined, signalled and cancelled.
     let joined = engine.start(&import, "c".into()).id("c").or_join().await.unwrap();
     engine.signal("c", "end", &()).await.unwrap();
     engine.cancel("b", "not needed").await.unwrap();
@@ -77,7 +77,7 @@ async fn a_queued_start_is_an_execution_that_waits() {
     assert_eq!(used(engine, None).await, (0, 0));
 }
 
-/// None of its code runs; others go on.
+/// None of its code runs; the others continue.
 #[tokio::test]
 async fn a_queued_start_has_a_time_limit_of_its_own() {
     let import = held(import().concurrency(1).when_full(Queue::new().timeout(Duration::from_secs(60))));
@@ -95,9 +95,9 @@ async fn a_queued_start_has_a_time_limit_of_its_own() {
     assert_eq!(used(engine, None).await, (0, 0));
 }
 
-/// The time limit of a workflow counts from its admission on.
+/// The time limit of a workflow counts from its admission.
 #[tokio::test]
-async fn waiting_in_line_is_no_part_of_the_time_limit_of_the_execution() {
+async fn waiting_in_the_queue_is_no_part_of_the_time_limit_of_the_execution() {
     let limited = workflow("timed").timeout(Duration::from_millis(1500)).concurrency(1).when_full(Queue::new());
     let timed = timed(limited);
     let test = TestEngine::new(&timed, 1).await.unwrap();
@@ -105,7 +105,7 @@ async fn waiting_in_line_is_no_part_of_the_time_limit_of_the_execution() {
 }
 
 #[tokio::test]
-async fn a_line_may_have_a_depth() {
+async fn a_queue_may_have_a_depth() {
     let import = held(import().concurrency(1).when_full(Queue::new().depth(2)));
     let test = engine_of(&import).await;
     for id in ["a", "b", "c"] {
@@ -121,7 +121,7 @@ async fn a_line_may_have_a_depth() {
     test.engine().start(&import, "d".into()).await.unwrap();
 }
 
-/// A high priority overtakes; but a low one that has waited long enough comes first.
+/// A high priority overtakes; but a low priority that has waited long enough comes first.
 #[tokio::test]
 async fn priorities_age() {
     let queue = Queue::new().priority(Duration::from_secs(10), |input: &(i32, String)| input.0);
@@ -129,7 +129,7 @@ async fn priorities_age() {
     let test = TestEngine::new(&timed, 1).await.unwrap();
     let starts = [(0, "a"), (0, "b"), (1, "c"), (5, "d"), (-1, "e")];
     assert_eq!(order(&test, &timed, &starts).await, ["0a", "3d", "2c", "1b", "4e"]);
-    // The first of them waits for more than the ten seconds that a step counts.
+    // The first of them waits for more than the ten seconds that one step of priority is worth.
     let engine = test.engine();
     let mut handles = Vec::new();
     for n in 0..40 {
@@ -141,12 +141,12 @@ async fn priorities_age() {
     for handle in handles {
         began.push(test.run(handle.result()).await.unwrap());
     }
-    // x1 runs when x0 could have: whatever has priority 1 and came more than ten seconds later comes after it.
+    // x1 runs when x0 could have run: an execution of priority 1 that came more than ten seconds later runs after it.
     let overtaking = began.iter().skip(1).filter(|time| **time < began[0]).count();
     assert!(overtaking <= 20, "{overtaking}");
 }
 
-/// One key with many starts does not delay another with few.
+/// One key with many starts does not delay another key with few.
 #[tokio::test]
 async fn keys_are_served_in_turn() {
     let queue = Queue::new().fair(|input: &(i32, String)| input.1.clone());
@@ -156,15 +156,15 @@ async fn keys_are_served_in_turn() {
     assert_eq!(order(&test, &timed, &starts).await, ["0a", "1a", "4b", "6c", "2a", "5b", "3a"]);
 }
 
-/// A line for each key, and one for the workflow: no key waits for another while there is room.
+/// A queue for each key and one for the workflow: no key waits for another key while there is room.
 #[tokio::test]
-async fn lines_of_keys_and_of_the_workflow() {
+async fn queues_of_keys_and_of_the_workflow() {
     let both = workflow("timed").concurrency(2).concurrency_by(1, |input: &(i32, String)| input.1.clone());
     let timed = timed(both.when_full(Queue::new()));
     let test = TestEngine::new(&timed, 1).await.unwrap();
     let starts = [(0, "a"), (0, "a"), (0, "b"), (0, "c"), (0, "b")];
     let order = order(&test, &timed, &starts).await;
-    // a and b run, then the second a and c, which came before the second b.
+    // The first a and b run, then the second a and c, which came before the second b.
     assert_eq!(
         (&order[..2], &order[4..]),
         (&["0a".into(), "2b".to_string()][..], &["4b".to_string()][..]),
@@ -176,9 +176,9 @@ async fn lines_of_keys_and_of_the_workflow() {
     }
 }
 
-/// A child waits in line as any other; its parent's end takes it out of the line.
+/// A child waits in the queue like any other start; the end of its parent takes it out of the queue.
 #[tokio::test]
-async fn children_wait_in_line() {
+async fn children_wait_in_the_queue() {
     let import = held(import().concurrency(1).when_full(Queue::new()));
     let child = import.clone();
     let parent = workflow("parent").run(move |ctx: Ctx, waits: bool| {
@@ -207,9 +207,9 @@ async fn children_wait_in_line() {
     assert_eq!(used(engine, None).await, (0, 0));
 }
 
-/// A child that is cancelled in line tells its parent.
+/// A child that is cancelled in the queue notifies its parent.
 #[tokio::test]
-async fn a_parent_is_told_of_a_child_that_left_the_line() {
+async fn a_parent_is_notified_of_a_child_that_left_the_queue() {
     let import = held(import().concurrency(1).when_full(Queue::new().timeout(Duration::from_secs(5))));
     let child = import.clone();
     let parent = workflow("parent").run(move |ctx: Ctx, (): ()| {
@@ -225,10 +225,10 @@ async fn a_parent_is_told_of_a_child_that_left_the_line() {
     assert!(told.contains("timed out"), "{told}");
 }
 
-/// The first thing that the code does is to start a child under the same limit: its own first commit must not wait for
-/// that of the child.
+/// The code begins by starting a child under the same limit: the execution's own first commit must not wait for the
+/// child's commit.
 #[tokio::test]
-async fn an_execution_may_start_one_of_its_own_kind_at_once() {
+async fn an_execution_may_start_a_child_of_its_own_workflow_at_once() {
     let tree = workflow("tree").concurrency(10).when_full(Queue::new());
     let leaf = workflow("tree").concurrency(10).when_full(Queue::new()).run(async |_: Ctx, n: u32| Ok(n));
     let tree = tree.run(move |ctx: Ctx, n: u32| {
@@ -241,9 +241,10 @@ async fn an_execution_may_start_one_of_its_own_kind_at_once() {
     assert_eq!((left.used, left.waiting), (0, 0));
 }
 
-/// A commit counts one that leaves a line by one write: the children of one parent leave one after the other.
+/// A commit counts an execution that leaves a queue by one write, so the children of one parent leave one after the
+/// other.
 #[tokio::test]
-async fn several_children_leave_one_line_with_their_parent() {
+async fn several_children_leave_one_queue_with_their_parent() {
     let import = held(import().concurrency(1).when_full(Queue::new()));
     let child = import.clone();
     let parent = workflow("parent").run(move |ctx: Ctx, (): ()| {
@@ -265,9 +266,9 @@ async fn several_children_leave_one_line_with_their_parent() {
     assert_eq!(used(test.engine(), None).await, (0, 0));
 }
 
-/// What an execution costs that waits in a line: the commit of its start, and that of its end, which admits the next.
+/// An execution that waits in a queue costs two commits: that of its start, and that of its end, which admits the next.
 #[tokio::test]
-async fn the_commit_of_an_end_admits_the_next_in_line() {
+async fn the_commit_of_an_end_admits_the_next_in_the_queue() {
     let once = workflow("once").concurrency(1).when_full(Queue::new());
     let once = once.run(async |ctx: Ctx, n: u32| ctx.run("once", async || Ok::<_, Failure>(n)).await);
     let test = TestEngine::new(&once, 1).await.unwrap();
@@ -284,9 +285,9 @@ async fn the_commit_of_an_end_admits_the_next_in_line() {
     assert!(generation().await - before <= 41, "{} commits", generation().await - before);
 }
 
-/// A start of higher priority comes when others were served already: it stands before all that wait.
+/// A start of higher priority comes after others were served already: it stands before all waiting starts.
 #[tokio::test]
-async fn one_that_comes_before_all_that_were_served_is_the_next() {
+async fn a_start_that_ranks_before_all_served_ones_is_the_next() {
     let priority = |input: &String| if input.starts_with("urgent") { 10 } else { 0 };
     let line = Queue::new().priority(Duration::from_secs(60), priority);
     let import = held(import().concurrency(1).when_full(line));

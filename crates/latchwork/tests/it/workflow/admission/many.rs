@@ -8,10 +8,10 @@ use latchwork::workflow::{Ctx, WorkflowError, workflow};
 
 const KEYS: u32 = 10_000;
 
-/// How long a limit is not in use before it is cleared away, and some more.
+/// How long a limit is unused before it is cleared away, and some more.
 const CLEARED: Duration = Duration::from_secs(60);
 
-/// How many records there are of limits.
+/// The number of records of limits.
 async fn stored(test: &TestEngine) -> usize {
     let store = test.engine().store();
     let (view, mut found) = (store.view().await.unwrap(), 0);
@@ -58,7 +58,7 @@ async fn ten_thousand_keys_each_hold_their_own_limit_and_leave_nothing() {
     }
     test.run(test.env().sleep(CLEARED)).await;
     assert_eq!(stored(&test).await, 0, "a key that is not in use takes no room");
-    // And each can be used again.
+    // Each key can be used again.
     for n in [0, KEYS / 2, KEYS - 1] {
         let again = start(n).await.unwrap();
         engine.signal(again.id(), "end", &()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Lines at the moments that matter: limits of several kinds at once, and ends, times and admissions that race.
+//! Queues at the moments that matter: limits of several kinds at once, and races of ends, time limits and admissions.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::lock::turnstile::Stage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Takes so many seconds, and gives when it began and ended, in seconds from a beginning.
+/// Takes so many seconds, and returns when it began and ended, in seconds from a given time.
 fn timed(limit: u32, rate: RateLimit) -> Workflow<u64, (u64, u64)> {
     let both = workflow("import").concurrency(limit).when_full(Queue::new()).rate_limit(rate.delay());
     both.run(async |ctx: Ctx, seconds: u64| {
@@ -21,10 +21,10 @@ fn timed(limit: u32, rate: RateLimit) -> Workflow<u64, (u64, u64)> {
     })
 }
 
-/// The token is taken with the start, and the permit when there is one: an execution begins when it has both.
+/// The start takes the token, and the permit comes when there is one: the execution begins when it has both.
 #[tokio::test]
-async fn a_start_that_is_delayed_and_waits_in_line_begins_when_it_may_by_both() {
-    // How many at once, how long each takes, and when they begin at one in ten seconds.
+async fn a_start_that_is_delayed_and_queued_begins_when_both_limits_allow_it() {
+    // How many run at once, how long each takes, and when they begin at one in ten seconds.
     for (limit, takes, begins) in [
         (1, 2, [0, 10, 20, 30, 40]),
         (1, 15, [0, 15, 30, 45, 60]),
@@ -52,9 +52,9 @@ async fn a_start_that_is_delayed_and_waits_in_line_begins_when_it_may_by_both() 
     }
 }
 
-/// One that holds its permit, and waits for its time, gives the permit back when it is cancelled.
+/// An execution that holds its permit and waits for its time gives the permit back when it is cancelled.
 #[tokio::test]
-async fn a_delayed_execution_that_is_cancelled_lets_the_next_in_line_go() {
+async fn a_delayed_execution_that_is_cancelled_admits_the_next_in_the_queue() {
     let timed = timed(1, RateLimit::new(1, 10 * SECOND));
     let test = TestEngine::new(&timed, 1).await.unwrap();
     let engine = test.engine();
@@ -65,7 +65,7 @@ async fn a_delayed_execution_that_is_cancelled_lets_the_next_in_line_go() {
     }
     test.run(handles[0].result()).await.unwrap();
     settle().await;
-    // The second is admitted and waits until ten; the third stands in line.
+    // The second is admitted and waits until second ten; the third is in the queue.
     assert_eq!(used(engine, None).await, (1, 1));
     engine.cancel("b", "not needed").await.unwrap();
     assert!(matches!(test.run(handles[1].result()).await, Err(WorkflowError::Cancelled { .. })));
@@ -76,9 +76,9 @@ async fn a_delayed_execution_that_is_cancelled_lets_the_next_in_line_go() {
     assert_eq!(used(engine, None).await, (0, 0));
 }
 
-/// The permit comes free and the first in line is cancelled, in either order and at the same time.
+/// The race: a permit becomes free and the first in the queue is cancelled, in either order and at the same time.
 #[tokio::test]
-async fn the_first_in_line_is_cancelled_while_it_is_admitted() {
+async fn the_first_in_the_queue_is_cancelled_while_it_is_admitted() {
     let mut seen = BTreeSet::new();
     for turns in 0..60 {
         let import = held(import().concurrency(1).when_full(Queue::new()));
@@ -108,12 +108,12 @@ async fn the_first_in_line_is_cancelled_while_it_is_admitted() {
         assert_eq!(test.run(engine.handle(&import, "c").result()).await.unwrap(), "c");
         assert_eq!(used(engine, None).await, (0, 0));
     }
-    assert_eq!(seen.len(), 2, "it was cancelled in the line, and after it had begun");
+    assert_eq!(seen.len(), 2, "it is cancelled in the queue, and after it has begun");
 }
 
-/// The permit comes free at the very moment at which the time in the line is over.
+/// The race: the permit becomes free at the very moment when the time limit in the queue ends.
 #[tokio::test]
-async fn the_time_in_a_line_is_over_while_the_first_of_it_is_admitted() {
+async fn the_time_limit_of_a_queue_ends_while_its_first_start_is_admitted() {
     let mut seen = BTreeSet::new();
     for turns in 0..60 {
         let import = held(import().concurrency(1).when_full(Queue::new().timeout(60 * SECOND)));
@@ -130,7 +130,7 @@ async fn the_time_in_a_line_is_over_while_the_first_of_it_is_admitted() {
             while test.env().now().0 < began.0 + 29_990_000 {
                 tokio::task::yield_now().await;
             }
-            // Time goes on after 64 turns in which nothing else is done, and again after as many.
+            // Virtual time moves after 64 turns in which no task does anything, and again after as many.
             for _ in 0..40 + turns {
                 tokio::task::yield_now().await;
             }
@@ -157,10 +157,10 @@ async fn the_time_in_a_line_is_over_while_the_first_of_it_is_admitted() {
     assert_eq!(seen.len(), 2, "it was admitted, and it timed out");
 }
 
-/// The commit that takes it out of the line, as cancelled, is on its way when it is admitted: it is refused, and the
-/// execution is cancelled as one that runs.
+/// The race: the commit that cancels a queued execution is in flight when the execution is admitted. That commit is
+/// refused, and the execution is cancelled like a running one.
 #[tokio::test]
-async fn one_that_is_admitted_meanwhile_does_not_leave_the_line() {
+async fn an_execution_that_is_admitted_meanwhile_does_not_leave_the_queue() {
     let import = held(import().concurrency(1).when_full(Queue::new()));
     let stage = Stage::new(|builder| builder.register(&import)).await;
     let engine = stage.engine.clone();

@@ -1,4 +1,4 @@
-//! Rate limits: a bucket of tokens, on the time of the commit that starts.
+//! Rate limits: a bucket of tokens, by the time of the commit that starts the execution.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use latchwork::workflow::{Ctx, Debounce, RateLimit, WorkflowBuilder, WorkflowErr
 
 /// A full bucket allows a burst; then there is one token each `per / max`.
 #[tokio::test]
-async fn starts_beyond_the_rate_are_rejected_and_told_when_to_try_again() {
+async fn starts_beyond_the_rate_are_rejected_with_the_time_to_try_again() {
     let limit = RateLimit::new(4, Duration::from_secs(2)).by(|key: &String| key.clone());
     let rated = workflow("rated").rate_limit(limit).run(async |_: Ctx, key: String| Ok(key));
     let test = TestEngine::new(&rated, 1).await.unwrap();
@@ -27,7 +27,7 @@ async fn starts_beyond_the_rate_are_rejected_and_told_when_to_try_again() {
     test.run(test.env().sleep(retry_after)).await;
     start().await.unwrap();
     assert!(start().await.is_err());
-    // After a long time it is full again, and holds no more than it did.
+    // After a long time the bucket is full again, and holds no more than before.
     test.run(test.env().sleep(Duration::from_secs(1000))).await;
     for _ in 0..4 {
         start().await.unwrap();
@@ -52,7 +52,7 @@ async fn starts_beyond_the_rate_are_delayed_in_their_order() {
     assert_eq!(times, [0, 10, 20, 30, 40]);
 }
 
-/// What another limit rejects takes no token.
+/// A start that another limit rejects takes no token.
 #[tokio::test]
 async fn a_rejected_start_takes_no_token() {
     let both = workflow("rated").rate_limit(RateLimit::new(2, Duration::from_secs(100))).concurrency(1);
@@ -70,10 +70,10 @@ async fn a_rejected_start_takes_no_token() {
     assert!(matches!(test.engine().start(&rated, ()).await, Err(WorkflowError::RateLimited { .. })));
 }
 
-/// A message that comes before, and an operator who wakes it, have it begin no earlier: by its token, by what it was
-/// started with, and while it gathers.
+/// A message that comes early, or an operator who wakes the execution, does not make it begin earlier: neither before
+/// its token, nor before its requested delay, nor while it gathers.
 #[tokio::test]
-async fn nothing_that_is_sent_has_an_execution_begin_before_its_time() {
+async fn no_message_makes_an_execution_begin_before_its_time() {
     let waits = |builder: WorkflowBuilder| {
         builder.run(async |ctx: Ctx, ()| {
             let began = ctx.now().await.0;

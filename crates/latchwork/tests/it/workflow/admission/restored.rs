@@ -1,4 +1,4 @@
-//! Snapshots of limits in use: a store that goes on from one has exact limits, and its lines go on.
+//! Snapshots of limits in use: a store that is restored from one has exact limits, and its queues continue.
 
 use latchwork::store::Confirm;
 use latchwork::workflow::{Engine, Queue, Workflow, WorkflowError};
@@ -18,7 +18,7 @@ async fn judge_all(engine: &Engine) {
     }
 }
 
-/// What is done one after the other, before each of which a snapshot is taken.
+/// The actions, in order. A snapshot is taken after each of them.
 const SCRIPT: [&str; 14] = [
     "start a1",
     "start a2",
@@ -47,7 +47,7 @@ async fn play(engine: &Engine, limited: &Workflow<String, String>, line: &str) {
     settle().await;
 }
 
-/// Ends what there is, one execution after the other, and gives the order in which the executions were admitted.
+/// Ends all executions one after the other, and returns the order in which they were admitted.
 async fn drain(engine: &Engine) -> Vec<String> {
     let mut admitted: Vec<String> = Vec::new();
     loop {
@@ -64,10 +64,10 @@ async fn drain(engine: &Engine) -> Vec<String> {
     }
 }
 
-/// After each line of the script a snapshot is taken, and the store goes on. Later each snapshot is restored: revs and
-/// generations are others by then, and what was written since is gone.
+/// After each line of the script a snapshot is taken, and the store continues. Later each snapshot is restored: revs
+/// and generations have changed by then, and later writes are gone.
 #[tokio::test]
-async fn limits_are_exact_after_a_restore_and_the_line_goes_on() {
+async fn limits_are_exact_after_a_restore_and_the_queue_continues() {
     let (lives, limited, directory) = (Lives::new().await, limited(), tempfile::tempdir().unwrap());
     let engine = lives.begin(&limited).await;
     let mut expected = Vec::new();
@@ -89,14 +89,14 @@ async fn limits_are_exact_after_a_restore_and_the_line_goes_on() {
         assert_eq!(counted(&engine, None).await, *counts, "after {:?}", SCRIPT[number]);
         let admitted = drain(&engine).await;
         let waited: Vec<_> = admitted.iter().filter(|id| counts.1.contains(id)).collect();
-        assert_eq!(waited, counts.1.iter().collect::<Vec<_>>(), "after {:?}: in the order of the line", SCRIPT[number]);
+        assert_eq!(waited, counts.1.iter().collect::<Vec<_>>(), "after {:?}: in queue order", SCRIPT[number]);
         lives.pass(60).await;
         assert_eq!(lives.records().await, 0, "after {:?}: nothing is left", SCRIPT[number]);
         engine.stop();
     }
 }
 
-/// An end that the gate has not taken into account yet is a note beside it.
+/// The record of an end that the gate has not counted yet stands beside the gate.
 #[tokio::test]
 async fn a_permit_that_was_given_back_before_the_snapshot_is_free_after_the_restore() {
     let (lives, directory) = (Lives::new().await, tempfile::tempdir().unwrap());
@@ -113,7 +113,7 @@ async fn a_permit_that_was_given_back_before_the_snapshot_is_free_after_the_rest
     engine.start(&limited, "c".into()).id("c").await.unwrap();
     engine.stop();
     drop(engine);
-    // A store is restored more than once, and each time it is the same.
+    // A store can be restored several times, with the same result each time.
     for _ in 0..3 {
         lives.store.restore(directory.path().join("s"), Confirm::ReplaceEverything).await.unwrap();
         let engine = lives.begin(&limited).await;

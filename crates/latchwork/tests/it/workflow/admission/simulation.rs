@@ -1,10 +1,10 @@
 //! Limits under faults from a seed: crashes, restarts, pauses with a second engine, lost answers, slow commits and
-//! jumps of the clock; with executions that complete, fail, continue as new, time out, are cancelled, terminated and
-//! forked, from outside and as children.
+//! jumps of the clock. Executions complete, fail, continue as new, time out, are cancelled, terminated and forked, as
+//! children and from outside.
 //!
-//! The store's commits are audited one by one (`testing/admitted.rs`): no limit is exceeded at any generation, a gate
-//! counts exactly the executions that hold a permit, and lines are served in order. Here it is judged from outside that
-//! every start got an answer that came true, and that nothing is left in the end.
+//! `testing/admitted.rs` audits the store's commits one by one: no limit is exceeded at any generation, a gate counts
+//! exactly the executions that hold a permit, and queues are served in order. This file judges from outside that every
+//! start got an answer that came true, and that nothing is left in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::workflow::simulation::campaign_of;
 
 const CLIENTS: u64 = 4;
 
-/// What an execution is to do.
+/// What an execution does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Job {
     key: String,
@@ -34,9 +34,9 @@ struct Job {
 /// What was seen outside of the store.
 #[derive(Default)]
 struct Seen {
-    /// The batches that callers were told, with the inputs.
+    /// The batches that callers were given, with their inputs.
     items: BTreeMap<(ExecutionId, u32), u64>,
-    /// The executions that gathered starts become.
+    /// The executions that gathered starts have become.
     gathered: BTreeSet<ExecutionId>,
     complaints: Vec<String>,
     scenes: BTreeMap<&'static str, u32>,
@@ -53,7 +53,7 @@ struct Play {
     batched: Workflow<u64, u64>,
 }
 
-/// A crash counts as an attempt, and must not be the last.
+/// A crash counts as an attempt, and must not be the last one.
 fn often() -> Retry {
     Retry::exponential().max_attempts(1000)
 }
@@ -65,7 +65,7 @@ async fn work(ctx: Ctx, job: Job) -> Result<u64, Failure> {
     match job.how % 8 {
         0 => Err(Failure::new("no luck").not_retryable()),
         1 => ctx.continue_as_new(&Job { how: 7, ..job }).await,
-        // Longer than the workflow may take.
+        // Longer than the time limit of the workflow.
         2 => ctx.sleep(Duration::from_secs(100)).await.map(|()| 0),
         _ => ctx.run("end", async || Ok::<_, Failure>(job.how)).retry(often()).await,
     }
@@ -92,7 +92,7 @@ impl Play {
                 let first = ctx.child(&child, job.clone()).start().await;
                 ctx.sleep(Duration::from_millis(job.pause_ms)).await?;
                 match first {
-                    // The other is cancelled with the end of its parent.
+                    // The other child is cancelled with the end of its parent.
                     Ok(first) if job.how.is_multiple_of(2) => Ok(first.result().await.unwrap_or_default()),
                     _ => Ok(0),
                 }
@@ -116,12 +116,12 @@ impl Play {
         *self.seen.lock().scenes.entry(scene).or_default() += 1;
     }
 
-    /// Starts, cancels, terminates and forks at random. In the next life it goes on where it was.
+    /// Starts, cancels, terminates and forks at random. In the next process it continues where it was.
     async fn client(self, number: u64, done: Arc<Mutex<u64>>, caller: Caller) -> Result<()> {
         let (env, engine) = (caller.env().clone(), caller.engine().clone());
         loop {
             let turn = *done.lock();
-            // The client of the life before may have counted its last turn as well.
+            // The client in the process before may have counted its last turn as well.
             if turn >= 14 {
                 return Ok(());
             }
@@ -141,7 +141,7 @@ impl Play {
                 }),
                 _ => {
                     let n = number * 100 + turn;
-                    // In an earlier life it may have been started, and the answer lost.
+                    // An earlier process may have started it, with the answer lost.
                     engine.start(&self.batched, n).idempotency_key(&*id).await.map(|handle| {
                         let place = (handle.id().clone(), handle.item().unwrap_or(u32::MAX));
                         let taken = self.seen.lock().items.insert(place.clone(), n);
@@ -155,7 +155,7 @@ impl Play {
                 Ok(()) => self.scene("started"),
                 Err(WorkflowError::LimitReached { .. }) => self.scene("rejected"),
                 Err(WorkflowError::QueueFull { .. }) => self.scene("line full"),
-                // In an earlier life it was started as another.
+                // An earlier process started it as another workflow.
                 Err(WorkflowError::OtherWorkflow { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -191,7 +191,7 @@ impl Play {
         simulation.afterwards(move |engine| async move { play.judge(&engine).await })
     }
 
-    /// Nothing runs any more.
+    /// Checks the store when nothing runs any more.
     async fn judge(&self, engine: &Engine) -> Result<()> {
         let mut complaints = Vec::new();
         for name in ["rejecting", "queueing", "fair", "batched"] {
@@ -248,7 +248,7 @@ fn limits_keep_their_promises_under_any_faults() {
     campaign_of(simulate, 100);
 }
 
-/// A play in which nothing happens proves nothing.
+/// Checks that every kind of event happens, since a simulation without events proves nothing.
 #[test]
 fn every_scene_of_limits_is_played() {
     let mut played = BTreeMap::<&str, u32>::new();

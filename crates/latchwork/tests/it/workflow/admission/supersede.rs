@@ -1,4 +1,4 @@
-//! Starts that take the place of another execution of the same id.
+//! Starts that supersede another execution of the same id.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,7 +28,7 @@ fn report(builder: WorkflowBuilder) -> Workflow<u32, (u32, u64, String)> {
 }
 
 #[tokio::test]
-async fn a_start_cancels_the_one_that_runs_and_follows_it() {
+async fn a_start_cancels_the_running_execution_and_follows_it() {
     let report = report(workflow("import").concurrency(1));
     let test = TestEngine::new(&report, 1).await.unwrap();
     let engine = test.engine();
@@ -36,8 +36,8 @@ async fn a_start_cancels_the_one_that_runs_and_follows_it() {
     engine.signal("r", "other", &"for the first").await.unwrap();
     settle().await;
     let second = engine.start(&report, 2).id("r").supersede(Supersede::Cancel).await.unwrap();
-    assert_eq!(used(engine, None).await, (1, 0), "the permit goes over");
-    // The first cleans up; its callers are told.
+    assert_eq!(used(engine, None).await, (1, 0), "the permit passes to the second");
+    // The first execution cleans up, and its callers are told.
     let began = test.env().now();
     let ended = test.run(first.result()).await;
     assert!(
@@ -51,7 +51,7 @@ async fn a_start_cancels_the_one_that_runs_and_follows_it() {
     engine.signal("r", "end", &"second").await.unwrap();
     assert_eq!(test.run(second.result()).await.unwrap(), (2, 1, "second".into()), "its slots are its own");
     assert_eq!(used(engine, None).await, (0, 0));
-    // One that has ended is replaced, too; and where there is none, it just starts.
+    // An execution that has ended is replaced, too; if there is none, the start is a plain start.
     let third = engine.start(&report, 3).id("r").supersede(Supersede::Cancel).await.unwrap();
     settle().await;
     engine.signal("r", "end", &"third").await.unwrap();
@@ -60,7 +60,7 @@ async fn a_start_cancels_the_one_that_runs_and_follows_it() {
 }
 
 #[tokio::test]
-async fn a_start_terminates_the_one_that_runs_waits_or_is_parked() {
+async fn a_start_terminates_the_execution_that_runs_waits_or_is_parked() {
     let report = report(workflow("import"));
     let parks = workflow("parks").run(async |_: Ctx, n: u32| if n == 1 { panic!("it panics") } else { Ok(n) });
     let test = TestEngine::build(1).register(&report).register(&parks).start().await.unwrap();
@@ -72,8 +72,8 @@ async fn a_start_terminates_the_one_that_runs_waits_or_is_parked() {
     let second = engine.start(&report, 2).id("r").supersede(Supersede::Terminate).await.unwrap();
     let ended = waits.await.unwrap().unwrap_err().to_string();
     assert!(ended.contains("it was terminated: another start has taken its place"), "{ended}");
-    assert!(test.env().now().0 - began.0 < 10_000_000, "there was no cleaning up");
-    // Out of memory by now.
+    assert!(test.env().now().0 - began.0 < 10_000_000, "nothing was cleaned up");
+    // The execution is out of memory by now.
     let waits = tokio::spawn(async move { second.result().await });
     test.run(test.env().sleep(Duration::from_secs(100))).await;
     let third = engine.start(&report, 3).id("r").supersede(Supersede::Terminate).await.unwrap();
@@ -88,9 +88,9 @@ async fn a_start_terminates_the_one_that_runs_waits_or_is_parked() {
     assert_eq!(test.run(unparked.result()).await.unwrap(), 2);
 }
 
-/// The last of them wins, and each but the last is told.
+/// The last start wins, and the callers of all others are told.
 #[tokio::test]
-async fn a_start_replaces_the_one_that_waits_to_take_the_place() {
+async fn a_start_replaces_an_earlier_start_that_waits_to_supersede() {
     let report = report(workflow("import"));
     let test = TestEngine::new(&report, 1).await.unwrap();
     let engine = test.engine();
@@ -106,9 +106,9 @@ async fn a_start_replaces_the_one_that_waits_to_take_the_place() {
     assert_eq!(test.run(handle.result()).await.unwrap().0, 4);
 }
 
-/// None of its code has run, so it is given the new input where it stands.
+/// None of its code has run, so it gets the new input at its position in the queue.
 #[tokio::test]
-async fn one_that_waits_in_line_keeps_its_place() {
+async fn a_queued_execution_that_is_superseded_keeps_its_position() {
     let report = report(workflow("import").concurrency(1).when_full(Queue::new()));
     let test = TestEngine::new(&report, 1).await.unwrap();
     let engine = test.engine();
@@ -127,7 +127,7 @@ async fn one_that_waits_in_line_keeps_its_place() {
 }
 
 #[tokio::test]
-async fn what_cannot_take_the_place_is_told() {
+async fn a_start_that_cannot_supersede_is_refused() {
     let report = report(workflow("import").concurrency_by(1, |n: &u32| (n % 2).to_string()));
     let other = workflow("other").run(async |ctx: Ctx, n: u32| ctx.receive::<u32>("x").await.map(|x| x + n));
     let test = TestEngine::build(1).register(&report).register(&other).start().await.unwrap();
@@ -142,7 +142,7 @@ async fn what_cannot_take_the_place_is_told() {
     start(3).await.unwrap();
 }
 
-/// Before and after each commit: in the end the second has taken the place, once.
+/// Before and after each commit: in the end the second execution has replaced the first, once.
 #[tokio::test]
 async fn no_crash_leaves_both_or_none() {
     for how in [Supersede::Cancel, Supersede::Terminate] {
@@ -166,11 +166,11 @@ async fn no_crash_leaves_both_or_none() {
                 if first.is_err() {
                     return;
                 }
-                // A caller that was not answered asks again: the second takes its own place.
+                // A caller that got no answer asks again: the second execution supersedes itself.
                 if engine.start(&report, 2).id("r").supersede(how).await.is_err() {
                     return;
                 }
-                // Those whose place was taken are told so.
+                // Callers of a superseded execution get an error.
                 let mut result = engine.handle(&report, "r").result().await;
                 for _ in 0..10 {
                     if let Err(WorkflowError::Cancelled { .. } | WorkflowError::Failed { .. }) = result {
@@ -194,10 +194,10 @@ async fn no_crash_leaves_both_or_none() {
     }
 }
 
-/// The old one goes on as new again and again, also while it cleans up: the mark goes along, and the new one takes the
-/// place of the last run. Right before and right after each commit of all that, the process ends.
+/// The old execution continues as new again and again, also while it cleans up. The mark moves to each new run, and the
+/// new execution replaces the last run. The process ends right before and right after each of these commits.
 #[tokio::test]
-async fn one_that_continues_as_new_is_superseded_all_the_same() {
+async fn an_execution_that_continues_as_new_is_still_superseded() {
     for how in [Supersede::Cancel, Supersede::Terminate] {
         let report: Workflow<u32, u32> = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
             let often = Retry::exponential().max_attempts(100);
@@ -222,7 +222,7 @@ async fn one_that_continues_as_new_is_superseded_all_the_same() {
         let crashes = Crashes::of(|| drives.clone(), ()).register(|| report.clone()).outside(move |engine| {
             let report = second.clone();
             async move {
-                // In a life in which the second has ended already, there is nothing more to do.
+                // If the second execution has already ended in an earlier process, there is nothing more to do.
                 let is_second = |n: &u32| *n == 2;
                 let known = engine.describe("r").await.ok().and_then(|it| match it.state {
                     ExecutionState::Completed(n) => n.as_u64(),
@@ -258,7 +258,7 @@ async fn one_that_continues_as_new_is_superseded_all_the_same() {
     }
 }
 
-/// Whether the first record of another is kept beside an execution, as it is while that is marked.
+/// True if the first record of another execution is kept beside this one, as it is while this one is marked.
 async fn is_marked(engine: &Engine, id: &str) -> bool {
     let spaces = engine.store().spaces().await.unwrap();
     let kept = spaces.into_iter().find(|space| space.name() == "workflow.kept").unwrap();
@@ -266,13 +266,13 @@ async fn is_marked(engine: &Engine, id: &str) -> bool {
     found.iter().any(|(key, _)| key.bytes().windows(id.len()).any(|bytes| bytes == id.as_bytes()))
 }
 
-/// The process ends also between the commit that marks the old one and the one that ends it. The start is not sent
-/// again: the next engine ends the old one by itself.
+/// The process also ends between the commit that marks the old execution and the commit that ends it. The start is not
+/// sent again: the next engine ends the old execution by itself.
 #[tokio::test]
-async fn one_that_is_marked_is_ended_by_the_next_engine() {
+async fn a_marked_execution_is_ended_by_the_next_engine() {
     const ID: &str = "superseded one";
     let stands = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
-        // The body of a step keeps it in memory.
+        // The body of a step keeps the execution in memory.
         let stays = ctx.run("stay", async || if n == 1 { std::future::pending().await } else { Ok::<_, Failure>(n) });
         stays.retry(Retry::exponential().max_attempts(100)).await
     });
@@ -302,9 +302,9 @@ async fn one_that_is_marked_is_ended_by_the_next_engine() {
     assert!(seen.load(Ordering::SeqCst) >= 2, "it is marked after one crash and before another");
 }
 
-/// The slots of its tree are those of the root that was superseded.
+/// The slots of its tree would otherwise be those of the superseded root.
 #[tokio::test]
-async fn nothing_is_left_of_the_tree_of_one_that_was_superseded() {
+async fn nothing_is_left_of_the_tree_of_a_superseded_execution() {
     for how in [Supersede::Cancel, Supersede::Terminate] {
         let root = workflow("import").run(async |ctx: Ctx, n: u64| {
             let sum = ctx.state().tree::<u64>("sum").increment(n).await?.value;
@@ -322,12 +322,13 @@ async fn nothing_is_left_of_the_tree_of_one_that_was_superseded() {
     }
 }
 
-/// It runs no code, so there is no cleaning up to wait for: it is cancelled, and the other follows at once.
+/// A parked execution runs no code, so it has no cleanup to wait for: it is cancelled, and the other execution follows
+/// at once.
 #[tokio::test]
-async fn one_that_is_parked_is_cancelled_at_once() {
+async fn a_parked_execution_is_cancelled_at_once() {
     let parks = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
         let count = ctx.state().execution::<u32>("count").increment(1).await?.value;
-        assert!(n > 1, "it is not mended");
+        assert!(n > 1, "it is not repaired");
         Ok(n * 10 + count)
     });
     let test = TestEngine::new(&parks, 1).await.unwrap();
@@ -341,7 +342,7 @@ async fn one_that_is_parked_is_cancelled_at_once() {
     assert!(matches!(&told, Err(WorkflowError::Cancelled { reason, .. }) if reason.contains("its place")), "{told:?}");
     assert_eq!(test.run(second.result()).await.unwrap(), 21, "with slots of its own");
     assert_eq!((engine.parked().await.unwrap(), used(engine, None).await), (vec![], (0, 0)));
-    // Right before and right after each commit, the process ends.
+    // The process ends right before and right after each commit.
     let (second, drives) = (parks.clone(), workflow("drives"));
     let drives = drives.run(async |ctx: Ctx, (): ()| ctx.receive::<(u32, u64)>("done").await);
     let crashes = Crashes::of(|| drives.clone(), ()).register(|| parks.clone()).outside(move |engine| {

@@ -1,4 +1,4 @@
-//! What cannot be meant is a typed error, at the registration or at the start.
+//! Definitions and starts that make no sense: a typed error at the registration or at the start.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn plain(builder: WorkflowBuilder) -> Workflow<String, String> {
 }
 
 #[tokio::test]
-async fn limits_that_cannot_be_meant_are_told_at_the_registration() {
+async fn impossible_limits_are_refused_at_the_registration() {
     let batch = |max_size, max_wait| {
         workflow("w").batch(Batch::new(max_size, max_wait)).run(async |_: Ctx, texts: Vec<String>| Ok(texts))
     };
@@ -52,7 +52,7 @@ async fn limits_that_cannot_be_meant_are_told_at_the_registration() {
 }
 
 #[tokio::test]
-async fn keys_that_cannot_be_used_are_told_at_the_start() {
+async fn impossible_keys_are_refused_at_the_start() {
     let key = |text: &String| match &**text {
         "panics" => panic!("no key for this"),
         "empty" => String::new(),
@@ -74,7 +74,7 @@ async fn keys_that_cannot_be_used_are_told_at_the_start() {
                 other => panic!("{other:?}"),
             }
         }
-        // The longest key there may be, and the engine lives on.
+        // The longest possible key works, and the engine is still alive.
         test.engine().start(&workflow, "y".repeat(512)).await.unwrap();
     }
     let misfit = plain(workflow("w").concurrency_by(1, |n: &u64| n.to_string()));
@@ -91,7 +91,7 @@ async fn a_gathered_start_has_nothing_of_its_own() {
     for wrong in [start().delay(SECOND).await, start().signal("s", &1).await] {
         assert!(matches!(wrong, Err(WorkflowError::Start { .. })), "{wrong:?}");
     }
-    // The id is that of the first.
+    // The id is that of the first start.
     let first = start().id("a").await.unwrap();
     assert_eq!((&**first.id(), &**start().id("b").await.unwrap().id()), ("a", "a"));
     test.run(first.result()).await.unwrap();

@@ -1,5 +1,5 @@
 //! A crash right before and right after every commit while schedules fire: each occurrence still starts one execution,
-//! and what waits for an end is started after it.
+//! and an occurrence that waits for an end is started after it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 
 use super::kit::{SECOND, at, report};
 
-/// The schedule of a policy, with three occurrences, each of which takes longer than the next is away.
+/// A schedule with this policy and three occurrences. Each execution takes longer than the time to the next occurrence.
 fn schedule(overlap: Overlap) -> Schedule {
     let times = Schedule::every("s", 10 * SECOND).start(at(10)).end(at(30)).catch_up(Duration::from_secs(86_400));
     times.overlap(overlap).workflow(&report(), 15)
 }
 
-/// What is stored when all is over: for each execution whether it was cancelled, and the counts. None if this life is
-/// over.
+/// What is stored in the end: for each execution whether it was cancelled, and the counts. `None` if the process has
+/// ended.
 async fn look(engine: &Engine, overlap: Overlap) -> Option<String> {
     let (schedules, env) = (engine.schedules(), engine.store().env().clone());
     if schedules.get("s").await.ok()?.is_none() {
@@ -51,7 +51,7 @@ async fn look(engine: &Engine, overlap: Overlap) -> Option<String> {
 
 async fn crash(overlap: Overlap, expected: &'static [&'static str]) {
     let looked: Arc<Mutex<Vec<String>>> = Arc::default();
-    // Crashes are made for workflows; what the schedule does is beside it.
+    // The crash test drives a workflow; the schedule runs beside it.
     let waits = workflow("waits").run(async |ctx: Ctx, (): ()| {
         ctx.receive::<()>("done").await?;
         let often = Retry::exponential().max_attempts(100);
@@ -84,11 +84,11 @@ async fn a_crash_anywhere_starts_each_occurrence_once() {
 }
 
 #[tokio::test]
-async fn a_crash_anywhere_leaves_the_line_of_occurrences_as_it_was() {
+async fn a_crash_anywhere_leaves_the_queue_of_occurrences_as_it_was() {
     crash(Overlap::QueueAll, &["3 executions, 3 started, 0 not, overlaps false"]).await;
 }
 
-/// Whether an occurrence finds the execution before it running depends on how long the crash takes.
+/// Whether an occurrence finds the previous execution running depends on how long the crash takes.
 #[tokio::test]
 async fn a_crash_anywhere_skips_or_starts_each_occurrence() {
     let (two, one) =

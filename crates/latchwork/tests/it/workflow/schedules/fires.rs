@@ -33,7 +33,7 @@ async fn skip_starts_nothing_while_an_execution_runs() {
 }
 
 #[tokio::test]
-async fn queue_one_has_one_occurrence_wait_for_the_end() {
+async fn queue_one_lets_one_occurrence_wait_for_the_end() {
     let kit = Kit::new().await;
     kit.put(kit.minutely(150).overlap(Overlap::QueueOne)).await;
     kit.until(230).await;
@@ -87,7 +87,7 @@ async fn allow_starts_executions_beside_each_other() {
     assert_eq!(kit.description().await.running.len(), 3);
 }
 
-/// A parked execution has not ended; one that is terminated, or fails, has.
+/// A parked execution has not ended; a terminated or failed execution has.
 #[tokio::test]
 async fn the_end_counts_however_an_execution_ends() {
     let fails = workflow("report").run(async |ctx: Ctx, seconds: u64| {
@@ -109,7 +109,7 @@ async fn the_end_counts_however_an_execution_ends() {
 
 /// A schedule whose program was away for an hour.
 #[tokio::test]
-async fn what_no_engine_was_there_for_is_caught_up_within_the_window_and_missed_beyond() {
+async fn occurrences_without_an_engine_are_caught_up_within_the_window_and_missed_beyond() {
     let (env, clock) = Env::seeded(1);
     let store = Store::memory_with(env.clone(), Limits::default()).await.unwrap();
     let report = report();
@@ -130,7 +130,7 @@ async fn what_no_engine_was_there_for_is_caught_up_within_the_window_and_missed_
     assert_eq!((&runs[3].outcome, engine.schedules().get("s").await.unwrap().unwrap().counts.missed), (&missed, 3));
 }
 
-/// Jitter comes from the name and the time, so that a crash between the two does not draw again.
+/// Jitter is computed from the name and the time, so it is the same after a crash.
 #[tokio::test]
 async fn jitter_puts_occurrences_off_and_keeps_their_names() {
     let kit = Kit::new().await;
@@ -142,8 +142,8 @@ async fn jitter_puts_occurrences_off_and_keeps_their_names() {
     assert!(runs.iter().all(|run| run.time_us % 60_000_000 == 0));
 }
 
-/// The keeper sleeps by a clock that is never set. A second after the time of day was set forward, however far, it
-/// has seen that.
+/// The keeper sleeps by a clock that is never set. It notices within a second that the time of day was set forward,
+/// however far.
 #[tokio::test]
 async fn when_the_clock_is_set_forward_an_occurrence_is_at_most_a_second_late() {
     for jump in [86_400 * 20 + 1, 3600, 59] {
@@ -160,7 +160,7 @@ async fn when_the_clock_is_set_forward_an_occurrence_is_at_most_a_second_late() 
     }
 }
 
-/// The clock goes back over an occurrence that was seen to: it does not come again.
+/// The clock is set back over an occurrence that has been started: it is not started again.
 #[tokio::test]
 async fn when_the_clock_is_set_back_no_occurrence_comes_twice() {
     let kit = Kit::new().await;
@@ -171,7 +171,7 @@ async fn when_the_clock_is_set_back_no_occurrence_comes_twice() {
     assert_eq!(kit.runs().await, [(60, "started"), (120, "started")]);
     kit.until(180).await;
     assert_eq!(kit.runs().await, [(60, "started"), (120, "started"), (180, "started")]);
-    // A change of the times, and a pause, bring none of them back either.
+    // A change of the times, and a pause, do not bring any of them back either.
     kit.test.set_time(at(30));
     kit.put(Schedule::every("s", 30 * SECOND).workflow(&kit.report, 0)).await;
     kit.test.engine().schedules().pause("s", "?").await.unwrap();
@@ -179,7 +179,7 @@ async fn when_the_clock_is_set_back_no_occurrence_comes_twice() {
     assert_eq!(kit.description().await.next(), Some(at(210)));
 }
 
-/// Without schedules there is nothing to look at the clock for; with one, nothing is asked of the store.
+/// Without schedules the engine does not look at the clock; with one, it does not ask the store.
 #[tokio::test]
 async fn an_engine_without_schedules_does_not_look_at_the_clock() {
     let (env, clock) = Env::seeded(1);
@@ -197,7 +197,7 @@ async fn an_engine_without_schedules_does_not_look_at_the_clock() {
     assert_eq!(clock.next_deadline(), Some(SECOND));
 }
 
-/// A program that does not know the workflow: the occurrence stays, is told of, and the next program starts it.
+/// A program that does not know the workflow: the occurrence stays and is reported, and the next program starts it.
 #[tokio::test]
 async fn an_occurrence_whose_workflow_is_not_registered_waits_for_a_program_that_has_it() {
     let (env, clock) = Env::seeded(1);
@@ -225,9 +225,9 @@ async fn an_occurrence_whose_workflow_is_not_registered_waits_for_a_program_that
     assert_eq!((described.stalled, described.counts.started), (None, 1));
 }
 
-/// An input that fitted when the schedule was put, and does not fit the program that fires it: the schedule goes on.
+/// An input that fitted when the schedule was put does not fit the program that fires it: the schedule continues.
 #[tokio::test]
-async fn a_start_that_is_refused_is_told_as_rejected_and_the_schedule_goes_on() {
+async fn a_refused_start_is_reported_as_rejected_and_the_schedule_continues() {
     let (env, clock) = Env::seeded(1);
     let store = Store::memory_with(env.clone(), Limits::default()).await.unwrap();
     let report = report();
@@ -251,7 +251,7 @@ async fn a_start_that_is_refused_is_told_as_rejected_and_the_schedule_goes_on() 
     assert!(matches!(engine.describe(&runs[0].id).await, Err(WorkflowError::NotFound { .. })));
 }
 
-/// An execution that somebody has started under the id of an occurrence.
+/// A caller has started an execution under the id of an occurrence.
 #[tokio::test]
 async fn an_occurrence_whose_id_is_taken_is_skipped() {
     let kit = Kit::new().await;
@@ -261,7 +261,7 @@ async fn an_occurrence_whose_id_is_taken_is_skipped() {
     assert_eq!(kit.runs().await, [(60, "skipped"), (120, "started")]);
 }
 
-/// Many schedules that are due at once are all seen to, each once.
+/// Many schedules that are due at once all fire, each once.
 #[tokio::test]
 async fn a_thousand_schedules_are_due_at_once() {
     let kit = Kit::new().await;

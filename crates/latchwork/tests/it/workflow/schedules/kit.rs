@@ -1,4 +1,4 @@
-//! An engine on virtual time with a workflow that ends when it is told to, and what schedules have made of it.
+//! An engine on virtual time with a workflow of a given duration, and what its schedules have started.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ impl Kit {
         self.settle().await;
     }
 
-    /// Lets everything be done that needs no time.
+    /// Lets everything happen that needs no time.
     pub(super) async fn settle(&self) {
         for _ in 0..2000 {
             tokio::task::yield_now().await;
@@ -68,7 +68,7 @@ impl Kit {
         runs.iter().rev().map(|run| (run.time_us / 1_000_000 - BEGIN, word(run))).collect()
     }
 
-    /// The executions there are, each with its state.
+    /// All executions, each with its state.
     pub(super) async fn executions(&self) -> Vec<(ExecutionId, ExecutionState)> {
         let page = self.test.engine().list(Filter::new()).ascending().limit(1000).await.unwrap();
         page.executions.into_iter().map(|found| (found.id, found.state)).collect()

@@ -1,5 +1,5 @@
-//! What operators do to schedules: put, pause, resume, trigger, backfill, delete; and what engines that only operate
-//! leave to the next one.
+//! What operators do to schedules: put, pause, resume, trigger, backfill, delete; and what idle engines leave to the
+//! next engine.
 
 use latchwork::store::{Env, Limits, Store};
 use latchwork::testing::TestEngine;
@@ -15,7 +15,7 @@ fn is_missing<T: std::fmt::Debug>(result: Result<T, WorkflowError>) -> bool {
 }
 
 #[tokio::test]
-async fn a_paused_schedule_starts_nothing_and_goes_on_when_it_is_resumed() {
+async fn a_paused_schedule_starts_nothing_and_continues_when_it_is_resumed() {
     let kit = Kit::new().await;
     kit.put(kit.minutely(0)).await;
     let schedules = kit.test.engine().schedules();
@@ -37,7 +37,7 @@ async fn a_paused_schedule_starts_nothing_and_goes_on_when_it_is_resumed() {
 }
 
 #[tokio::test]
-async fn what_waits_when_a_schedule_is_paused_is_started_when_it_is_resumed() {
+async fn an_occurrence_that_waits_in_a_pause_is_started_after_it() {
     let kit = Kit::new().await;
     kit.put(kit.minutely(90).overlap(Overlap::QueueAll)).await;
     let schedules = kit.test.engine().schedules();
@@ -62,7 +62,7 @@ async fn a_trigger_fires_now_and_obeys_the_overlap_policy() {
     assert_eq!(kit.runs().await, [(0, "started"), (0, "skipped")]);
     assert_eq!(schedules.runs("s", 1).await.unwrap()[0].cause, RunCause::Trigger);
     assert_eq!(kit.executions().await.len(), 1);
-    // Each other policy.
+    // The other policies.
     kit.put(kit.minutely(30).overlap(Overlap::QueueOne)).await;
     schedules.trigger("s").await.unwrap();
     schedules.trigger("s").await.unwrap();
@@ -79,9 +79,9 @@ async fn a_trigger_fires_now_and_obeys_the_overlap_policy() {
     assert!(is_missing(schedules.trigger("t").await));
 }
 
-/// Two operators, and the keeper, change a schedule at the same time: none of them overwrites what another has done.
+/// Two operators and the keeper change a schedule at the same time: no change overwrites another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_asked_of_a_schedule_at_the_same_time_is_all_done() {
+async fn simultaneous_requests_to_a_schedule_are_all_done() {
     let report = report();
     let store = Store::memory().await.unwrap();
     let engine = Engine::on(&store).register(&report).start().await.unwrap();
@@ -114,7 +114,7 @@ async fn what_is_asked_of_a_schedule_at_the_same_time_is_all_done() {
 }
 
 #[tokio::test]
-async fn a_paused_schedule_is_triggered_and_backfilled_all_the_same() {
+async fn a_paused_schedule_can_still_be_triggered_and_backfilled() {
     let kit = Kit::new().await;
     let schedules = kit.test.engine().schedules();
     kit.put(kit.minutely(0)).await;
@@ -143,7 +143,7 @@ async fn a_backfill_starts_each_occurrence_of_a_range_that_was_not_started() {
     let expected = [(4200, "started"), (2400, "started"), (3000, "started"), (3600, "started"), (4200, "skipped")];
     assert_eq!(kit.runs().await, expected, "one after the other, under every policy");
     assert_eq!(kit.description().await.backfills, 0);
-    // If overlaps are allowed, all at once.
+    // If overlaps are allowed, all start at once.
     kit.put(Schedule::cron("s", "*/10 * * * *").workflow(&kit.report, 500).overlap(Overlap::Allow)).await;
     assert_eq!(schedules.backfill("s", at(600), at(2400)).await.unwrap(), 3);
     kit.settle().await;
@@ -198,7 +198,7 @@ async fn a_deleted_schedule_starts_nothing_more_and_leaves_its_executions() {
     assert!(is_missing(schedules.backfill("s", at(0), at(1)).await));
     kit.until(400).await;
     assert_eq!(kit.executions().await.len(), 1, "what waited is gone");
-    // One of the same name begins anew.
+    // A new schedule of the same name begins anew.
     kit.put(kit.minutely(0)).await;
     assert!(kit.runs().await.is_empty());
     kit.until(420).await;
@@ -223,7 +223,7 @@ async fn schedules_are_listed_by_their_names_with_and_without_an_engine() {
     assert!(is_missing(none.runs("a", 1).await));
 }
 
-/// The command line works in this way: an engine that runs nothing writes down what is to be done.
+/// The command line works in this way: an idle engine writes down what is to be done.
 #[tokio::test]
 async fn an_idle_engine_leaves_the_firing_to_the_next() {
     let (env, clock) = Env::seeded(1);
@@ -252,7 +252,7 @@ async fn an_idle_engine_leaves_the_firing_to_the_next() {
 }
 
 #[tokio::test]
-async fn an_execution_that_goes_on_as_new_still_runs() {
+async fn an_execution_that_continues_as_new_still_runs() {
     let again = workflow("report").run(async |ctx: Ctx, times: u64| {
         ctx.sleep(70 * SECOND).await?;
         if times > 0 {

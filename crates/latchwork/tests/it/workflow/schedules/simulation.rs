@@ -1,9 +1,8 @@
 //! Schedules under faults from a seed: crashes, restarts, pauses with a second engine, lost answers, slow commits and
 //! jumps of the clock, with operators who pause, resume and trigger.
 //!
-//! What must hold: every occurrence between the start and the end starts one execution, unless the schedule was paused
-//! at its time; none is started while it is paused; none is started before its time; under `QueueAll` no two
-//! executions overlap.
+//! What must hold: every occurrence between the start and the end starts one execution, unless the schedule is paused
+//! at its time; no occurrence is started during a pause or before its time; under `QueueAll` no two executions overlap.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use parking_lot::Mutex;
 use super::kit::{SECOND, at};
 use crate::workflow::simulation::campaign_of;
 
-/// The schedules: each of its policy, with its occurrences until the end.
+/// The schedules: each with its policy, and its occurrences until the end.
 const SCHEDULES: [(&str, Overlap, u64); 4] = [
     ("beside", Overlap::Allow, 40),
     ("line", Overlap::QueueAll, 55),
@@ -49,7 +48,7 @@ fn schedule(name: &str, overlap: Overlap, every: u64) -> Schedule {
 }
 
 impl Play {
-    /// Puts the schedules and waits until all of their occurrences were seen to.
+    /// Puts the schedules and waits until all their occurrences are started or skipped.
     async fn watcher(self, caller: Caller) -> Result<(), WorkflowError> {
         let (schedules, env) = (caller.engine().schedules(), caller.env().clone());
         for (name, overlap, every) in SCHEDULES {
@@ -89,7 +88,7 @@ impl Play {
             let before = pause().await?;
             env.sleep(Duration::from_secs(env.random() % 120)).await;
             let after = pause().await?;
-            // The operator of the next life may have resumed it meanwhile; then it is another pause, or none.
+            // The operator in the next process may have resumed it meanwhile; then this is another pause, or none.
             let is_same = before.unzip().0 == after.unzip().0;
             if is_same && after != before {
                 self.complaints.lock().push(format!("started in a pause: {before:?}, {after:?}"));
@@ -121,7 +120,7 @@ impl Play {
             let Some(described) = engine.schedules().get(name).await? else { continue };
             let mut expected = BTreeSet::new();
             for second in (10..=END).step_by(every as usize) {
-                // A slow store, or a jump, may have had it put after its first occurrence.
+                // After a slow commit or a jump of the clock, the schedule may be put after its first occurrence.
                 if at(second).0 <= described.created_us {
                     continue;
                 }
@@ -144,7 +143,7 @@ impl Play {
                     complaints.push(format!("{run:?} came before its time"));
                 }
                 if run.outcome.is_start() && !ids.contains(&*run.id) {
-                    complaints.push(format!("{run:?} is told, and is not so"));
+                    complaints.push(format!("{run:?} is listed, and did not happen"));
                 }
             }
         }
@@ -174,7 +173,7 @@ fn schedules_keep_their_promises_under_any_faults() {
     campaign_of(simulate, 100);
 }
 
-/// Keeps the test honest: pauses, triggers, jumps and crashes all come about.
+/// Checks that pauses, triggers, jumps and crashes all happen.
 #[test]
 fn every_scene_of_schedules_is_played() {
     let (mut pauses, mut triggers, mut lives) = (0, 0, 0);

@@ -1,10 +1,10 @@
 //! A year of awkward cron expressions in four time zones, against times that another implementation has computed.
 //!
-//! `year.txt` was made once by Python: croniter 6.2 gave the local times of each expression, without a zone, and
-//! zoneinfo turned them into moments by the policy that docs/workflows/schedules.md states. An hour field that begins
-//! with `*`: every moment that shows the local time, both of them in a repeated hour. Any other: the first moment that
-//! shows it, and the first moment after the gap if none does. The hash of all times is
-//! `hash = hash * 31 + seconds`, modulo 2^64; where they are few they are there themselves.
+//! `year.txt` was made once by Python: croniter 6.2 computed the local times of each expression, without a zone, and
+//! zoneinfo turned them into moments by the policy that docs/workflows/schedules.md states. If the hour field begins
+//! with `*`: every moment that shows the local time, both of them in a repeated hour. If not: the first moment that
+//! shows it, and the first moment after the gap if no moment does. The hash of all times is `hash = hash * 31 +
+//! seconds`, modulo 2^64; if there are few times, the file lists them.
 
 use latchwork::store::Timestamp;
 use latchwork::workflow::Schedule;
@@ -35,7 +35,8 @@ pub(super) fn lines() -> impl Iterator<Item = (&'static str, &'static str, usize
 #[tokio::test]
 async fn a_year_of_awkward_expressions_fires_at_the_times_that_others_compute() {
     let kit = Kit::new().await;
-    // The beginning itself is an occurrence of some; a schedule that is put then fires from the next moment on.
+    // A schedule fires only after the moment when it is put, and the beginning itself is an occurrence of some
+    // expressions.
     kit.test.set_time(Timestamp((BEGIN - 1) * 1_000_000));
     let (schedules, mut checked) = (kit.test.engine().schedules(), 0);
     for (zone, expression, count, hash, times) in lines() {

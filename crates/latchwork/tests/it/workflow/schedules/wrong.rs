@@ -1,4 +1,4 @@
-//! What cannot be is refused with an error that says what it is.
+//! Schedules and requests that make no sense are refused with an error that names the mistake.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn cron(expression: &str) -> Schedule {
 }
 
 #[tokio::test]
-async fn schedules_that_cannot_be_are_refused_when_they_are_put() {
+async fn impossible_schedules_are_refused_when_they_are_put() {
     let kit = Kit::new().await;
     let daily = || cron("0 2 * * *");
     let long = "n".repeat(401);
@@ -44,7 +44,7 @@ async fn schedules_that_cannot_be_are_refused_when_they_are_put() {
     let refused = kit.test.engine().schedules().put(daily()).await.unwrap_err();
     assert!(matches!(refused, WorkflowError::Schedule(ScheduleError::NoWorkflow { .. })));
     assert!(kit.test.engine().schedules().list(None, 10).await.unwrap().is_empty());
-    // The longest that can be.
+    // The longest possible name.
     let name = "n".repeat(400);
     let put = kit.test.engine().schedules().put(Schedule::every(&name, 60 * SECOND).workflow(&kit.report, 0)).await;
     assert_eq!(put.unwrap().name, name);
@@ -63,9 +63,9 @@ async fn a_schedule_needs_a_workflow_and_an_input_that_fits_it() {
     assert!(matches!(put("report", "x".repeat(large).into()).await, WorkflowError::InputTooLong { .. }));
 }
 
-/// A thousand million occurrences are not walked through to find that they are too many.
+/// The check does not walk through a billion occurrences to find that they are too many.
 #[tokio::test]
-async fn backfills_that_cannot_be_are_refused() {
+async fn impossible_backfills_are_refused() {
     let kit = Kit::new().await;
     let schedules = kit.test.engine().schedules();
     for schedule in [Schedule::every("s", SECOND), cron("* * * * * *"), cron("* * * * * *").zone("Europe/Berlin")] {
@@ -83,7 +83,7 @@ async fn backfills_that_cannot_be_are_refused() {
 }
 
 #[tokio::test]
-async fn requests_that_are_not_seen_to_do_not_pile_up() {
+async fn requests_that_are_not_handled_do_not_pile_up() {
     let kit = Kit::new().await;
     let schedules = kit.test.engine().schedules();
     kit.until(3600).await;

@@ -1,8 +1,8 @@
-//! A year of awkward expressions, lived through by engines that are stopped at any moment, on a clock that is set far
-//! ahead and back, with pauses. The times are those of `times.rs`; expressions that fire more than 400 times a year
-//! are left to that.
+//! A year of awkward expressions. Engines are stopped at any moment, the clock is set far ahead and back, and schedules
+//! are paused. The times are those of `times.rs`; expressions that fire more than 400 times a year are tested only
+//! there.
 //!
-//! What must hold: every occurrence starts one execution, but for those in a pause; in a pause none is started.
+//! What must hold: every occurrence outside of a pause starts one execution; no occurrence in a pause starts one.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,16 +20,16 @@ fn job() -> Workflow<(), ()> {
     workflow("job").keep(forever).run(async |_: Ctx, (): ()| Ok::<_, Failure>(()))
 }
 
-/// A year, and the engine that lives at present.
+/// A year, and the engine that runs at present.
 struct Year {
     env: Env,
     clock: std::sync::Arc<VirtualClock>,
     store: Store,
     engine: Engine,
     names: Vec<String>,
-    /// What must have been started in the end.
+    /// The executions that must have been started in the end.
     expected: BTreeSet<(u64, String)>,
-    /// How far the clock was when all that was due had been done.
+    /// The time of the clock when all due occurrences were last done.
     reached: u64,
     crashes: u32,
 }
@@ -56,7 +56,7 @@ impl Year {
         self.env.now().0 / 1_000_000
     }
 
-    /// Sets the clock, and lets a second pass: by then everybody has seen it.
+    /// Sets the clock, and lets a second pass: by then every task has noticed.
     fn set(&self, seconds: u64) {
         self.clock.jump_to(Timestamp(seconds * 1_000_000));
         self.clock.advance(SECOND);
@@ -68,14 +68,14 @@ impl Year {
         }
     }
 
-    /// Stops the engine in the middle of whatever it does, and starts another.
+    /// Stops the engine in the middle of its work, and starts another.
     async fn crash(&mut self) {
         self.crashes += 1;
         self.engine.stop();
         self.engine = Engine::on(&self.store).register(&job()).start().await.unwrap();
     }
 
-    /// Waits until everything is done that is due.
+    /// Waits until everything that is due is done.
     async fn settle(&mut self) {
         for _ in 0..100_000 {
             self.turns(50).await;
@@ -112,7 +112,7 @@ impl Year {
             self.engine.schedules().resume(name).await.unwrap();
         }
         let until = self.now();
-        // If the clock was set back before the pause, some of them had been started by then.
+        // If the clock was set back before the pause, some of them were started before.
         let passed_over = self.reached.max(from) + 1..=until;
         self.expected.retain(|(time, _)| !passed_over.contains(time));
     }

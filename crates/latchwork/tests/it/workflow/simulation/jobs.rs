@@ -1,4 +1,4 @@
-//! What is simulated: jobs with a plan drawn from the seed, and callers who start them, some under the same id.
+//! What is simulated: jobs with a plan drawn from the seed, and callers that start them, some under the same id.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use super::oracle::{End, Oracle};
 /// One operation of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Op {
-    /// A step whose body takes so long, and fails or hangs so many times before.
+    /// A step whose body takes so long, and fails or hangs so many times before it succeeds.
     Step {
         ms: u64,
         fails: u32,
         hangs: u32,
     },
-    /// A step that fails for good, which the job gets over.
+    /// A step that fails for good; the job continues.
     Refused,
-    /// Below a second: it stays in memory. Above: it leaves.
+    /// Below a second it stays in memory; above, it leaves memory.
     Sleep {
         ms: u64,
     },
@@ -30,13 +30,13 @@ pub enum Op {
     Uuid,
     Random,
     Version,
-    /// Counts in a slot of the execution's own, and in one that all share; by itself or in a transaction.
+    /// Counts in a slot of the execution's own and in a slot that all share; by itself or in a transaction.
     Count {
         in_transaction: bool,
     },
 }
 
-/// A job: its number, what it does, and whether it fails in the end.
+/// A job: its number, its operations, and whether it fails in the end.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
     pub n: u64,
@@ -65,12 +65,12 @@ impl Job {
         for _ in 0..2 + n % 7 {
             plan.push(op());
         }
-        // What was chosen is looked at by somebody.
+        // A later operation reads the chosen value.
         plan.push(Op::Step { ms: 0, fails: 0, hangs: 0 });
         Job { n, plan, fails: random.u8(..8) == 0 }
     }
 
-    /// What the job comes to, as far as it follows from the input: what is chosen has no place in it.
+    /// The job's expected result, as far as the input decides it: chosen values are left out.
     pub fn expected(&self) -> (Vec<Value>, bool) {
         let place = |(place, op): (usize, &Op)| match op {
             Op::Step { .. } => json!(self.n * 1000 + place as u64),
@@ -95,7 +95,7 @@ impl Job {
     }
 }
 
-/// What a job gives: its number, and for each operation what its place says or what was chosen.
+/// What a job returns: its number, and for each operation the value that its place implies or that was chosen.
 pub type Output = (u64, Vec<Value>);
 
 fn retry() -> Retry {
@@ -119,7 +119,7 @@ async fn work(oracle: Arc<Oracle>, ctx: Ctx, job: Job) -> std::result::Result<Ou
                     if run <= *hangs + *fails {
                         return Err(Failure::new("not yet"));
                     }
-                    // No two runs give the same.
+                    // Two runs never return the same value.
                     Ok(json!([job.n * 1000 + place as u64, run]))
                 });
                 step.input(&place).timeout(Duration::from_secs(10)).retry(retry()).await?
@@ -167,9 +167,9 @@ async fn work(oracle: Arc<Oracle>, ctx: Ctx, job: Job) -> std::result::Result<Ou
 pub enum Manner {
     /// Joins whatever runs under the id, and waits.
     Join,
-    /// Wants to be the one who starts it; waits in any case.
+    /// Wants to be the caller that starts it; waits in any case.
     Refuse,
-    /// Is content when the start is acknowledged.
+    /// Ends when the start is acknowledged.
     Forget,
     /// The same, without an id.
     Unnamed,
@@ -188,7 +188,7 @@ pub struct Start {
 pub struct Workload {
     pub starts: Vec<Start>,
     pub oracle: Arc<Oracle>,
-    /// How long a job of the limited kind may take: at times not longer than a slow commit does.
+    /// The time limit of a limited job: sometimes no longer than a slow commit takes.
     limit: Duration,
     jobs: Workflow<Job, Output>,
     limited: Workflow<Job, Output>,
@@ -231,7 +231,7 @@ impl Workload {
         })
     }
 
-    /// How many bodies have to run at the most if nothing happens.
+    /// The largest number of bodies that have to run without faults.
     pub fn most_bodies(&self) -> usize {
         self.starts.iter().map(|start| start.job.bodies()).sum()
     }

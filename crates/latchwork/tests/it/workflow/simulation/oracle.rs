@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use super::jobs::{Manner, Output, Start};
 
-/// How long a start may take in a process that runs: longer than any commit does.
+/// How long a start may take in a running process: longer than any commit.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How much later than its deadline an execution may end: some commits take their time.
+/// How much later than its deadline an execution may end: some commits are slow.
 const SLACK: Duration = Duration::from_secs(60);
 
 /// How an execution ended.
@@ -26,7 +26,7 @@ pub enum End {
     TimedOut,
 }
 
-/// A sleep: whose it is, its place, and the time of day that was asked for just before it.
+/// A sleep: its execution, its place, and the time of day that the code read just before it.
 type Sleep = (ExecutionId, usize, Timestamp);
 
 #[derive(Default)]
@@ -40,19 +40,19 @@ struct Seen {
     complaints: Vec<String>,
     /// How often each body ran.
     bodies: BTreeMap<(ExecutionId, usize), u32>,
-    /// What a body has seen of an earlier place: what was used once is never anything else.
+    /// The value of an earlier place that a body has seen: once used, a value never changes.
     values: BTreeMap<(ExecutionId, usize), Value>,
-    /// When an execution came to a sleep: the first time, and whenever its code ran again.
+    /// When an execution came to a sleep: the first time, and each time its code ran again.
     asleep: BTreeMap<Sleep, Vec<Duration>>,
-    /// Who woke when, and how long they were to sleep.
+    /// When each sleep ended, and how long it should have taken.
     awake: Vec<(Sleep, Duration, Duration)>,
-    /// Starts that were not answered yet, and since when.
+    /// Starts without an answer so far, and since when.
     asked: BTreeMap<(u32, usize), Duration>,
     /// When each caller asked first.
     first_asked: BTreeMap<usize, Duration>,
     /// Executions whose start was acknowledged.
     acknowledged: BTreeSet<ExecutionId>,
-    /// Who was told that its start was the one.
+    /// The callers that were told that their start created the execution.
     won: BTreeMap<ExecutionId, Vec<usize>>,
     ends: BTreeMap<ExecutionId, End>,
 }
@@ -63,10 +63,10 @@ impl Oracle {
     }
 
     pub fn env(&self) -> &Env {
-        self.env.get().expect("nothing runs before somebody has started it")
+        self.env.get().expect("nothing runs before the simulation has started")
     }
 
-    /// A body begins; tells how often it has.
+    /// A body begins. Returns how often it has begun.
     pub fn body(&self, id: &ExecutionId, place: usize, got: &[Value]) -> u32 {
         let mut seen = self.seen.lock();
         for (earlier, value) in got.iter().enumerate() {
@@ -85,7 +85,7 @@ impl Oracle {
     pub fn awake(&self, id: &ExecutionId, place: usize, began: Timestamp, length: Duration) {
         let now = self.env().monotonic();
         let (mut seen, sleep) = (self.seen.lock(), (id.clone(), place, began));
-        // By the process's own time it may have slept long enough though the time of day went back.
+        // By the process's own clock it may have slept long enough, though the time of day was set back.
         if seen.asleep.get(&sleep).is_none_or(|came| now < came[0] + length) {
             seen.awake.push((sleep, now, length));
         }
@@ -108,7 +108,7 @@ impl Oracle {
                 }
                 seen.acknowledged.insert(id);
             }
-            // Somebody's start is stored.
+            // The start of another caller is stored.
             Err(WorkflowError::AlreadyStarted { id }) => drop(seen.acknowledged.insert(id.clone())),
             Err(_) => {}
         }
@@ -122,7 +122,7 @@ impl Oracle {
         }
     }
 
-    /// Everything that is wrong.
+    /// Returns everything that is wrong.
     pub fn judge(&self, report: &Report, jobs: &BTreeMap<u64, &Start>, limit: Duration) -> Vec<String> {
         let mut seen = std::mem::take(&mut *self.seen.lock());
         seen.settled(report);
@@ -142,7 +142,7 @@ impl Seen {
         }
     }
 
-    /// Nobody waits, nothing is left over, nothing is parked.
+    /// No caller waits, nothing is left over, nothing is parked.
     fn settled(&mut self, report: &Report) {
         let mut complain = |wrong: bool, what: String| self.complaints.extend(wrong.then_some(what));
         complain(report.stuck.is_some(), format!("stuck: {:?}", report.stuck));
@@ -155,7 +155,7 @@ impl Seen {
         }
         let over = report.events.last().map_or(Duration::ZERO, |event| event.at);
         for ((life, caller), since) in &self.asked {
-            // Of a process that is gone nobody expects an answer; one that stood still has time from its end on.
+            // No answer is expected from a process that is gone; a paused process has time from the end of its pause.
             let of_life = report.events.iter().filter(|event| event.life == *life);
             let gone = |what: &What| matches!(what, What::Crash(_) | What::Stopped | What::NoEngine(_));
             let woke = of_life.clone().filter(|event| event.what == What::Woke).map(|event| event.at).max();
@@ -165,7 +165,7 @@ impl Seen {
         }
     }
 
-    /// What every execution came to is what its input says.
+    /// Every execution ended as its input says.
     fn results(&mut self, report: &Report, jobs: &BTreeMap<u64, &Start>) {
         for (id, result) in &report.results {
             let (end, output): (End, Option<Output>) = match result {
@@ -193,7 +193,7 @@ impl Seen {
             }
             let winners = self.won.get(id).cloned().unwrap_or_default();
             if winners.len() > 1 {
-                self.complaints.push(format!("{id} was started by {winners:?}, each told to be the one"));
+                self.complaints.push(format!("{id} was started by {winners:?}, and each was told that it won"));
             }
             match (output, &end) {
                 (Some((n, values)), _) => self.output(id, n, &values, jobs, &winners, matches!(end, End::Failed(_))),
@@ -212,19 +212,19 @@ impl Seen {
         winners: &[usize],
         failed: bool,
     ) {
-        let Some(start) = jobs.get(&n) else { return self.complaints.push(format!("{id} is of no job {n}")) };
+        let Some(start) = jobs.get(&n) else { return self.complaints.push(format!("{id} belongs to no job {n}")) };
         let (expected, fails) = start.job.expected();
         let fits = expected.len() == values.len()
             && expected.iter().zip(values).all(|(expected, value)| match (expected, value) {
                 (Value::Null, _) => true,
-                // The step's value, and the run that gave it.
+                // The step's value, and the run that returned it.
                 (expected, Value::Array(pair)) => pair.first() == Some(expected),
                 (expected, value) => expected == value,
             });
         if !fits || fails != failed {
             self.complaints.push(format!("{id} came to {values:?}, expected {expected:?}, failed {failed}"));
         }
-        // The last of them was used by nobody but the output.
+        // Only the output has used the last value.
         for (place, value) in values.iter().enumerate() {
             self.uses(id, place, value);
         }
@@ -247,8 +247,8 @@ impl Seen {
                     self.complaints.push(format!("{event}: for the second time"));
                 }
                 What::Body { id, step, .. } if event.life != owner => {
-                    // It was told that the commit landed before it stood still, or before the next owner came: that
-                    // one body nobody can hold back. There is no commit to lead to another.
+                    // The engine learned that its commit landed before it was paused or replaced, so it can run that
+                    // one body. It cannot commit, so it cannot run a second one.
                     let bodies = late.entry((id.clone(), event.life)).or_default();
                     *bodies += 1;
                     if *bodies > 1 {
@@ -271,7 +271,7 @@ impl Seen {
         }
     }
 
-    /// Nobody woke and nothing timed out early, by the clock that was the furthest ahead.
+    /// No sleep ended early and nothing timed out early, by the clock that was the furthest ahead.
     fn times(&mut self, report: &Report, jobs: &BTreeMap<u64, &Start>, limit: Duration) {
         let Some(first) = report.events.first() else { return };
         let start = first.time.minus(first.at);
@@ -281,15 +281,15 @@ impl Seen {
             .filter(|event| matches!(event.what, What::Jump(_)))
             .map(|event| (event.at, event.time.minus(event.at).0 as i64 - start.0 as i64))
             .collect();
-        // How far the time of day was ahead at the most, and at the least, up to a moment.
+        // How far the time of day was ahead at most, and at least, up to a moment.
         let offsets = |until: Duration| {
             let offsets = jumps.iter().filter(|(at, _)| *at <= until).map(|(_, by)| *by);
             (offsets.clone().min().unwrap_or(0).min(0), offsets.max().unwrap_or(0).max(0))
         };
         let latest = |at: Duration| start.plus(at).0.saturating_add_signed(offsets(at).1);
-        // The least time of day within an instant. A sleep goes by the time at which it begins, and between that and
-        // the time that was asked for before it others have their turn: the clock may be set back by then. The two
-        // clocks need not tick together: it may be a microsecond less.
+        // The least time of day at an instant. A sleep counts from its begin. Other tasks run between that and the
+        // moment when the code read the time, so the clock may be set back in between. The two clocks need not tick
+        // together, so one microsecond is allowed.
         let least = |at: Duration| {
             let before = jumps.iter().rfind(|(jump, _)| *jump < at).map_or(0, |(_, by)| *by);
             let within = jumps.iter().filter(|(jump, _)| *jump == at).map(|(_, by)| *by);
@@ -315,7 +315,7 @@ impl Seen {
         }
     }
 
-    /// What may take only so long has ended then, or as soon as there was an engine again to end it.
+    /// An execution with a time limit ends in time, or as soon as an engine runs again to end it.
     fn deadlines(&mut self, report: &Report, jobs: &BTreeMap<u64, &Start>, limit: Duration) {
         let at = |wanted: &dyn Fn(&What) -> bool| {
             report.events.iter().filter(|event| wanted(&event.what)).map(|event| event.at).collect::<Vec<_>>()
@@ -333,7 +333,7 @@ impl Seen {
             let (Some(started), Some(ended)) = (started, ended) else { continue };
             let latest = (started + limit + back).max(last_engine) + SLACK;
             if ended > latest {
-                self.complaints.push(format!("{id} ended at {ended:?}; it was to end until {latest:?}"));
+                self.complaints.push(format!("{id} ended at {ended:?}; the latest time was {latest:?}"));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The play: which executions there are, and who says what to them when, all drawn from the seed.
+//! The simulation: which executions there are, and which client sends what to them and when, all drawn from the seed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use serde::de::DeserializeOwned;
 use super::cast::{self, Birth, Ear, Family, How, Job, Kid, Listener, STOP};
 use super::oracle::{self, Log, Said};
 
-/// One who says words to a listener, in order.
+/// A client that sends words to a listener, in order.
 #[derive(Debug, Clone)]
 pub struct Sender {
     n: u64,
     pub words: Vec<u64>,
     pauses: Vec<u64>,
-    /// Whether it says everything again when it is called again.
+    /// Whether it sends everything again when it is called again.
     repeats: bool,
 }
 
@@ -31,7 +31,7 @@ pub struct Post {
     delay: u64,
 }
 
-/// An execution, and those who have to do with it.
+/// An execution, and the clients that use it.
 #[derive(Debug, Clone)]
 pub enum Act {
     Listens { id: String, listener: Listener, senders: Vec<Sender>, hellos: Vec<u64>, posts: Vec<Post> },
@@ -52,7 +52,7 @@ impl Act {
     }
 }
 
-/// Somebody who ends an execution after so long.
+/// An operator who ends an execution after so long.
 #[derive(Debug, Clone)]
 struct Operator {
     id: String,
@@ -73,7 +73,7 @@ pub struct Play {
 pub const NAMED: u64 = 100;
 const UNNAMED: u64 = 101;
 
-/// Times that often are the same, so that things happen at once.
+/// Times that are often equal, so that things happen at once.
 fn time(random: &mut fastrand::Rng) -> u64 {
     match random.u8(..6) {
         0 => 0,
@@ -135,7 +135,7 @@ fn family(random: &mut fastrand::Rng, id: String) -> Act {
             4 => Job::Cleans(time(random)),
             _ => Job::Parents(time(random)),
         };
-        // One that waits has to be told at some time, by whatever.
+        // A child that waits must be signalled or cancelled at some time.
         let is_told =
             matches!((how, close), (How::Signal(_) | How::Cancel(_) | How::Start | How::Lost(_), Close::Cancel));
         if matches!(job, Job::Waits | Job::Cleans(_)) && !is_told {
@@ -207,7 +207,7 @@ impl Play {
                 Act::Counts { until, updates, .. } => {
                     cast.starts(id, &account, until);
                     for (place, (update, amount)) in updates.into_iter().enumerate() {
-                        // Some are asked for by several.
+                        // Several clients send some of the updates.
                         (0..1 + place % 2).for_each(|_| cast.asks(id, update.clone(), amount));
                     }
                 }
@@ -236,7 +236,7 @@ impl std::fmt::Display for Play {
     }
 }
 
-/// What the store holds in the end that no result tells.
+/// What the store holds in the end that no result shows.
 async fn look(log: Arc<Log>, engine: Engine) -> Result<()> {
     let ids = latchwork::workflow::History::ids(engine.store()).await?;
     for (id, _) in ids {
@@ -251,7 +251,7 @@ async fn look(log: Arc<Log>, engine: Engine) -> Result<()> {
     Ok(())
 }
 
-/// How long somebody waits who has found nobody.
+/// How long a client waits after it found no execution.
 const AGAIN: Duration = Duration::from_millis(250);
 
 struct Cast {
@@ -261,7 +261,7 @@ struct Cast {
 }
 
 impl Cast {
-    /// Adds a client, who comes after a while.
+    /// Adds a client that begins after a while.
     fn client<F, Fut>(&mut self, client: F)
     where
         F: Fn(Arc<Log>, Caller) -> Fut + Send + Sync + 'static,
@@ -305,7 +305,7 @@ impl Cast {
         self.client(move |log, caller| say(log, caller, id.clone(), sender.clone()));
     }
 
-    /// Says the last word, when nobody else has anything to say.
+    /// Sends the last word, when no other client has anything to send.
     fn stops(&mut self, id: &str, speakers: Vec<u64>) {
         let id = id.to_string();
         self.client(move |log, caller| {
@@ -438,7 +438,7 @@ impl Cast {
     }
 }
 
-/// Sends a word until somebody has it, or it is too late.
+/// Sends a word until it is stored for its execution, or it is too late.
 async fn signal(log: &Log, caller: &Caller, id: &str, word: u64) -> Result<()> {
     loop {
         let said = match caller.engine().signal(id, "word", &word).id(format!("w{word}")).await {
@@ -485,7 +485,7 @@ async fn ask(log: Arc<Log>, caller: Caller, id: String, update: String, amount: 
         _ => "update answered",
     };
     caller.note(format!("{scene}: {id} {update} {said:?}"));
-    // What the validator refuses is nowhere, before the end and after.
+    // An update that the validator refuses is nowhere stored, before the end and after.
     if amount > 0 {
         log.says(&id, &update, said);
     }

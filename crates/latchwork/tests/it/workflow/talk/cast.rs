@@ -1,4 +1,4 @@
-//! The workflows of the play: listeners, accounts, families, askers, heralds and postmen.
+//! The workflows of the simulation: listeners, accounts, families, askers, heralds and postmen.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::oracle::Log;
 
-/// What ends a listener that hears it.
+/// The word that ends a listener.
 pub const STOP: u64 = u64::MAX;
 
 type Done<T> = Result<T, Failure>;
@@ -37,11 +37,11 @@ pub enum Ear {
     Within(u64),
     OrSleep(u64),
     OrStep(u64),
-    /// A branch that does more before it receives loses against a sleep, or does not.
+    /// A branch runs a step before it receives. It may lose against a sleep.
     AfterStep(u64, u64),
-    /// A branch that hands on to itself what it hears loses against a sleep, or does not.
+    /// A branch forwards to its own execution what it receives. It may lose against a sleep.
     Pass(u64),
-    /// A step that goes on until the other branch has received.
+    /// A step that runs until the other branch has received.
     Duet,
     /// Receives while branches count in a slot and a child runs.
     Busy(u64),
@@ -54,21 +54,21 @@ pub enum Ear {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Listener {
     pub plan: Vec<Ear>,
-    /// After so many turns it ends, whatever comes.
+    /// Ends after so many turns, whatever comes.
     pub turns: Option<usize>,
     pub turn: usize,
     pub heard: Vec<u64>,
     pub counted: u64,
 }
 
-/// What it heard.
+/// What it received.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Heard {
     pub words: Vec<u64>,
     pub hellos: Vec<u64>,
-    /// What branches have handed on, also those that have lost.
+    /// What branches have forwarded, also branches that have lost.
     pub passed: Vec<u64>,
-    /// How often it has counted, as it says and as the slot says.
+    /// How often it has counted, by its own count and by the slot.
     pub counted: (u64, u64),
 }
 
@@ -132,7 +132,7 @@ async fn listen(log: &Arc<Log>, kid: &Workflow<Kid, u64>, ctx: &Ctx, me: &mut Li
         Ear::Pass(length) => {
             let pass = async |ctx: Ctx| {
                 let heard = word(ctx.clone()).await?;
-                // What ends it is not to be lost.
+                // The word that ends the listener must not be lost.
                 if heard != STOP {
                     ctx.signal(ctx.id(), "passed", &heard).await?;
                 }
@@ -162,7 +162,7 @@ async fn listen(log: &Arc<Log>, kid: &Workflow<Kid, u64>, ctx: &Ctx, me: &mut Li
     Ok(heard)
 }
 
-/// A branch hears, and another waits in a body for that.
+/// A branch receives, and another waits for that in a body.
 async fn duet(log: &Arc<Log>, ctx: &Ctx, turn: usize) -> Done<u64> {
     let key = (ctx.id().clone(), turn);
     let waits = async |ctx: Ctx| {
@@ -184,7 +184,7 @@ async fn duet(log: &Arc<Log>, ctx: &Ctx, turn: usize) -> Done<u64> {
     heard
 }
 
-/// Hears while branches count and a child naps.
+/// Receives while branches count and a child sleeps.
 async fn busy(log: &Arc<Log>, kid: &Workflow<Kid, u64>, ctx: &Ctx, length: u64) -> Done<Option<u64>> {
     let counts = async |ctx: Ctx| {
         let counted = ctx.map([1u64, 2, 3], 2, async |ctx: Ctx, n| {
@@ -205,7 +205,7 @@ async fn busy(log: &Arc<Log>, kid: &Workflow<Kid, u64>, ctx: &Ctx, length: u64) 
 /// Updates that were received, each with the count at that time.
 pub type Counted = Vec<(String, u64)>;
 
-/// Answers updates until it was asked so often, or nobody asks for a minute.
+/// Answers updates until it has answered so many, or until no update comes for a minute.
 pub fn account(log: &Arc<Log>) -> Workflow<usize, Counted> {
     let log = log.clone();
     let account = workflow("account").validate("add", |_, amount: &u64| match amount {
@@ -252,11 +252,11 @@ pub enum Job {
     Nap(u64),
     Step(u64),
     Fails(u64),
-    /// Until it is signalled or cancelled.
+    /// Waits until it is signalled or cancelled.
     Waits,
     /// The same, and cleans up for so long.
     Cleans(u64),
-    /// A child of its own that waits.
+    /// Has a child of its own that waits.
     Parents(u64),
 }
 
@@ -306,7 +306,7 @@ pub enum How {
     Signal(u64),
     /// Cancels it after so long.
     Cancel(u64),
-    /// In a branch that loses against so long a sleep, or does not.
+    /// Runs the child in a branch that races against a sleep of so long.
     Lost(u64),
 }
 
@@ -327,7 +327,7 @@ pub struct Family {
     pub anew: bool,
 }
 
-/// The children of which the parent has seen the end, and what they came to.
+/// The children whose end the parent has seen, and their results.
 pub type Seen = Vec<Option<(String, Result<u64, String>)>>;
 
 pub fn family(log: &Arc<Log>) -> Workflow<Family, Seen> {
@@ -373,7 +373,7 @@ async fn raise(ctx: Ctx, kid: &Workflow<Kid, u64>, birth: Birth) -> Done<Option<
         How::Start => return Ok(None),
         How::Signal(length) => {
             ctx.sleep(ms(length)).await?;
-            // It may have been cancelled by somebody.
+            // The child may have been cancelled.
             let _ = child.signal("go", &birth.kid.n).await;
         }
         How::Cancel(length) => {
@@ -382,7 +382,7 @@ async fn raise(ctx: Ctx, kid: &Workflow<Kid, u64>, birth: Birth) -> Done<Option<
         }
         How::Result | How::Lost(_) => {}
     }
-    // Of the end of one that was abandoned, its parent is not told.
+    // A parent is not notified of the end of an abandoned child.
     if close == Close::Abandon {
         return Ok(None);
     }
@@ -393,7 +393,7 @@ async fn raise(ctx: Ctx, kid: &Workflow<Kid, u64>, birth: Birth) -> Done<Option<
     }
 }
 
-/// Has somebody outside complete something, within so long.
+/// Waits for a client to complete a token, within so long.
 pub fn asker() -> Workflow<Option<u64>, Option<u64>> {
     workflow("asker").run(async |ctx: Ctx, within: Option<u64>| {
         let answer = ctx.completion::<u64>("answer").await;
@@ -431,7 +431,7 @@ pub fn herald(log: &Arc<Log>) -> Workflow<(u64, u64), u64> {
     })
 }
 
-/// Carries words to a listener, one after the other. Gives those that arrived.
+/// Sends words to a listener, one after the other. Returns those that arrived.
 pub fn postman() -> Workflow<(String, Vec<u64>, u64), Vec<u64>> {
     workflow("postman").run(async |ctx: Ctx, (to, words, pause): (String, Vec<u64>, u64)| {
         let mut delivered = Vec::new();

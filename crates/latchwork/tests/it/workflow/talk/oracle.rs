@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::callers::{Act, NAMED, Play};
 use super::cast::{Counted, Ear, Heard, How, Job, STOP, Seen};
 
-/// What was said to something that was sent.
+/// The answer to something that was sent.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Said {
     Stored,
@@ -36,14 +36,14 @@ pub struct Told {
     pub said: BTreeMap<(String, String), Said>,
     /// How often a start with a signal was tried, and whether it was acknowledged.
     pub hellos: BTreeMap<(String, u64), (usize, bool)>,
-    /// Who has nothing more to say to a listener.
+    /// The clients that have nothing more to send to a listener.
     pub done: BTreeSet<(String, u64)>,
-    /// Who was told that they have completed something.
+    /// The clients that were told that they have completed a token.
     pub completed: BTreeMap<String, BTreeSet<u64>>,
     pub cancelled: BTreeSet<String>,
     pub terminated: BTreeSet<String>,
     ends: BTreeMap<String, String>,
-    /// Slots as they are in the end, and why executions were to be cancelled.
+    /// Slots as they are in the end, and the reasons of cancellations.
     pub slots: BTreeMap<(String, String), u64>,
     pub whys: BTreeMap<String, Option<String>>,
 }
@@ -54,7 +54,7 @@ impl Log {
     }
 
     pub fn env(&self) -> &Env {
-        self.env.get().expect("nothing runs before somebody has started it")
+        self.env.get().expect("nothing runs before the simulation has started")
     }
 
     pub fn with<T>(&self, look: impl FnOnce(&mut Told) -> T) -> T {
@@ -69,7 +69,7 @@ impl Log {
         self.with(|told| told.heard.contains(key))
     }
 
-    /// What was said once is said always.
+    /// An answer, once given, never changes.
     pub fn says(&self, id: &str, what: impl ToString, said: Said) {
         let key = (id.to_string(), what.to_string());
         self.with(|told| {
@@ -95,7 +95,7 @@ fn text(end: &Result<Value, WorkflowError>) -> String {
     end.as_ref().map_or_else(|error| error.to_string(), Value::to_string)
 }
 
-/// Everything that is wrong.
+/// Returns everything that is wrong.
 pub fn judge(log: &Log, play: &Play, report: &Report) -> Vec<String> {
     let told = std::mem::take(&mut *log.told.lock());
     let mut judge = Judge { told: &told, report, complaints: told.complaints.clone(), ended: BTreeMap::new() };
@@ -114,7 +114,7 @@ struct Judge<'a> {
     told: &'a Told,
     report: &'a Report,
     complaints: Vec<String>,
-    /// The order of ends.
+    /// The order in which executions ended.
     ended: BTreeMap<ExecutionId, usize>,
 }
 
@@ -194,7 +194,7 @@ impl Judge<'_> {
                     known.extend(delivered.iter().copied());
                     self.heard(id, (&heard, &passed), &delivered, (is_exact, loses));
                 }
-                // Nobody was told that these are stored.
+                // The listener received words that no client was told are stored.
                 let all = heard.iter().chain(&passed);
                 let strange: Vec<_> = all.filter(|word| !known.contains(word)).collect();
                 self.complain(!strange.is_empty(), || format!("{id} heard {strange:?}"));
@@ -224,9 +224,8 @@ impl Judge<'_> {
         }
     }
 
-    /// What a listener has heard of one who speaks in order: no more than was said, nothing twice, in order, and
-    /// nothing left out before what was heard. A branch that has received something and is given up before it has
-    /// handed that on has lost it.
+    /// What a listener has received from one client that sends in order: no more than was sent, nothing twice, in
+    /// order, and without gaps. A branch that receives a word and is given up before it forwards the word has lost it.
     fn heard(&mut self, id: &str, all: (&[u64], &[u64]), stored: &[u64], (is_exact, loses): (bool, bool)) {
         let of = |all: &[u64]| all.iter().filter(|word| stored.contains(word)).copied().collect::<Vec<u64>>();
         let (heard, passed) = (of(all.0), of(all.1));
@@ -294,7 +293,7 @@ impl Judge<'_> {
         }
     }
 
-    /// What a parent's end has meant for a child.
+    /// What the end of a parent means for a child.
     fn closed(&mut self, parent: &str, child: &str, close: Close, is_asked: bool) {
         let ended = |id: &str| self.ended.get(&id.into()).copied();
         let (Some(child_ended), Some(parent_ended)) = (ended(child), ended(parent)) else { return };

@@ -176,7 +176,7 @@ impl World {
         Ok(())
     }
 
-    /// The entity at the cursor may have changed or gone: the results go on behind its place all the same.
+    /// The entity at the cursor may have changed or been removed: the results still continue after its position.
     pub(super) async fn go_on(&mut self, view: Option<u8>, begun: u8) -> Compared {
         if self.begun.is_empty() {
             return Ok(());
@@ -201,7 +201,7 @@ impl World {
         }
     }
 
-    /// Everything that each index can be asked for by one value, in both directions.
+    /// All results that each index returns for one value, in both directions.
     pub(super) async fn find_by_every_index(&mut self) -> Compared {
         for entity_type in TYPES {
             for (path, value) in FIELDS.iter().flat_map(|path| [json!(1), json!("x"), json!(null)].map(|v| (*path, v)))

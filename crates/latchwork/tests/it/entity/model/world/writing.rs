@@ -11,11 +11,11 @@ use super::super::filter::Asked;
 use super::super::reference::{Doc, Op, Reference};
 use super::{Compared, Looked, World, revs, same, told};
 
-/// Stands for an id that is made when the entity is added.
+/// Stands for an id that is generated when the entity is added.
 const NEW: &str = "(new)";
 
 impl World {
-    /// An operation for the reference. Ids that are to be made get a name by the operation's number.
+    /// An operation for the reference. Ids that will be generated get a name by the operation's number.
     fn op(&self, op: &command::Op, number: usize, absent: bool) -> Op {
         match op {
             command::Op::Add { id, doc, if_absent } => {
@@ -47,7 +47,7 @@ impl World {
         ops.iter().enumerate().map(|(number, op)| self.op(op, number, absent)).collect()
     }
 
-    /// The receipts of a call as the reference would write them: ids that were made are taken over.
+    /// The receipts of a call as the reference would write them: generated ids are adopted.
     fn adopt(&mut self, ops: &mut [Op], receipts: &[OpReceipt]) {
         for (op, receipt) in ops.iter_mut().zip(receipts) {
             if let Op::Add { id, .. } = op
@@ -59,7 +59,7 @@ impl World {
         }
     }
 
-    /// A text in which ids that were never heard of are new ones.
+    /// The text with unknown ids replaced by a placeholder.
     fn unnamed(&self, text: String) -> String {
         let mut parts = Vec::new();
         for part in text.split('"') {
@@ -73,7 +73,7 @@ impl World {
         self.unnamed(format!("{failed:?}"))
     }
 
-    /// Compares a call of one operation. One that fails gives its first failure.
+    /// Compares a call of one operation. If it fails, it returns its first failure.
     fn compare_single<T>(
         &mut self,
         what: &str,
@@ -231,7 +231,7 @@ impl World {
         let landed = self.reference.apply(&ops, now, author.as_deref());
         let written = |id: &str| ops.iter().any(|op| op.writes() && op.id() == id);
         for ((found, expected), op) in receipt.ops.iter().zip(&landed.ops).zip(&ops) {
-            // What is required and written has two revs.
+            // An entity that is required and written has two revs.
             if op.writes() || !written(op.id()) {
                 same(what, found, expected)?;
             }
@@ -266,7 +266,7 @@ impl World {
         Ok(())
     }
 
-    /// Those come first, and name the view.
+    /// Failed reads come first, and name the view.
     fn compare_reads(&self, reads: &[FailedOp], unchanged: Option<usize>, may: bool) -> Compared {
         for failed in reads {
             let Some(view) = unchanged else { return Err(format!("nothing was read, and {failed} was found")) };
@@ -278,8 +278,8 @@ impl World {
             .map_err(|difference| format!("{difference}\n{reads:?}"))
     }
 
-    /// Whether what was read through a view must count as changed, and whether it may: a find reads the entities it
-    /// gives, and looks at others of the type that it does not give.
+    /// Whether the reads through a view must count as changed, and whether they may. A find reads the entities that it
+    /// returns, and looks at others of the type.
     fn changed(&self, looked: &Looked) -> (bool, bool) {
         let (at, now) = (looked.view.generation().0, self.reference.generation);
         let moved = |(id, rev): &(String, Option<u64>)| self.reference.rev(id) != *rev;
@@ -291,7 +291,7 @@ impl World {
             let present = present.into_iter().take(asked.limit);
             let present: Vec<_> = present.map(|(_, entity)| (entity.id.to_string(), entity.rev.0)).collect();
             must |= present != *gave || !same_more;
-            // Entities of the type that were touched, or an index that came or went.
+            // Entities of the type that were touched, or an index that was declared or undeclared.
             let touched = self.reference.touched(at, now);
             may |= touched.iter().any(|id| asked.entity_type.is_none_or(|of| self.reference.was_ever(id, of)));
             let redeclared = asked.entity_type.and_then(|of| self.reference.redeclared.get(of));
