@@ -97,8 +97,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The prefixes of keys that list executions of a status, for each of its workflows; for running executions also for
-    /// each shard.
+    /// The prefixes of keys that list executions of a status, for each of its workflows; for running executions also
+    /// for each shard.
     pub(crate) async fn workflows(&self, status: Status) -> Result<Vec<Prefix>> {
         let (space, whole) = self.lists.with_status(status);
         let (mut rest, mut prefixes) = (whole, Vec::new());
