@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use latchwork::store::Store;
-use latchwork::testing::{Crashes, TestEngine, crash_everywhere};
+use latchwork::testing::{Crashes, TestEngine};
 use latchwork::workflow::{
     Close, Ctx, Engine, ExecutionState, Failure, First2, Retry, WaitsFor, Workflow, WorkflowError, workflow,
 };
@@ -82,13 +82,9 @@ async fn a_signal_or_a_time() {
     test.run(test.env().sleep(HOUR + Duration::from_secs(1))).await;
     handle.signal("go", &2).await.unwrap();
     assert_eq!(test.run(handle.result()).await.unwrap(), (None, Some(2)));
-    let crashes = crash_everywhere(
-        || waits.clone(),
-        (),
-        async |outcome| {
-            assert_eq!(outcome.result.as_ref().unwrap(), &(None, None), "{:?}", outcome.crash);
-        },
-    );
+    let crashes = Crashes::of(|| waits.clone(), ()).run(async |outcome| {
+        assert_eq!(outcome.result.as_ref().unwrap(), &(None, None), "{:?}", outcome.crash);
+    });
     crashes.await;
 }
 
@@ -280,13 +276,9 @@ async fn branches_survive_a_crash_at_every_commit() {
             .await;
         Ok((a?, b?, first, failed.is_err()))
     });
-    let crashes = crash_everywhere(
-        || forks.clone(),
-        7,
-        async |outcome| {
-            assert_eq!(outcome.result.as_ref().unwrap(), &(10, 6, 1, true), "{:?} {:?}", outcome.crash, outcome.bodies);
-        },
-    );
+    let crashes = Crashes::of(|| forks.clone(), 7).run(async |outcome| {
+        assert_eq!(outcome.result.as_ref().unwrap(), &(10, 6, 1, true), "{:?} {:?}", outcome.crash, outcome.bodies);
+    });
     assert!(crashes.await >= 20);
 }
 
@@ -398,18 +390,14 @@ async fn a_saga_is_undone_in_reverse_order_under_a_crash_at_every_commit() {
         });
         Ok(booked.await.unwrap_err().message().to_string())
     });
-    let crashes = crash_everywhere(
-        || books.clone(),
-        (),
-        async |outcome| {
-            assert_eq!(outcome.result.as_ref().unwrap(), "no car");
-            let mut bodies = outcome.bodies.clone();
-            bodies.dedup();
-            let expected = ["book flight", "book hotel", "cancel car", "cancel hotel", "cancel flight"];
-            let mut order = bodies.iter().map(|body| expected.iter().position(|name| name == body).unwrap());
-            assert!(order.clone().is_sorted() && order.any(|place| place == 4), "{bodies:?}");
-        },
-    );
+    let crashes = Crashes::of(|| books.clone(), ()).run(async |outcome| {
+        assert_eq!(outcome.result.as_ref().unwrap(), "no car");
+        let mut bodies = outcome.bodies.clone();
+        bodies.dedup();
+        let expected = ["book flight", "book hotel", "cancel car", "cancel hotel", "cancel flight"];
+        let mut order = bodies.iter().map(|body| expected.iter().position(|name| name == body).unwrap());
+        assert!(order.clone().is_sorted() && order.any(|place| place == 4), "{bodies:?}");
+    });
     assert!(crashes.await >= 10);
 }
 
@@ -437,13 +425,7 @@ async fn progress_is_kept_for_the_next_attempt() {
     let test = TestEngine::new(&imports, 1).await.unwrap();
     assert_eq!(test.complete(&imports, ()).await.unwrap(), 5);
     assert_eq!(begun.load(Ordering::SeqCst), 10);
-    let crashes = crash_everywhere(
-        || imports.clone(),
-        (),
-        async |outcome| {
-            outcome.result.as_ref().unwrap();
-        },
-    );
+    let crashes = Crashes::of(|| imports.clone(), ()).run(async |outcome| assert!(outcome.result.is_ok()));
     assert!(crashes.await >= 20);
 }
 
@@ -571,8 +553,8 @@ async fn a_branch_waits_for_what_another_publishes() {
             .await;
         seen
     });
-    let crashes =
-        crash_everywhere(|| counts.clone(), (), async |outcome| assert_eq!(*outcome.result.as_ref().unwrap(), 3));
+    let crashes = Crashes::of(|| counts.clone(), ());
+    let crashes = crashes.run(async |outcome| assert_eq!(*outcome.result.as_ref().unwrap(), 3));
     assert!(crashes.await >= 8);
 }
 
