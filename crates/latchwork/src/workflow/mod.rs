@@ -56,11 +56,12 @@ pub use failure::{Cancelled, Failure, FailureError, RevisionConflict};
 pub use operate::bulk::{Bulk, BulkReport};
 pub use operate::events::{Operations, OperationsPage};
 pub use operate::executions::{Description, Executions};
-pub use operate::filter::{Filter, Is};
+pub use operate::filter::Filter;
 pub use operate::fork::Fork;
 pub use operate::history::{AttemptFailure, ExecutionState, History, Operation, OperationState};
 pub use operate::list::{Cursor, List, Listed, Page};
 pub use operate::reviews::{ReviewDescription, ReviewHandle, ReviewState, Reviews, ReviewsPage};
+pub use operate::status::Status;
 pub use operate::steer::Why;
 pub use retry::Retry;
 pub use schedule::{

@@ -50,7 +50,7 @@ async fn crash(recovery: Recovery) {
         ctx.run("end", async || Ok(())).retry(often).await
     });
     let (fires, told) = (seen.clone(), looked.clone());
-    let crashes = Crashes::of(&waits, ()).outside(move |engine| {
+    let crashes = Crashes::of(|| waits.clone(), ()).outside(move |engine| {
         let (seen, looked) = (fires.clone(), told.clone());
         async move {
             let Some(paid) = fire(&engine, &seen, recovery).await else { return };
@@ -59,7 +59,7 @@ async fn crash(recovery: Recovery) {
         }
     });
     let mut checked = 0;
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert!(outcome.result.is_ok(), "{:?}: {:?}", outcome.crash, outcome.result);
         let Seen { bodies, mut effects } = std::mem::take(&mut *seen.lock());
         // One body, or two: a life may crash after its body has begun.

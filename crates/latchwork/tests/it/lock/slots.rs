@@ -257,7 +257,7 @@ fn expected() -> Value {
 
 #[tokio::test]
 async fn a_crash_at_any_commit_changes_no_answer() {
-    let crashes = crash_everywhere(&every_operation(), (), |outcome| {
+    let crashes = crash_everywhere(every_operation, (), async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &expected(), "{:?}", outcome.crash);
     })
     .await;
@@ -316,7 +316,7 @@ async fn outsider(engine: Engine) {
 
 #[tokio::test]
 async fn a_workflow_and_a_caller_outside_exclude_each_other_over_every_crash() {
-    let crashes = Crashes::of(&contender(), 3).outside(outsider).run(|outcome| {
+    let crashes = Crashes::of(contender, 3).outside(outsider).run(async |outcome| {
         let (sum, tokens) = outcome.result.as_ref().unwrap();
         assert_eq!(*sum, 103, "{:?}", outcome.crash);
         assert!(tokens.is_sorted_by(|a, b| a < b), "{:?}: {tokens:?}", outcome.crash);

@@ -162,8 +162,8 @@ async fn outside(engine: Engine) {
 
 #[tokio::test]
 async fn every_operation_survives_a_crash_at_every_commit() {
-    let crashes = Crashes::of(&everything(), 0).register(&child()).register(&detached()).register(&waits());
-    let crashes = crashes.outside(outside).run(|outcome| {
+    let crashes = Crashes::of(everything, 0).register(child).register(detached).register(waits);
+    let crashes = crashes.outside(outside).run(async |outcome| {
         let expected = [1, 2, 0, 10, 30, 5, 42, 1, 1, 8, 1, 4, 5, 6, 3, 1, 1];
         assert_eq!(outcome.result.as_ref().unwrap(), &expected, "{:?} {:?}", outcome.crash, outcome.bodies);
     });

@@ -34,7 +34,7 @@ async fn what_is_taken_out_of_a_branch_can_be_used_outside() {
     let test = TestEngine::build(1).register(&kid()).register(&dad).start().await.unwrap();
     let handle = test.engine().start(&dad, ()).await.unwrap();
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (8, true));
-    let crashes = Crashes::of(&dad, ()).register(&kid()).run(|outcome| {
+    let crashes = Crashes::of(|| dad.clone(), ()).register(kid).run(async |outcome| {
         assert!(matches!(outcome.result, Ok((8, true))), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 10);
@@ -63,7 +63,7 @@ async fn a_child_is_waited_for_in_a_branch() {
         let test = TestEngine::build(1).register(&kid()).register(&at_most()).start().await.unwrap();
         let handle = test.engine().start(&at_most(), limit).await.unwrap();
         assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), expected);
-        let crashes = Crashes::of(&at_most(), limit).register(&kid()).run(|outcome| {
+        let crashes = Crashes::of(at_most, limit).register(kid).run(async |outcome| {
             assert!(matches!(&outcome.result, Ok(it) if *it == expected), "{:?}: {:?}", outcome.crash, outcome.result);
         });
         assert!(crashes.await > 5);
@@ -106,7 +106,7 @@ async fn a_guard_is_released_in_a_branch() {
     let test = TestEngine::new(&guards(), 1).await.unwrap();
     let handle = test.engine().start(&guards(), ()).await.unwrap();
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (true, true));
-    let crashes = Crashes::of(&guards(), ()).run(|outcome| {
+    let crashes = Crashes::of(guards, ()).run(async |outcome| {
         assert!(matches!(outcome.result, Ok((true, true))), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 10);
@@ -144,7 +144,7 @@ async fn a_branch_may_use_the_context_around_it() {
     let test = TestEngine::new(&outer(), 1).await.unwrap();
     let handle = test.engine().start(&outer(), ()).await.unwrap();
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), expected);
-    let crashes = Crashes::of(&outer(), ()).run(|outcome| {
+    let crashes = Crashes::of(outer, ()).run(async |outcome| {
         assert_eq!(outcome.result.as_ref().ok(), Some(&expected), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 10);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use latchwork::store::Store;
 use latchwork::testing::{Crashes, TestEngine};
 use latchwork::workflow::{
-    Ctx, Engine, ExecutionState, Failure, Filter, Is, Kind, Retry, Workflow, WorkflowError, workflow,
+    Ctx, Engine, ExecutionState, Failure, Filter, Kind, Retry, Status, Workflow, WorkflowError, workflow,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -65,7 +65,7 @@ async fn executions_end_while_many_are_cancelled() {
                 Err(error) => panic!("{error}"),
             }
         }
-        for (state, count) in [(Is::Completed, ends.0), (Is::Cancelled, ends.1)] {
+        for (state, count) in [(Status::Completed, ends.0), (Status::Cancelled, ends.1)] {
             assert_eq!(engine.list(Filter::new().is(state)).await.unwrap().executions.len(), count);
         }
         // An execution that was asked to cancel may still complete; an execution that had ended is not cancelled.
@@ -103,12 +103,12 @@ async fn a_token_that_is_failed_from_outside_fails_once() {
     assert_eq!(test.run(handle.result()).await.unwrap(), "not paid: declined, false");
     let late = engine.fail(&token, Failure::new("late")).await;
     assert!(matches!(late, Err(WorkflowError::TokenUsed { .. })), "{late:?}");
-    let crashes = Crashes::of(&pays, ()).outside(async |engine: Engine| {
+    let crashes = Crashes::of(|| pays.clone(), ()).outside(async |engine: Engine| {
         let handle = engine.handle(&super::meddling::pays(), "execution");
         let Ok(token) = handle.wait_until("token", |_: &String| true).await else { return };
         let _ = engine.fail(&token, Failure::new("declined")).await;
     });
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), "not paid: declined, true", "{:?}", outcome.crash);
     });
     assert!(crashes.await >= 6);

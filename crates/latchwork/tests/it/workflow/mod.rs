@@ -44,3 +44,4 @@ mod transactions;
 mod trees;
 mod untyped;
 mod waiting;
+mod words;

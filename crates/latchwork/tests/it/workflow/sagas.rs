@@ -108,7 +108,7 @@ async fn branches_of_a_saga_are_undone_under_a_crash_at_every_commit() {
         let handle = test.engine().start(&trip(&booked), way).id("trip").await.unwrap();
         let result = within_an_hour(&test, handle.result()).await.unwrap();
         assert_eq!((&*result, &**booked.lock()), (expected, &[][..]), "way {way}");
-        let crashes = Crashes::of(&trip(&booked), way).run(|outcome| {
+        let crashes = Crashes::of(|| trip(&booked), way).run(async |outcome| {
             let result = outcome.result.as_deref().ok();
             assert_eq!(result, Some(expected), "way {way}, {:?}: {:?}", outcome.crash, outcome.result);
             let left = std::mem::take(&mut *booked.lock());
@@ -139,7 +139,7 @@ async fn compensations_run_in_the_order_of_the_code() {
         });
         Ok(undone.await.unwrap_err().message().to_string())
     });
-    let crashes = Crashes::of(&trip, ()).run(|outcome| {
+    let crashes = Crashes::of(|| trip.clone(), ()).run(async |outcome| {
         assert_eq!(outcome.result.as_deref().ok(), Some("enough"), "{:?}: {:?}", outcome.crash, outcome.result);
         let mut bodies = outcome.bodies.clone();
         bodies.dedup();

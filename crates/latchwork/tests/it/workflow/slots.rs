@@ -63,7 +63,7 @@ async fn every_operation_of_slots_works_and_is_visible_from_outside() {
 /// all.
 #[tokio::test]
 async fn a_crash_at_any_commit_applies_no_change_twice() {
-    let crashes = crash_everywhere(&every_operation(), 5, |outcome| {
+    let crashes = crash_everywhere(every_operation, 5, async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &expected(), "{:?}", outcome.crash);
     })
     .await;

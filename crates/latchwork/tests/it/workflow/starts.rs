@@ -107,9 +107,13 @@ async fn a_run_that_is_continued_as_new_starts_with_an_empty_journal() {
     assert!(stored(test.engine().store(), "workflow.journal").await <= 10, "of the last run alone");
     let history = test.history("c").await.unwrap();
     assert_eq!((history.run, history.operations.len()), (9, 10));
-    let crashes = crash_everywhere(&count, (0, 0), |outcome| {
-        assert_eq!(outcome.result.as_ref().unwrap(), &4950, "{:?}", outcome.crash);
-    });
+    let crashes = crash_everywhere(
+        || count.clone(),
+        (0, 0),
+        async |outcome| {
+            assert_eq!(outcome.result.as_ref().unwrap(), &4950, "{:?}", outcome.crash);
+        },
+    );
     assert!(crashes.await > 200);
 }
 

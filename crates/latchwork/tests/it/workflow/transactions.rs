@@ -51,7 +51,7 @@ fn accounts() -> Workflow<i64, Vec<i64>> {
 /// A crash on either side of each commit: the balances would show a transfer that was made twice or by half.
 #[tokio::test]
 async fn a_crash_at_any_commit_moves_the_money_once() {
-    let crashes = crash_everywhere(&accounts(), 10, |outcome| {
+    let crashes = crash_everywhere(accounts, 10, async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &[1, 2, 80, 120], "{:?}", outcome.crash);
     })
     .await;
@@ -216,9 +216,13 @@ async fn a_transaction_can_be_guarded_by_a_token_and_fails_once_that_is_lost() {
         });
         Ok((held, end.await?, lost.message().contains("of lock \"m\" is no longer held")))
     });
-    let crashes = crash_everywhere(&guarded, (), |outcome| {
-        assert_eq!(outcome.result.as_ref().unwrap(), &(1, ([true, false], Some(1)), true), "{:?}", outcome.crash);
-    })
+    let crashes = crash_everywhere(
+        || guarded.clone(),
+        (),
+        async |outcome| {
+            assert_eq!(outcome.result.as_ref().unwrap(), &(1, ([true, false], Some(1)), true), "{:?}", outcome.crash);
+        },
+    )
     .await;
     assert!(crashes >= 6, "{crashes}");
 }

@@ -97,7 +97,7 @@ async fn a_parent_and_its_children_contend_for_a_lock_in_a_slot_of_their_tree() 
         })
     };
     let reset = within.clone();
-    let crashes = Crashes::of(&parent, 3).register(&child).run(|outcome| {
+    let crashes = Crashes::of(|| parent.clone(), 3).register(|| child.clone()).run(async |outcome| {
         *reset.lock() = None;
         assert_eq!(outcome.result.as_ref().unwrap(), &[1, 2, 3, 4], "{:?}", outcome.crash);
     });

@@ -20,7 +20,7 @@ async fn permits_and_positions_in_the_queue_survive_a_crash_at_any_commit() {
             ctx.run("two", async || Ok(n)).retry(often()).await
         });
     let others = limited.clone();
-    let crashes = Crashes::of(&limited, 1).outside(move |engine| {
+    let crashes = Crashes::of(|| limited.clone(), 1).outside(move |engine| {
         let limited = others.clone();
         async move {
             for n in 2..=3 {
@@ -31,7 +31,7 @@ async fn permits_and_positions_in_the_queue_survive_a_crash_at_any_commit() {
         }
     });
     let mut ended = 0;
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert_eq!(outcome.result.as_ref().ok(), Some(&1), "{:?}", outcome.crash);
         ended += 1;
     });
@@ -51,7 +51,7 @@ async fn batches_survive_a_crash_at_any_commit() {
         let sums: Vec<u32> = ctx.receive("sums").await?;
         ctx.run("end", async || Ok(sums.clone())).retry(often()).await
     });
-    let crashes = Crashes::of(&drives, ()).register(&summed).outside(move |engine| {
+    let crashes = Crashes::of(|| drives.clone(), ()).register(|| summed.clone()).outside(move |engine| {
         let summed = gathers.clone();
         async move {
             let mut handles = Vec::new();
@@ -72,7 +72,7 @@ async fn batches_survive_a_crash_at_any_commit() {
         }
     });
     let mut ended = 0;
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert_eq!(outcome.result.as_ref().ok(), Some(&vec![10, 20, 30, 40, 50]), "{:?}", outcome.crash);
         ended += 1;
     });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Ctx, ExecutionState, Filter, Is, Queue, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
+    Ctx, ExecutionState, Filter, Queue, Status, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
 };
 
 use super::{engine_of, held, import, settle, used};
@@ -54,7 +54,7 @@ async fn a_queued_start_is_an_execution_that_waits() {
     }
     settle().await;
     assert_eq!(used(engine, None).await, (1, 3));
-    let listed = engine.list(Filter::new().is(Is::Waiting).tag("t")).await.unwrap();
+    let listed = engine.list(Filter::new().is(Status::Waiting).tag("t")).await.unwrap();
     assert_eq!(listed.executions.len(), 3);
     let waiting = engine.list(Filter::new().waits_for(WaitsFor::Admission("import".into()))).await.unwrap();
     assert_eq!(waiting.executions.len(), 3);

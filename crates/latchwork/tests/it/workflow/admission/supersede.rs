@@ -159,7 +159,7 @@ async fn no_crash_leaves_both_or_none() {
             let n: u32 = ctx.receive("done").await?;
             Ok(n)
         });
-        let crashes = Crashes::of(&drives, ()).register(&report).outside(move |engine| {
+        let crashes = Crashes::of(|| drives.clone(), ()).register(|| report.clone()).outside(move |engine| {
             let report = second.clone();
             async move {
                 let first = engine.start(&report, 1).id("r").or_join().await;
@@ -185,7 +185,7 @@ async fn no_crash_leaves_both_or_none() {
             }
         });
         let mut ended = 0;
-        let crashes = crashes.run(|outcome| {
+        let crashes = crashes.run(async |outcome| {
             assert_eq!(outcome.result.as_ref().ok(), Some(&2), "{how:?} {:?}", outcome.crash);
             ended += 1;
         });
@@ -219,7 +219,7 @@ async fn an_execution_that_continues_as_new_is_still_superseded() {
         });
         let second = report.clone();
         let drives = workflow("drives").run(async |ctx: Ctx, (): ()| ctx.receive::<(u32, u64)>("done").await);
-        let crashes = Crashes::of(&drives, ()).register(&report).outside(move |engine| {
+        let crashes = Crashes::of(|| drives.clone(), ()).register(|| report.clone()).outside(move |engine| {
             let report = second.clone();
             async move {
                 // If the second execution has already ended in an earlier process, there is nothing more to do.
@@ -249,7 +249,7 @@ async fn an_execution_that_continues_as_new_is_still_superseded() {
             }
         });
         let mut ended = 0;
-        let crashes = crashes.run(|outcome| {
+        let crashes = crashes.run(async |outcome| {
             assert_eq!(outcome.result.as_ref().ok(), Some(&(2, 0)), "{how:?} {:?}", outcome.crash);
             ended += 1;
         });
@@ -279,7 +279,7 @@ async fn a_marked_execution_is_ended_by_the_next_engine() {
     let (second, seen) = (stands.clone(), Arc::new(AtomicU32::new(0)));
     let marked = seen.clone();
     let drives = workflow("drives").run(async |ctx: Ctx, (): ()| ctx.receive::<bool>("done").await);
-    let crashes = Crashes::of(&drives, ()).register(&stands).outside(move |engine| {
+    let crashes = Crashes::of(|| drives.clone(), ()).register(|| stands.clone()).outside(move |engine| {
         let (stands, marked) = (second.clone(), marked.clone());
         async move {
             let was_marked = is_marked(&engine, ID).await;
@@ -298,7 +298,7 @@ async fn a_marked_execution_is_ended_by_the_next_engine() {
             let _ = engine.signal("execution", "done", &(is_second || !was_marked)).id("done").await;
         }
     });
-    crashes.run(|outcome| assert_eq!(outcome.result.as_ref().ok(), Some(&true), "{:?}", outcome.crash)).await;
+    crashes.run(async |outcome| assert_eq!(outcome.result.as_ref().ok(), Some(&true), "{:?}", outcome.crash)).await;
     assert!(seen.load(Ordering::SeqCst) >= 2, "it is marked after one crash and before another");
 }
 
@@ -345,7 +345,7 @@ async fn a_parked_execution_is_cancelled_at_once() {
     // The process ends right before and right after each commit.
     let (second, drives) = (parks.clone(), workflow("drives"));
     let drives = drives.run(async |ctx: Ctx, (): ()| ctx.receive::<(u32, u64)>("done").await);
-    let crashes = Crashes::of(&drives, ()).register(&parks).outside(move |engine| {
+    let crashes = Crashes::of(|| drives.clone(), ()).register(|| parks.clone()).outside(move |engine| {
         let parks = second.clone();
         async move {
             if engine.start(&parks, 1).id("p").or_join().await.is_err() {
@@ -365,6 +365,6 @@ async fn a_parked_execution_is_cancelled_at_once() {
         }
     });
     let crashes =
-        crashes.run(|outcome| assert_eq!(outcome.result.as_ref().ok(), Some(&(21, 0)), "{:?}", outcome.crash));
+        crashes.run(async |outcome| assert_eq!(outcome.result.as_ref().ok(), Some(&(21, 0)), "{:?}", outcome.crash));
     assert!(crashes.await >= 6);
 }

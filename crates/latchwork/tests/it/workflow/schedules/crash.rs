@@ -58,7 +58,7 @@ async fn crash(overlap: Overlap, expected: &'static [&'static str]) {
         ctx.run("end", async || Ok(())).retry(often).await
     });
     let told = looked.clone();
-    let crashes = Crashes::of(&waits, ()).register(&report()).outside(move |engine| {
+    let crashes = Crashes::of(|| waits.clone(), ()).register(report).outside(move |engine| {
         let looked = told.clone();
         async move {
             let Some(found) = look(&engine, overlap).await else { return };
@@ -67,7 +67,7 @@ async fn crash(overlap: Overlap, expected: &'static [&'static str]) {
         }
     });
     let mut checked = 0;
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert!(outcome.result.is_ok(), "{:?}: {:?}", outcome.crash, outcome.result);
         let looked = std::mem::take(&mut *looked.lock());
         let last = looked.last().expect("the last life looks");
