@@ -129,8 +129,7 @@ pub(crate) struct Gates {
     /// Records whose revs are checked. They are deleted and made again, and a decision that rests on one from before
     /// must not pass: so their revs are never used again.
     pub(crate) gates: Space,
-    /// Notes, lines and markers. Nothing is left of the keys that are deleted here, so that those that are not are found
-    /// without a walk over the others.
+    /// Notes, lines and markers. Nothing is left of the keys that are deleted here, so a scan walks over none of them.
     pub(crate) beside: Space,
 }
 

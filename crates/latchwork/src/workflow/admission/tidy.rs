@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Commit, Key, Order, Outcome, View};
+use crate::store::{Commit, Key, Order, Outcome, SpaceSpec, Store, View};
 use crate::workflow::Result;
 use crate::workflow::admission::Admissions;
 use crate::workflow::admission::book::{GATE, gate_at};
 use crate::workflow::admission::policy::Asked;
-use crate::workflow::admission::stored::{Bucket, Gate, Gates, Partition};
-use crate::workflow::engine::Inner;
+use crate::workflow::admission::stored::{Bucket, Gate, Gates, MARKED, Partition};
+use crate::workflow::engine::{Inner, Spaces};
 
 /// How long what is not in use stays at least: it may be used again.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -77,6 +77,17 @@ impl Admissions {
             }
         }
         Ok(())
+    }
+}
+
+impl Spaces {
+    /// The spaces, when all gates and buckets have markers. Those of earlier programs have none, and get them once.
+    pub(crate) async fn marked(self, store: &Store) -> Result<Spaces> {
+        if store.spaces().await?.iter().all(|space| space.name() != MARKED) {
+            self.gates().mark_all(store).await?;
+            store.space(SpaceSpec::new(MARKED)).await?;
+        }
+        Ok(self)
     }
 }
 

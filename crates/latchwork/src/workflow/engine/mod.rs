@@ -29,7 +29,7 @@ use crate::node::Node;
 use crate::node::alarm::{self, Alarms};
 use crate::state::States;
 use crate::store::{Item, Key, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
-use crate::workflow::admission::stored::{ADMISSION, GATES, Gates, MARKED};
+use crate::workflow::admission::stored::{ADMISSION, GATES, Gates};
 use crate::workflow::admission::{self, Admissions};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::deadlock::Suspect;
@@ -214,12 +214,7 @@ impl Spaces {
             let spec = SpaceSpec::new(name);
             store.space(if name == GATES { spec } else { spec.keys_used_once() }).await?;
         }
-        let spaces = Spaces::find(store).await?.expect("all of them were declared");
-        if store.spaces().await?.iter().all(|space| space.name() != MARKED) {
-            spaces.gates().mark_all(store).await?;
-            store.space(SpaceSpec::new(MARKED)).await?;
-        }
-        Ok(spaces)
+        Spaces::find(store).await?.expect("all of them were declared").marked(store).await
     }
 
     /// What is stored of limits, in a store that an engine is on.

@@ -1,4 +1,4 @@
-//! What an engine leaves of limits that are not in use any more: the next engine finds it by markers, and clears it away.
+//! What an engine leaves of limits that are not in use any more: the next engine finds it by markers, and deletes it.
 
 use std::time::Duration;
 
