@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
+use futures_util::{StreamExt, stream};
 
 use super::decide::{Deed, decide, due};
 use super::plan::Plan;
@@ -65,18 +65,13 @@ impl Keeper for Fire {
             let notices = schedules.entry(name.into()).or_default();
             notices.extend(is_notice.then_some(key));
         }
-        // A task for each, so that they use all processors. They are aborted when the engine stops.
-        let mut tasks = JoinSet::new();
-        for (name, notices) in schedules {
-            let engine = engine.clone();
-            tasks.spawn(async move {
-                match engine.see_to(&name, notices).await {
-                    Ok(left) => (true, (name, left)),
-                    Err(error) => (engine.is_lasting(&name, &error), (name, Vec::new())),
-                }
-            });
-        }
-        let seen_to = tasks.join_all().await;
+        let seen_to = schedules.into_iter().map(|(name, notices)| async move {
+            match engine.see_to(&name, notices).await {
+                Ok(left) => (true, (name, left)),
+                Err(error) => (engine.is_lasting(&name, &error), (name, Vec::new())),
+            }
+        });
+        let seen_to: Vec<_> = stream::iter(seen_to).buffer_unordered(AT_ONCE).collect().await;
         let is_done = seen_to.iter().all(|(is_done, _)| *is_done);
         let left = seen_to.into_iter().map(|(_, left)| left).filter(|(_, notices)| !notices.is_empty()).collect();
         engine.forget(left).await && is_done
