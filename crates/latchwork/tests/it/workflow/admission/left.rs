@@ -70,9 +70,8 @@ async fn gates_without_markers_are_given_them_once_and_are_cleared_away_as_other
     let gates = spaces.iter().find(|space| space.name() == "workflow.gates").unwrap();
     let stored = before.store.view().await.unwrap().scan(&gates.all(), Order::Ascending, usize::MAX).await.unwrap();
     let old = lives.store.space(SpaceSpec::new("workflow.gates")).await.unwrap();
-    let all = stored
-        .iter()
-        .fold(Commit::new(), |commit, (key, item)| commit.put(&old.key(key.bytes().to_vec()), item.value.clone()));
+    let all =
+        stored.iter().fold(Commit::new(), |commit, (key, item)| commit.put(&old.key(key.bytes()), item.value.clone()));
     assert!(lives.store.commit(all).await.unwrap().is_applied());
     let engine = lives.begin(&limited).await;
     assert_eq!(keys(&lives.store, "workflow.gates").await.len(), 10);
