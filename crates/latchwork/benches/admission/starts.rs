@@ -6,7 +6,7 @@ use latchwork::workflow::{Batch, Ctx, Engine, Failure, Workflow, workflow};
 use tokio::runtime::Runtime;
 
 use crate::report::{Figure, Report, median};
-use crate::{commits, processor_seconds, rates, steps_in, steps_of, tell_commits};
+use crate::{commits, rates, steps_in, steps_of, tell_commits};
 
 /// Starts of a one-step workflow, each under the limit of one of a thousand keys.
 pub(crate) fn limit(runtime: &Runtime, report: &Report) {
@@ -50,14 +50,9 @@ fn against_starts(
         for ((it, in_flight), found) in both.iter().zip(&mut measured) {
             rates::settle(&engine);
             let (before, begin) = (runtime.block_on(commits(&engine)), Instant::now());
-            let processor = processor_seconds();
             found.push(rates::run(runtime, &engine, it, *in_flight, duration));
             let count = found[found.len() - 1] * begin.elapsed().as_secs_f64();
             tell_commits(name, it.name(), runtime.block_on(commits(&engine)) - before, count);
-            let each = (processor_seconds() - processor) * 1e6 / count;
-            if std::env::var_os("LATCHWORK_STATS").is_some() {
-                eprintln!("{name}: {each:.1} µs of a processor for each {}, {in_flight} in flight", it.name());
-            }
         }
     }
     let [floor, value] = measured.map(median);

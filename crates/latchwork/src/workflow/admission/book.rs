@@ -26,11 +26,10 @@ pub(crate) struct Book<'a> {
     pub(super) engine: &'a Arc<Inner>,
     pub(super) view: View,
     pub(super) now: Timestamp,
-    /// Boxed, as are changes: a map has room for eleven values from the first on.
-    gates: BTreeMap<Partition, Box<Open>>,
+    gates: BTreeMap<Partition, Open>,
     buckets: BTreeMap<Partition, Filled>,
     /// Executions that were stored before and change: how they were, at which rev, and how they are.
-    pub(super) changed: BTreeMap<ExecutionId, Box<Changed>>,
+    pub(super) changed: BTreeMap<ExecutionId, Changed>,
     /// What else is written, and checked.
     pub(super) writes: BTreeMap<Key, Option<Bytes>>,
     pub(super) checks: Vec<Check>,
@@ -136,11 +135,11 @@ pub(crate) enum Ruling {
 const MOST_NOTES: usize = 500;
 
 /// The notes of a range, unless there can be none.
-async fn notes(view: &View, most: u64, range: impl FnOnce() -> Range) -> Result<Vec<Key>> {
+async fn notes(view: &View, range: &Range, most: u64) -> Result<Vec<Key>> {
     if most == 0 {
         return Ok(Vec::new());
     }
-    Ok(view.scan(&range(), Order::Ascending, usize::MAX).await?.into_iter().map(|(key, _)| key).collect())
+    Ok(view.scan(range, Order::Ascending, usize::MAX).await?.into_iter().map(|(key, _)| key).collect())
 }
 
 async fn fetch_gate(gates: &Gates, view: &View, at: &Partition) -> Result<Option<(Gate, Rev)>> {
@@ -155,8 +154,8 @@ pub(super) async fn gate_at(
     at: &Partition,
 ) -> Result<Option<(Gate, Rev, Vec<Key>, Vec<Key>)>> {
     let Some((gate, rev)) = fetch_gate(gates, view, at).await? else { return Ok(None) };
-    let ended = notes(view, gate.held, || gates.all_ended(at)).await?;
-    let left = notes(view, gate.waiting, || gates.all_left(at)).await?;
+    let [ended, left] = gates.notes(at);
+    let (ended, left) = (notes(view, &ended, gate.held).await?, notes(view, &left, gate.waiting).await?);
     Ok(Some((gate, rev, ended, left)))
 }
 
@@ -193,10 +192,10 @@ impl<'a> Book<'a> {
 
     async fn open(&mut self, partition: &Partition) -> Result<&mut Open> {
         if !self.gates.contains_key(partition) {
-            let mut open = Box::<Open>::default();
+            let mut open = Open::default();
             if let Some((gate, rev)) = fetch_gate(self.keys(), &self.view, partition).await? {
-                let keys = self.keys();
-                open.left = notes(&self.view, gate.waiting, || keys.all_left(partition)).await?;
+                let [_, left] = self.keys().notes(partition);
+                open.left = notes(&self.view, &left, gate.waiting).await?;
                 (open.rev, open.gate) = (Some(rev), gate);
             }
             self.gates.insert(partition.clone(), open);
@@ -210,8 +209,9 @@ impl<'a> Book<'a> {
         let most = policy.most(partition).map_or(u64::MAX, u64::from);
         let open = self.open(partition).await?;
         if open.ended.is_none() && most.saturating_sub(open.used()) < wanted {
-            let (held, keys) = (open.gate.held, self.keys());
-            let ended = notes(&self.view, held, || keys.all_ended(partition)).await?;
+            let held = open.gate.held;
+            let [ended, _] = self.keys().notes(partition);
+            let ended = notes(&self.view, &ended, held).await?;
             self.open(partition).await?.ended = Some(ended);
         }
         Ok(most.saturating_sub(self.open(partition).await?.used()).min(wanted))
@@ -233,7 +233,7 @@ impl<'a> Book<'a> {
     }
 
     /// Decides a start. `first` is the record that its execution would have without any limits; it is the one that it
-    /// has, if it starts. What few starts need is boxed: the future of every start would be as large as that.
+    /// has, if it starts.
     pub(crate) async fn decide(
         &mut self,
         policy: &Policy,
@@ -242,7 +242,7 @@ impl<'a> Book<'a> {
         first: &mut Execution,
     ) -> Result<Ruling> {
         match first.key.take_if(|_| asked.gathers.is_some()) {
-            Some(key) => Box::pin(self.decide_keyed(policy, asked, id, first, &key)).await,
+            Some(key) => self.decide_keyed(policy, asked, id, first, &key).await,
             None => self.decide_new(policy, asked, id, first).await,
         }
     }
@@ -256,9 +256,7 @@ impl<'a> Book<'a> {
         first: &mut Execution,
     ) -> Result<Ruling> {
         let workflow = first.workflow.clone();
-        if asked.gathers.is_some()
-            && let Some(joined) = Box::pin(self.join(policy, asked, &workflow, first)).await?
-        {
+        if let Some(joined) = self.join(policy, asked, &workflow, first).await? {
             return Ok(joined);
         }
         let full = self.first_full(policy, &workflow, &asked.gates).await?;
@@ -268,11 +266,9 @@ impl<'a> Book<'a> {
         {
             return Ok(Ruling::Rejected(rejected));
         }
-        if asked.bucket.is_some() {
-            match Box::pin(self.take_token(policy, asked, &workflow)).await? {
-                Err(rejected) => return Ok(Ruling::Rejected(rejected)),
-                Ok(begins) => begins.into_iter().for_each(|begins| first.begin_at(self.now, begins)),
-            }
+        match self.take_token(policy, asked, &workflow).await? {
+            Err(rejected) => return Ok(Ruling::Rejected(rejected)),
+            Ok(begins) => begins.into_iter().for_each(|begins| first.begin_at(self.now, begins)),
         }
         let mut gates: Vec<Needed> = asked.gates.iter().map(|key| Needed { key: key.clone(), permit: 0 }).collect();
         for needed in &mut gates[..passed.len()] {
@@ -281,8 +277,7 @@ impl<'a> Book<'a> {
         let mut admission = Admission { gates, passed: full as u8, ticket: None, gathers: None };
         self.gather(policy, asked, id, first, &mut admission);
         if !waits.is_empty() {
-            let order = (asked.priority, asked.flow.as_deref());
-            Box::pin(self.queue(policy, &workflow, id, first, &mut admission, order)).await?;
+            self.queue(policy, &workflow, id, first, &mut admission, (asked.priority, asked.flow.as_deref())).await?;
         }
         first.admission = Some(Box::new(admission));
         let is_batch = asked.gathers.is_some() && policy.batch.is_some();
@@ -434,7 +429,7 @@ impl<'a> Book<'a> {
         for (key, _) in &line {
             let place = Gates::read_place(key);
             let admitted = match &place {
-                Some((ticket, id)) => Box::pin(self.admit(policy, partition, *ticket, id)).await?,
+                Some((ticket, id)) => self.admit(policy, partition, *ticket, id).await?,
                 None => Place::Empty,
             };
             match admitted {
@@ -498,7 +493,7 @@ impl<'a> Book<'a> {
             }
         }
         after.admission = Some(admission);
-        self.changed.insert(id.clone(), Box::new(Changed { before, rev: item.rev, after }));
+        self.changed.insert(id.clone(), Changed { before, rev: item.rev, after });
         Ok(Place::Admitted)
     }
 
@@ -524,7 +519,7 @@ impl<'a> Book<'a> {
                 None => Write::Delete(key),
             });
         }
-        self.changed.into_iter().fold(part, |part, (id, changed)| part.and(engine.changing_stored(id, *changed)))
+        self.changed.into_iter().fold(part, |part, (id, changed)| part.and(engine.changing_stored(id, changed)))
     }
 }
 

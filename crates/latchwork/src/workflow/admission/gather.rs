@@ -111,7 +111,7 @@ impl Book<'_> {
         let is_its = |it: &Execution| it.status == Status::Waiting && it.gathers().is_some_and(gathers);
         let Some((before, item)) = found.filter(|(found, _)| is_its(found)) else { return Ok(None) };
         let after = before.clone();
-        self.changed.insert(id.clone(), Box::new(Changed { before, rev: item.rev, after }));
+        self.changed.insert(id.clone(), Changed { before, rev: item.rev, after });
         Ok(Some(id))
     }
 

@@ -35,9 +35,9 @@ pub(crate) struct StartJob {
     pub(super) asked: Asked,
     pub(super) id: ExecutionId,
     /// Its record without any limits.
-    pub(super) first: Box<Execution>,
+    pub(super) first: Execution,
     /// Its record as it was decided.
-    pub(super) decided: Option<Box<Execution>>,
+    pub(super) decided: Option<Execution>,
     pub(super) starter: Starter,
     pub(super) answer: oneshot::Sender<Result<Started>>,
 }

@@ -158,7 +158,7 @@ impl Admissions {
     ) -> Result<Option<Started>> {
         let lane = definition.policy.lane_of(&definition.name, &asked);
         let (answer, answered) = oneshot::channel();
-        let job = StartJob { asked, id: id.clone(), first: Box::new(first), decided: None, starter, answer };
+        let job = StartJob { asked, id: id.clone(), first, decided: None, starter, answer };
         Lanes::submit(self, &lane, Job::Start(Box::new(job))).map_err(|_| WorkflowError::Stopped)?;
         answered.await.ok().transpose()
     }

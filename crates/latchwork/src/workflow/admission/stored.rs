@@ -160,14 +160,9 @@ impl Gates {
         self.note(LEFT, partition, ticket.number)
     }
 
-    /// All notes of permits that were given back.
-    pub(crate) fn all_ended(&self, partition: &Partition) -> Range {
-        self.beside.prefix(Gates::bytes(ENDED, partition))
-    }
-
-    /// All notes of places that were left.
-    pub(crate) fn all_left(&self, partition: &Partition) -> Range {
-        self.beside.prefix(Gates::bytes(LEFT, partition))
+    /// All notes of either kind.
+    pub(crate) fn notes(&self, partition: &Partition) -> [Range; 2] {
+        [ENDED, LEFT].map(|kind| self.beside.prefix(Gates::bytes(kind, partition)))
     }
 
     pub(crate) fn flow(&self, partition: &Partition, flow: &str) -> Key {

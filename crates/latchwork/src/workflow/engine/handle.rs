@@ -342,7 +342,7 @@ impl Starting {
         loop {
             if is_given
                 && let Some(how) = self.supersede
-                && Box::pin(inner.take_place(&self.id, &self.execution, asked.as_ref(), how)).await?
+                && inner.take_place(&self.id, &self.execution, asked.as_ref(), how).await?
             {
                 return Ok(self.id.clone().into());
             }
@@ -377,14 +377,8 @@ impl Starting {
 
     /// The execution that was started under that key, if there is one. The signal goes to that.
     async fn keyed(&self) -> Result<Option<Started>> {
-        match &self.execution.key {
-            Some(key) => Box::pin(self.started_under(key)).await,
-            None => Ok(None),
-        }
-    }
-
-    async fn started_under(&self, key: &str) -> Result<Option<Started>> {
-        let (inner, Execution { workflow, input, .. }) = (&self.inner, &self.execution);
+        let (inner, Execution { workflow, input, key, .. }) = (&self.inner, &self.execution);
+        let Some(key) = key else { return Ok(None) };
         let place = inner.spaces.keys.key(keyed_key(workflow, key));
         let found = fetch::<Keyed>(&inner.store.view().await?, &place, || format!("idempotency key {key:?}")).await?;
         let Some((found, _)) = found else { return Ok(None) };
@@ -411,9 +405,10 @@ impl Starting {
             Some(asked) => inner.would_run(&self.definition, asked).await?,
             None => true,
         };
-        if self.signal.is_none() && self.execution.status == Status::Running && runs {
+        let execution = self.execution.clone();
+        if self.signal.is_none() && execution.status == Status::Running && runs {
             let (started, answer) = oneshot::channel();
-            let run = Run::new(inner.clone(), self.definition.clone(), id.clone(), self.execution.clone(), None);
+            let run = Run::new(inner.clone(), self.definition.clone(), id.clone(), execution, None);
             if !inner.spawn(Arc::new(run.starting(started).asking(asked.clone()))) {
                 return Ok(None);
             }
@@ -423,12 +418,6 @@ impl Starting {
                 Ok(Err(error)) => Err(error),
             };
         }
-        Box::pin(self.first_stored(asked)).await
-    }
-
-    /// Starts one that does not run at once, or has a signal: it is stored before it is in memory.
-    async fn first_stored(&self, asked: &Option<Asked>) -> Result<Option<Started>> {
-        let (inner, id, execution) = (&self.inner, &self.id, self.execution.clone());
         let (engine, receiver, signal) = (inner.clone(), id.clone(), self.signal.clone());
         let stored = Stored::new(inner, id, move |part| match &signal {
             Some(signal) => with_signal(&engine, &receiver, part, signal),
@@ -448,11 +437,7 @@ impl Starting {
     }
 
     /// The execution of that id, if there is one and it is to be joined. One that is to be replaced is removed.
-    fn existing(&self) -> Boxed<'_, Result<Option<Started>>> {
-        Box::pin(self.found())
-    }
-
-    async fn found(&self) -> Result<Option<Started>> {
+    async fn existing(&self) -> Result<Option<Started>> {
         let (inner, id) = (&self.inner, &self.id);
         let Some((found, _)) = inner.read(id).await? else { return Ok(None) };
         let is_other = found.workflow != self.execution.workflow;
@@ -477,7 +462,7 @@ impl Starting {
             return match signal.send().await {
                 Ok(_) => Ok(Some(id.clone().into())),
                 // It has ended at this very moment.
-                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => self.existing().await,
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Box::pin(self.existing()).await,
                 Err(error) => Err(error),
             };
         }
