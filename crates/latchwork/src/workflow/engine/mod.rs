@@ -214,7 +214,7 @@ impl Spaces {
             let spec = SpaceSpec::new(name);
             store.space(if name == GATES { spec } else { spec.keys_used_once() }).await?;
         }
-        Ok(Spaces::find(store).await?.expect("all spaces were declared"))
+        Spaces::find(store).await?.expect("all spaces were declared").marked(store).await
     }
 
     /// The stored limits, in a store that an engine has opened.
