@@ -5,6 +5,7 @@
 
 mod peers;
 mod tidy;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -71,7 +72,11 @@ enum Task {
         grants: Option<u64>,
     },
     /// Checks the style rules that no other tool checks, and the order of the layers.
-    Tidy,
+    Tidy {
+        /// Counts words that hide the subject of a sentence, file by file, and fails if there are any.
+        #[arg(long)]
+        words: bool,
+    },
     /// Checks licences, sources and duplicates of dependencies with cargo-deny, and installs it if it is missing.
     Deny,
 }
@@ -100,7 +105,7 @@ fn work(task: Task) -> Result<()> {
             campaign(&parts, None)
         }
         Task::Sim { seeds, seed, grants } => sim(seeds, seed, grants),
-        Task::Tidy => tidy::check(&root()),
+        Task::Tidy { words } => tidy::check(&root()).and(if words { words::check(&root()) } else { Ok(()) }),
         Task::Deny => deny(),
     }
 }
@@ -137,6 +142,7 @@ fn test() -> Result<()> {
     install("cc", "gcc")?;
     // Style errors should not hide test failures.
     let tidy = tidy::check(&root());
+    let words = if words::IS_ON { words::check(&root()) } else { Ok(()) };
     if works(&mut cargo(&["fmt", "--version"])) {
         run("format", cargo(&["fmt", "--all", "--check"]))?;
     } else {
@@ -158,7 +164,7 @@ fn test() -> Result<()> {
     }
     run("tests", cargo(&["test", "--workspace", "--all-features", "--lib", "--bins", "--tests"]))?;
     run("examples in documents", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
-    tidy
+    tidy.and(words)
 }
 
 /// Makes sure that `program` is installed, by Debian's `package` if this process may install it.

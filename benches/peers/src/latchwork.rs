@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
-use latchwork::workflow::{Ctx, Engine as Latchwork, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine as Latchwork, Workflow, workflow};
 
 use crate::measure::{self, Engine, Figures, Plan, Rest, STEPS};
 
@@ -24,7 +24,7 @@ pub async fn run(plan: &Plan, directory: &Path) -> Result<Figures> {
         for _ in 0..steps {
             ctx.run("step", async || {
                 measure::step();
-                Ok::<_, Failure>(())
+                Ok(())
             })
             .await?;
         }

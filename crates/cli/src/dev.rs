@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use latchwork::workflow::{Engine, ExecutionState, Filter, Handle, Is, WaitsFor, WorkflowError};
+use latchwork::workflow::{Engine, ExecutionState, Filter, Handle, Status, WaitsFor, WorkflowError};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
@@ -100,7 +100,7 @@ pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> 
     if is_complete {
         display.say(&format!("The demonstration in {} is complete.", directory.display()))?;
     } else {
-        tally = work(&engine, &demo, dev.worker.is_some(), &mut display).await?;
+        tally = work(&engine, &demo, directory, dev.worker.is_some(), &mut display).await?;
         demo.end(&engine).await?;
     }
     let mut verdict = Bank::new(&demo, engine.entities()).verdict().await?;
@@ -132,14 +132,25 @@ pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> 
     output.one(&summary, |text| summary.lines(is_complete).iter().for_each(|line| text.line(line)))?;
     let wrong = match summary.verdict.is_right() && summary.paid.is_right() {
         _ if ok => return Ok(()),
-        true => "transfers have failed: latch workflow list --status failed",
-        false => "the demonstration has failed: what is told above must not be",
+        true => format!("transfers have failed: {}", hint(directory, "workflow list --status failed")),
+        false => "the demonstration has failed: what is told above must not be".into(),
     };
     Err(Problem::new(Exit::Failed, wrong).into())
 }
 
+/// A command of this program on the same directory, as it is typed: this program may not be on the PATH.
+fn hint(directory: &Path, arguments: &str) -> String {
+    let program = std::env::args_os().next().map_or("latch".into(), |program| program.display().to_string());
+    let quoted = |text: &str| match text.contains(|letter: char| letter.is_whitespace() || "'\"$&;()".contains(letter))
+    {
+        true => format!("'{}'", text.replace('\'', r"'\''")),
+        false => text.to_string(),
+    };
+    format!("{} {arguments} --store {}", quoted(&program), quoted(&directory.display().to_string()))
+}
+
 /// Has all transfers done, and tells how it goes.
-async fn work(engine: &Engine, demo: &Demo, is_worker: bool, display: &mut Display) -> Result<Tally> {
+async fn work(engine: &Engine, demo: &Demo, directory: &Path, is_worker: bool, display: &mut Display) -> Result<Tally> {
     let bank = Bank::new(demo, engine.entities());
     bank.open().await?;
     let (mut tally, mut running, mut paying) = (Tally::default(), JoinSet::new(), JoinSet::new());
@@ -167,7 +178,7 @@ async fn work(engine: &Engine, demo: &Demo, is_worker: bool, display: &mut Displ
     for (place, number) in (0..).zip(unpaid) {
         paying.spawn(invoices.clone().race(number, place));
     }
-    display.begin(demo, &tally, is_worker)?;
+    display.begin(demo, &tally, (!is_worker).then_some(directory))?;
     let env = engine.store().env().clone();
     let mut tick = env.sleep(Duration::ZERO);
     while !running.is_empty() || !paying.is_empty() {
@@ -185,8 +196,9 @@ async fn work(engine: &Engine, demo: &Demo, is_worker: bool, display: &mut Displ
                 let frame = frame(engine, &bank, demo, &tally).await?;
                 display.frame(&frame)?;
                 if frame.parked > 0 && frame.running + frame.asleep == 0 {
-                    let stuck = "are parked, and the others wait for them: latch workflow list --status parked";
-                    return Err(Problem::new(Exit::Failed, format!("{} transfers {stuck}", frame.parked)).into());
+                    let list = hint(directory, "workflow list --status parked");
+                    let stuck = format!("{} transfers are parked, and the others wait for them: {list}", frame.parked);
+                    return Err(Problem::new(Exit::Failed, stuck).into());
                 }
                 tick = env.sleep(display.pause(demo.transfers));
             }
@@ -214,7 +226,7 @@ async fn known(engine: &Engine, demo: &Demo) -> Result<std::collections::HashMap
 /// How it is now. Only those that wait are read, and the accounts.
 async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> Result<Frame> {
     let mut frame = Frame { transfers: demo.transfers, done: tally.done_before + tally.done, ..Frame::default() };
-    let filter = Filter::new().workflow(bank::WORKFLOW).is(Is::Waiting);
+    let filter = Filter::new().workflow(bank::WORKFLOW).is(Status::Waiting);
     let mut next = None;
     loop {
         let page = engine.list(filter.clone()).limit(PAGE).after(next).await?;
@@ -229,7 +241,7 @@ async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> 
             break;
         }
     }
-    let parked = engine.list(Filter::new().workflow(bank::WORKFLOW).is(Is::Parked)).limit(PAGE).await?;
+    let parked = engine.list(Filter::new().workflow(bank::WORKFLOW).is(Status::Parked)).limit(PAGE).await?;
     frame.parked = parked.executions.len() as u32;
     // They are counted one after the other, while all goes on.
     let rest = frame.locked + frame.asleep + frame.parked + frame.done + tally.failed;
@@ -266,7 +278,8 @@ impl Summary {
         });
         lines.extend(self.invoice_lines());
         if was_complete {
-            lines.push("To begin anew: latch dev --fresh, or --store with another directory.".into());
+            let directory = Path::new(&self.directory);
+            lines.push(format!("To begin anew: {}, or another directory.", hint(directory, "dev --fresh")));
         }
         lines
     }

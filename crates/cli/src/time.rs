@@ -1,7 +1,8 @@
-//! Times as people and programs read and write them. The time of day comes from whoever calls.
+//! Times as people and programs read and write them. The time of day comes from the caller.
 
 use jiff::{SpanRelativeTo, Unit, civil};
 use latchwork::store::Timestamp;
+use latchwork::words;
 use serde::{Serialize, Serializer};
 
 /// A time that is written as RFC 3339, in UTC and to the microsecond.
@@ -15,19 +16,12 @@ impl Time {
 
     /// To the second, for people.
     pub(crate) fn short(self) -> String {
-        match i64::try_from(self.0.0).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok()) {
-            Some(time) => time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string(),
-            None => "the end of time".into(),
-        }
+        words::time(self.0)
     }
 
     /// As people say it: `3m 12s ago`, `in 2d 4h`.
     pub(crate) fn relative_to(self, now: Timestamp) -> String {
-        match (self.0.0, now.0) {
-            (then, now) if then <= now && now - then < 1_000_000 => "just now".into(),
-            (then, now) if then <= now => format!("{} ago", span(now - then)),
-            (then, now) => format!("in {}", span(then - now)),
-        }
+        words::relative(self.0, now)
     }
 }
 
@@ -42,19 +36,6 @@ impl std::fmt::Display for Time {
 impl Serialize for Time {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-/// How long something takes, by its two largest units.
-pub(crate) fn span(us: u64) -> String {
-    let seconds = us / 1_000_000;
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes, seconds % 60) {
-        (0, 0, 0, 0) => "less than 1s".into(),
-        (0, 0, 0, seconds) => format!("{seconds}s"),
-        (0, 0, minutes, seconds) => format!("{minutes}m {seconds}s"),
-        (0, hours, minutes, _) => format!("{hours}h {minutes}m"),
-        (days, hours, ..) => format!("{days}d {hours}h"),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use latchwork::store::Store;
+use latchwork::store::{Store, Uuid};
 use latchwork::workflow::{
     Attempt, Ctx, Engine, Failure, Finished, FinishedAs, Retry, Workflow, WorkflowError, workflow,
 };
@@ -18,7 +18,7 @@ async fn give_back(room: u32) -> std::result::Result<(), Failure> {
 /// Books a room, waits for a guest, and gives the room back if none is to come. However that ends, it is written down.
 fn booking() -> Workflow<u32, String> {
     let booking = workflow("booking").run(async |ctx: Ctx, room: u32| {
-        ctx.run("book", async || Ok::<_, Failure>(())).await?;
+        ctx.run("book", async || Ok(())).await?;
         match ctx.receive::<String>("guest").await {
             Ok(guest) => Ok(format!("{guest} has room {room}")),
             Err(failure) if failure.is_cancelled() => {
@@ -73,6 +73,31 @@ fn journey() -> Workflow<String, ()> {
     })
 }
 
+/// What was charged at this moment, by idempotency key.
+static CHARGED: Mutex<Vec<Uuid>> = Mutex::new(Vec::new());
+
+async fn charge(key: Uuid) -> std::io::Result<()> {
+    CHARGED.lock().push(key);
+    Ok(())
+}
+
+async fn refund(key: Uuid) -> std::result::Result<(), Failure> {
+    CHARGED.lock().retain(|charged| *charged != key);
+    println!("  the charge is refunded");
+    Ok(())
+}
+
+/// Charges, and refunds under the key of that charge if the rest fails.
+async fn pay(ctx: Ctx, has_stock: bool) -> std::result::Result<(), Failure> {
+    let paid = ctx.saga(async |saga| {
+        let key = ctx.key("charge");
+        saga.compensate("refund", move || refund(key));
+        ctx.run_with("charge", async |attempt: Attempt| Ok(charge(attempt.idempotency_key).await?)).await?;
+        if has_stock { Ok(()) } else { Err("sold out".into()) }
+    });
+    paid.await
+}
+
 /// Copies a hundred lines, and goes on where the attempt before was.
 fn copy() -> Workflow<(), String> {
     workflow("copy").run(async |ctx: Ctx, ()| {
@@ -95,9 +120,10 @@ fn copy() -> Workflow<(), String> {
 
 #[tokio::main]
 async fn main() -> Result {
-    let (booking, journey, copy) = (booking(), journey(), copy());
+    let (booking, journey, copy, pay) = (booking(), journey(), copy(), workflow("pay").run(pay));
     let store = Store::memory().await?;
-    let engine = Engine::on(&store).register(&booking).register(&journey).register(&copy).start().await?;
+    let engine = Engine::on(&store).register(&booking).register(&journey).register(&copy).register(&pay);
+    let engine = engine.start().await?;
 
     let handle = engine.start(&booking, 12).id("room-12").await?;
     engine.cancel("room-12", "the guest is ill").await?;
@@ -120,6 +146,8 @@ async fn main() -> Result {
     let journey = engine.start(&journey, "Rome".to_string()).await?;
     println!("the journey: {}", journey.result().await.err().ok_or("there was a car")?);
     println!("booked: {:?}", BOOKED.lock());
+    let paid = engine.start(&pay, false).await?.result().await;
+    println!("not paid: {}; charged: {:?}", paid.err().ok_or("it was in stock")?, CHARGED.lock());
 
     println!("{}", engine.start(&copy, ()).await?.result().await?);
     Ok(())

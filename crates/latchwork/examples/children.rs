@@ -75,7 +75,7 @@ fn branches() -> Workflow<Vec<String>, String> {
     workflow("branches").run(async |ctx: Ctx, shops: Vec<String>| {
         let (stock, price) = ctx
             .try_join((
-                async |ctx: Ctx| ctx.run("stock", async || Ok::<_, Failure>(3u64)).await,
+                async |ctx: Ctx| ctx.run("stock", async || Ok(3u64)).await,
                 async |ctx: Ctx| {
                     ctx.sleep(Duration::from_millis(10)).await?;
                     ctx.run("price", async || ask_price("shop").await).retry(Retry::never()).await
@@ -109,18 +109,18 @@ fn branches() -> Workflow<Vec<String>, String> {
 fn progress() -> Workflow<(), u64> {
     workflow("progress").run(async |ctx: Ctx, ()| {
         let (half, all) = ctx
-            .join((
+            .try_join((
                 async |ctx: Ctx| ctx.wait_until("done", |done: &u64| *done >= 5).await,
                 async |ctx: Ctx| {
                     for done in 1..=10u64 {
-                        ctx.run("work", async || Ok::<_, Failure>(())).await?;
+                        ctx.run("work", async || Ok(())).await?;
                         ctx.publish("done", &done).await?;
                     }
-                    Ok::<_, Failure>(10)
+                    Ok(10)
                 },
             ))
-            .await;
-        Ok(half? + all?)
+            .await?;
+        Ok(half + all)
     })
 }
 

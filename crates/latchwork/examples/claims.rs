@@ -8,7 +8,7 @@ use latchwork::claim::{
 };
 use latchwork::entity::{Add, Entity};
 use latchwork::store::Store;
-use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
 use latchwork::{Value, json};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -87,7 +87,7 @@ fn tell_books() -> Workflow<AfterEffect, ()> {
     workflow("tell-books").run(async |ctx: Ctx, paid: AfterEffect| {
         ctx.run("book", async || {
             println!("{} is booked", &*paid.entity);
-            Ok::<_, Failure>(())
+            Ok(())
         })
         .await
     })
@@ -148,7 +148,7 @@ async fn operating(claims: &Claims) -> Result {
 /// An action that is a durable workflow.
 async fn durable(store: &Store) -> Result {
     let close = durable_action("CloseBilling", async |ctx: Ctx, call: DurableCall| {
-        let sum = ctx.run("sum up", async || Ok::<_, Failure>(120)).await?;
+        let sum = ctx.run("sum up", async || Ok(120)).await?;
         ctx.sleep(Duration::from_millis(20)).await?;
         Ok(Outcome::output(json!({"period": call.entity.id, "sum": sum})))
     });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use latchwork::store::Store;
-use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, Retry, Workflow, WorkflowError, workflow};
+use latchwork::workflow::{Ctx, Engine, Failure, Retry, Workflow, WorkflowError, workflow};
 use serde::{Deserialize, Serialize};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -17,7 +17,7 @@ struct Broke {
 /// Pays, and gives the goods back if that cannot be done.
 fn pay() -> Workflow<u64, String> {
     workflow("pay").run(async |ctx: Ctx, price: u64| {
-        ctx.run("reserve", async || Ok::<_, Failure>(())).await?;
+        ctx.run("reserve", async || Ok(())).await?;
         let paid = ctx.run("charge", async || match price.checked_sub(100) {
             // Another attempt would not help.
             Some(missing) if missing > 0 => Err(Failure::typed(Broke { missing }).not_retryable()),
@@ -26,7 +26,7 @@ fn pay() -> Workflow<u64, String> {
         match paid.await {
             Ok(paid) => Ok(format!("paid {paid}")),
             Err(failure) => {
-                ctx.run("release", async || Ok::<_, Failure>(())).await?;
+                ctx.run("release", async || Ok(())).await?;
                 Err(failure)
             }
         }
@@ -36,7 +36,7 @@ fn pay() -> Workflow<u64, String> {
 /// Any error passes through `?`.
 fn parse() -> Workflow<String, u32> {
     workflow("parse").run(async |ctx: Ctx, text: String| {
-        let number = ctx.run("parse", async || text.parse::<u32>()).retry(Retry::never()).await?;
+        let number = ctx.run("parse", async || Ok(text.parse::<u32>()?)).retry(Retry::never()).await?;
         assert!(number != 13, "nobody has thought of 13");
         Ok(number)
     })
@@ -45,7 +45,7 @@ fn parse() -> Workflow<String, u32> {
 /// Sleeps for long enough to leave memory, behind a step of this name.
 fn plan(step: &'static str) -> Workflow<(), String> {
     workflow("plan").run(move |ctx: Ctx, ()| async move {
-        let done = ctx.run(step, async || Ok::<_, Failure>("done".to_string())).await?;
+        let done = ctx.run(step, async || Ok("done".to_string())).await?;
         ctx.sleep(Duration::from_millis(1200)).await?;
         Ok(done)
     })
@@ -55,7 +55,7 @@ fn plan(step: &'static str) -> Workflow<(), String> {
 fn changed_plan() -> Workflow<(), String> {
     workflow("plan").run(async |ctx: Ctx, ()| {
         let name = if ctx.version("name", 1..=2).await == 1 { "draw" } else { "sketch" };
-        let done = ctx.run(name, async || Ok::<_, Failure>("done".to_string())).await?;
+        let done = ctx.run(name, async || Ok("done".to_string())).await?;
         ctx.sleep(Duration::from_millis(1200)).await?;
         Ok(format!("{done} by {name}"))
     })
@@ -117,11 +117,9 @@ async fn changes() -> Result {
     // The next deploy renames the step. Nothing is guessed.
     let engine = Engine::on(&store).register(&renamed).start().await?;
     engine.wake("p").await?;
-    while engine.residents() > 0 {
-        engine.store().env().sleep(Duration::from_millis(1)).await;
-    }
-    if let ExecutionState::Parked(reason) = engine.history("p").await?.state {
-        println!("parked: {reason}");
+    match engine.handle(&renamed, "p").result().await {
+        Err(WorkflowError::Parked { reason, .. }) => println!("parked: {reason}"),
+        other => println!("not parked: {other:?}"),
     }
     engine.stop();
 

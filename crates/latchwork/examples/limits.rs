@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use latchwork::store::Store;
 use latchwork::workflow::{
-    Batch, Ctx, Debounce, Engine, Failure, Queue, RateLimit, Workflow, WorkflowBuilder, WorkflowError, workflow,
+    Batch, Ctx, Debounce, Engine, Queue, RateLimit, Workflow, WorkflowBuilder, WorkflowError, workflow,
 };
 use serde::{Deserialize, Serialize};
 
@@ -133,7 +133,7 @@ async fn gathered(store: &Store) -> Result {
     let send = workflow("send").batch(Batch::new(3, Duration::from_millis(50)));
     let send = send.run(async |ctx: Ctx, mails: Vec<String>| {
         let receipt = |mail: &String| format!("{mail}, sent with {} others", mails.len() - 1);
-        ctx.run("send", async || Ok::<_, Failure>(mails.iter().map(receipt).collect())).await
+        ctx.run("send", async || Ok(mails.iter().map(receipt).collect())).await
     });
     let engine = Engine::on(store).register(&send).start().await?;
     let start = |mail: &str| engine.start(&send, mail.to_string());

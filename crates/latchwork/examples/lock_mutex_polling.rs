@@ -20,7 +20,7 @@ pub fn transfer(mutex: DurableMutex) -> Workflow<i64, (u64, i64)> {
             let token = acquire(&ctx, &mutex, &slot).await?;
             let account = ctx.state().workflow::<i64>("account-42").initial(100);
             let balance = account.get().await?.unwrap_or(0);
-            ctx.run("tell the bank", async || Ok::<_, Failure>(())).await?;
+            ctx.run("tell the bank", async || Ok(())).await?;
             ctx.sleep(Duration::from_millis(20)).await?;
             account.set(balance - amount).await?;
             Ok((token, balance - amount))

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use latchwork::store::Store;
 use latchwork::workflow::{
-    Attribute, Ctx, Engine, ExecutionState, Executions, Failure, Filter, Is, Retry, WaitsFor, Workflow, WorkflowError,
-    workflow,
+    Attribute, Ctx, Engine, ExecutionState, Executions, Failure, Filter, Retry, Status, WaitsFor, Workflow,
+    WorkflowError, workflow,
 };
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use parking_lot::Mutex;
@@ -34,14 +34,14 @@ fn order() -> Workflow<i64, String> {
         ctx.tag("paid").await?;
         let by = ctx.receive::<String>("approve").await?;
         ctx.untag("paid").await?;
-        ctx.run("ship", async || Ok::<_, Failure>(format!("shipped for {paid}, approved by {by}"))).await
+        ctx.run("ship", async || Ok(format!("shipped for {paid}, approved by {by}"))).await
     })
 }
 
 /// Panics, as long as it has not been repaired.
 fn broken(is_repaired: bool) -> Workflow<(), u32> {
     workflow("broken").run(move |ctx: Ctx, ()| async move {
-        let number = ctx.run("number", async || Ok::<_, Failure>(7)).await?;
+        let number = ctx.run("number", async || Ok(7)).await?;
         assert!(is_repaired, "nobody has thought of this");
         Ok(number)
     })
@@ -108,8 +108,9 @@ async fn until(engine: &Engine, id: &str, is_it: impl Fn(&WaitsFor) -> bool) -> 
 
 async fn why(engine: &Engine) -> Result {
     let why = engine.why("o1").await?;
+    println!("{why}");
     for wait in &why.waits {
-        println!("o1 waits for {:?}; for a time: {}", wait.what, wait.until().is_some());
+        println!("o1 waits for {wait}; for a time: {}", wait.until().is_some());
     }
     Ok(())
 }
@@ -165,7 +166,8 @@ async fn bulk(engine: &Engine, order: &Workflow<i64, String>) -> Result {
     println!("{} were approved", report.done);
     println!("{}", engine.handle(order, "o1").result().await?);
     println!("{}", engine.handle(order, "o3").result().await?);
-    let report = engine.bulk(Filter::new().tag("vip").is(Is::Running).is(Is::Waiting)).cancel("closing time").await?;
+    let report =
+        engine.bulk(Filter::new().tag("vip").is(Status::Running).is(Status::Waiting)).cancel("closing time").await?;
     println!("{} was cancelled: {:?}", report.done, engine.handle(order, "o2").result().await.err());
     Ok(())
 }
@@ -208,7 +210,7 @@ async fn parked(engine: Engine, store: &Store, order: &Workflow<i64, String>) ->
         engine.store().env().sleep(Duration::from_millis(1)).await;
     }
     drop(std::panic::take_hook());
-    for execution in engine.list(Filter::new().is(Is::Parked)).await?.executions {
+    for execution in engine.list(Filter::new().is(Status::Parked)).await?.executions {
         println!("{}: {:?}", execution.id, execution.state);
     }
     engine.stop();

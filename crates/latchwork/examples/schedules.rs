@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use latchwork::store::Store;
-use latchwork::workflow::{Ctx, Engine, Failure, Overlap, Schedule, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Overlap, Schedule, Workflow, workflow};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn report() -> Workflow<String, String> {
     workflow("report").run(async |ctx: Ctx, region: String| {
-        let rows = ctx.run("collect", async || Ok::<_, Failure>(7)).await?;
+        let rows = ctx.run("collect", async || Ok(7)).await?;
         Ok(format!("{rows} rows of {region}"))
     })
 }

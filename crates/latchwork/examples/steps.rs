@@ -29,7 +29,7 @@ fn order() -> Workflow<u64, String> {
             .input(&amount)
             .retry(Retry::exponential().max_attempts(5).first_pause(Duration::from_millis(10)))
             .timeout(Duration::from_secs(30))
-            .deadline(Duration::from_secs(3600))
+            .total_timeout(Duration::from_secs(3600))
             .await?;
 
         let number = ctx.state().global::<u64>("orders").increment(1).await?.value;
@@ -41,7 +41,7 @@ fn order() -> Workflow<u64, String> {
             let left = left.ok_or_else(|| Failure::new("sold out"))?;
             tx.update(Update::new("stock").data(json!({"pieces": left})));
             tx.workflow::<u64>("sold").increment(1).await?;
-            Ok::<_, Failure>(left)
+            Ok(left)
         });
         let left = left.await?;
         Ok(format!("order {number}: paid {paid}, {left} left"))
@@ -52,7 +52,7 @@ fn order() -> Workflow<u64, String> {
 fn sum() -> Workflow<(u64, u64), u64> {
     workflow("sum").run(async |ctx: Ctx, (from, mut sum): (u64, u64)| {
         for number in from..from + 10 {
-            sum += ctx.run("read", async || Ok::<_, Failure>(number)).await?;
+            sum += ctx.run("read", async || Ok(number)).await?;
         }
         if from + 10 < 100 {
             return ctx.continue_as_new((from + 10, sum)).await;

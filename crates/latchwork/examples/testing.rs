@@ -1,10 +1,14 @@
 //! The guide of docs/workflows/testing.md as one program: `cargo run -p latchwork --example testing`. In a project of
 //! your own these are tests.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use latchwork::testing::{Crashes, Faults, Simulation, TestEngine, What, crash_everywhere, replay};
-use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, History, Kind, Retry, Workflow, workflow};
+use latchwork::workflow::{Attempt, Ctx, Engine, ExecutionState, Failure, History, Kind, Retry, Workflow, workflow};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -13,14 +17,14 @@ fn order() -> Workflow<u64, String> {
     workflow("order").run(async |ctx: Ctx, price: u64| {
         // A crash counts as an attempt, and a simulation may crash often.
         let often = Retry::exponential().max_attempts(100);
-        let paid = ctx.run("charge", async || Ok::<_, Failure>(price)).retry(often.clone()).await?;
+        let paid = ctx.run("charge", async || Ok(price)).retry(often.clone()).await?;
         ctx.sleep(Duration::from_secs(3600)).await?;
         let number = ctx.state().global::<u64>("orders").increment(1).await?.value;
-        ctx.run("ship", async || Ok::<_, Failure>(format!("order {number} for {paid}"))).retry(often).await
+        ctx.run("ship", async || Ok(format!("order {number} for {paid}"))).retry(often).await
     })
 }
 
-/// Has a child make the order, and waits for somebody to approve it.
+/// Has a child make the order, and waits for an approval.
 fn approval() -> Workflow<u64, String> {
     workflow("approval").run(async |ctx: Ctx, price: u64| {
         let made = ctx.child(&order(), price).await?;
@@ -29,11 +33,11 @@ fn approval() -> Workflow<u64, String> {
     })
 }
 
-/// The same after somebody has put a step in front of everything.
+/// The same after a change that puts a step in front of everything.
 fn changed_order() -> Workflow<u64, String> {
     workflow("order").run(async |ctx: Ctx, price: u64| {
-        ctx.run("check", async || Ok::<_, Failure>(())).await?;
-        ctx.run("charge", async || Ok::<_, Failure>(price)).await?;
+        ctx.run("check", async || Ok(())).await?;
+        ctx.run("charge", async || Ok(price)).await?;
         Ok("order 1 for 7".to_string())
     })
 }
@@ -42,6 +46,7 @@ fn main() -> Result {
     // Runs on one thread are the same every time. Simulations bring their own.
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(crashes());
+    runtime.block_on(crashes_with_a_fake());
     runtime.block_on(crashes_of_those_who_talk());
     let history = runtime.block_on(virtual_time())?;
     runtime.block_on(replays(&history))?;
@@ -50,26 +55,79 @@ fn main() -> Result {
 
 /// A crash right before and right after every commit.
 async fn crashes() {
-    let (order, mut again) = (order(), 0);
-    let crashes = crash_everywhere(&order, 7, |outcome| {
+    let mut again = 0;
+    let crashes = crash_everywhere(order, 7, async |outcome| {
         let result = outcome.result.as_ref().expect("no crash keeps it from its end");
-        assert_eq!(result, "order 1 for 7", "{:?}", outcome.crash);
+        assert_eq!(result, "order 1 for 7", "{}", outcome.crash);
+        let orders = outcome.states().global().slot::<u64>("orders").get().await;
+        assert_eq!(orders.expect("the slot can be read"), Some(1), "{}", outcome.crash);
         again += outcome.bodies.len() - 2;
     });
     let crashes = crashes.await;
     println!("{crashes} crashes, always the same outcome; {again} bodies ran a second time");
 }
 
-/// The same for a workflow that starts another and is sent a signal.
-async fn crashes_of_those_who_talk() {
-    let (approval, order) = (approval(), order());
-    let crashes = Crashes::of(&approval, 7).register(&order).outside(async |engine: Engine| {
-        // It may have been sent in the life before.
-        let _ = engine.signal("execution", "approve", &"Ada").id("click-1").await;
+/// A client that is busy twice. It charges once for each idempotency key.
+#[derive(Default)]
+struct Bank {
+    calls: AtomicU32,
+    charged: Mutex<BTreeSet<String>>,
+}
+
+impl Bank {
+    fn charge(&self, key: &str, price: u64) -> std::result::Result<u64, Failure> {
+        if self.calls.fetch_add(1, Ordering::SeqCst) < 2 {
+            return Err(Failure::new("busy"));
+        }
+        self.charged.lock().expect("no charge panics").insert(key.to_string());
+        Ok(price)
+    }
+
+    fn charges(&self) -> usize {
+        self.charged.lock().expect("no charge panics").len()
+    }
+}
+
+fn charged_order(bank: Arc<Bank>) -> Workflow<u64, u64> {
+    workflow("charged").run(move |ctx: Ctx, price: u64| {
+        let bank = bank.clone();
+        async move {
+            ctx.run_with("charge", async |attempt: Attempt| bank.charge(&attempt.idempotency_key.to_string(), price))
+                .await
+        }
+    })
+}
+
+/// Every run makes a bank of its own, so it is busy twice in each of them.
+async fn crashes_with_a_fake() {
+    let banks = RefCell::new(Vec::new());
+    let order = || {
+        let bank = Arc::new(Bank::default());
+        banks.borrow_mut().push(bank.clone());
+        charged_order(bank)
+    };
+    let crashes = crash_everywhere(order, 7, async |outcome| {
+        assert_eq!(outcome.result.as_ref().ok(), Some(&7), "{}", outcome.crash);
+        let bank = banks.borrow().last().cloned().expect("every run makes one");
+        assert_eq!(bank.charges(), 1, "the bank knows the idempotency key: {}", outcome.crash);
     });
-    let crashes = crashes.run(|outcome| {
+    println!("{} crashes of one whose bank is busy at first", crashes.await);
+}
+
+/// The same for a workflow that starts another, is sent a signal and finds data.
+async fn crashes_of_those_who_talk() {
+    let crashes = Crashes::of(approval, 7)
+        .register(order)
+        .set_up(async |engine: Engine| {
+            engine.states().global().slot::<u64>("orders").set(41).await.expect("the store is there");
+        })
+        .outside(async |engine: Engine| {
+            // It may have been sent in the life before.
+            let _ = engine.signal("execution", "approve", &"Ada").id("click-1").await;
+        });
+    let crashes = crashes.run(async |outcome| {
         let result = outcome.result.as_ref().expect("no crash keeps it from its end");
-        assert_eq!(result, "order 1 for 7, approved by Ada", "{:?}", outcome.crash);
+        assert_eq!(result, "order 42 for 7, approved by Ada", "{}", outcome.crash);
     });
     println!("{} crashes of one that others talk to", crashes.await);
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use latchwork::store::Store;
-use latchwork::workflow::{Ctx, Engine, Failure, Workflow, WorkflowError, workflow};
+use latchwork::workflow::{Ctx, Engine, Workflow, WorkflowError, workflow};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -15,7 +15,7 @@ fn reminder() -> Workflow<String, String> {
         ctx.sleep(Duration::from_millis(50)).await?;
         ctx.sleep_until(began.plus(Duration::from_millis(1300))).await?;
         ctx.rate_limit("vendor", 10, Duration::from_secs(1)).acquire().await?;
-        let sent = ctx.run("remind", async || Ok::<_, Failure>(format!("{text} ({lucky})"))).await?;
+        let sent = ctx.run("remind", async || Ok(format!("{text} ({lucky})"))).await?;
         Ok(sent)
     })
 }

@@ -36,6 +36,8 @@ mod record;
 pub mod state;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[doc(hidden)]
+pub mod words;
 pub mod workflow;
 
 pub use json::{JsonError, Path, PathError};

@@ -107,6 +107,9 @@ pub enum StoreError {
     /// An error that was written down, or that another process has sent: its class, and what it said.
     #[error("{message}")]
     Told { kind: ErrorKind, message: Arc<str> },
+    /// A database server could not be reached, or refused a statement.
+    #[error("cannot {action} the database: {cause}")]
+    Server { action: &'static str, cause: Arc<str>, is_passing: bool },
     /// The operating system returned an error.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io { action: &'static str, path: PathBuf, cause: Arc<std::io::Error> },
@@ -187,10 +190,13 @@ impl StoreError {
             | NewerFormat { .. }
             | NotAStore { .. }
             | NotEmpty { .. }
-            | ForeignSnapshot => ErrorKind::Invalid,
+            | ForeignSnapshot
+            | Server { is_passing: false, .. } => ErrorKind::Invalid,
             UnknownSpace { .. } | HistoryDropped { .. } | TimeDropped { .. } => ErrorKind::NotFound,
             Locked { .. } | ViewsOpen { .. } => ErrorKind::Conflict,
-            Closed | Stopped { .. } | Uncertain { .. } | Io { .. } => ErrorKind::Unavailable,
+            Closed | Stopped { .. } | Uncertain { .. } | Io { .. } | Server { is_passing: true, .. } => {
+                ErrorKind::Unavailable
+            }
             Corrupt { .. } => ErrorKind::Corrupt,
             Told { kind, .. } => *kind,
         }

@@ -38,6 +38,8 @@ mod file;
 mod key;
 mod limits;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod retention;
 mod snapshot;
 mod space;
@@ -62,6 +64,8 @@ pub use file::FileOptions;
 pub use file::Sabotage;
 pub use key::{Generation, Key, Range, Rev, SpaceId};
 pub use limits::Limits;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresOptions;
 pub use space::{History, Space, SpaceSpec};
 pub use view::{Item, View};
 pub use watch::Watch;

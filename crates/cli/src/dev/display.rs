@@ -1,13 +1,14 @@
 //! How the demonstration goes: redrawn in place on a terminal, and a line a second otherwise.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::dev::Tally;
 use crate::dev::bank::{Demo, VENDOR};
 use crate::dev::invoices::CLIENTS;
+use crate::dev::{Tally, hint};
 use crate::output::plain;
 
 /// How it is at a moment.
@@ -85,12 +86,13 @@ impl Display {
         self.write(&format!("{}\n", plain(line)))
     }
 
-    pub(crate) fn begin(&mut self, demo: &Demo, tally: &Tally, is_worker: bool) -> Result<()> {
+    /// What is said first, in lines that a terminal of 80 columns holds. With a directory, also how to kill this
+    /// process and to look at what it leaves there.
+    pub(crate) fn begin(&mut self, demo: &Demo, tally: &Tally, directory: Option<&Path>) -> Result<()> {
         if demo.starts == 1 {
-            self.say(&format!(
-                "{} transfers between {} accounts, each under the locks of both; {VENDOR} at the vendor's at once.",
-                demo.transfers, demo.accounts
-            ))?;
+            let Demo { transfers, accounts, .. } = demo;
+            self.say(&format!("{transfers} transfers between {accounts} accounts, each under the locks of both;"))?;
+            self.say(&format!("at most {VENDOR} of them are at the vendor's at once."))?;
             if demo.invoices > 0 {
                 self.say(&format!("{} invoices, and {CLIENTS} clients that race to pay each of them.", demo.invoices))?;
             }
@@ -99,20 +101,18 @@ impl Display {
             let fresh = demo.transfers - resumed - done_before;
             let fresh = if fresh > 0 { format!(", {fresh} had not been started") } else { String::new() };
             let resumed = format!("resumed {resumed} transfers, {done_before} were done before{fresh}");
-            let invoices = match demo.invoices {
-                0 => String::new(),
-                invoices => format!("; {} of {invoices} invoices were paid before", tally.paid_before),
-            };
-            self.say(&format!("Start {}: {resumed}{invoices}.", demo.starts))?;
+            self.say(&format!("Start {}: {resumed}.", demo.starts))?;
+            if demo.invoices > 0 {
+                self.say(&format!("{} of {} invoices were paid before.", tally.paid_before, demo.invoices))?;
+            }
         }
-        if is_worker {
-            return Ok(());
-        }
+        let Some(directory) = directory else { return Ok(()) };
         let pid = std::process::id();
-        self.say(&format!("Kill it whenever you like (kill -9 {pid}), and start it again: it goes on where it was."))?;
-        self.say(
-            "While it is dead, look at what it left: latch lock list --held, latch claim list, latch workflow list",
-        )?;
+        self.say(&format!("Kill it whenever you like (kill -9 {pid}), and start it again:"))?;
+        self.say("it goes on where it was. While it is dead, look at what it left:")?;
+        for look in ["lock list --held", "claim list", "workflow list"] {
+            self.say(&format!("  {}", hint(directory, look)))?;
+        }
         self.say("")
     }
 

@@ -3,10 +3,11 @@
 
 use latchwork::Value;
 use latchwork::store::Timestamp;
+use latchwork::words;
 use latchwork::workflow::{ExecutionId, Fires, Overlap, RunCause, RunOutcome, ScheduleDescription, ScheduleRun};
 use serde::Serialize;
 
-use crate::time::{Time, span};
+use crate::time::Time;
 
 /// A schedule.
 #[derive(Debug, Serialize)]
@@ -81,7 +82,7 @@ impl ScheduleFields {
     pub(crate) fn when(&self) -> String {
         match (&self.cron, &self.zone, self.every_ms) {
             (Some(cron), Some(zone), _) => format!("{cron} ({zone})"),
-            (.., Some(every)) => format!("every {}", span(every * 1000)),
+            (.., Some(every)) => format!("every {}", words::span(every * 1000)),
             _ => String::new(),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use latchwork::store::Timestamp;
 use latchwork::workflow::{
-    Attribute, ExecutionId, ExecutionState, Failure, Listed, Operation, OperationState, Wait, WaitsFor,
+    Attribute, ExecutionId, ExecutionState, Failure, Listed, Operation, OperationState, Status, Wait, WaitsFor,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -13,63 +13,16 @@ use serde_json::Value;
 use crate::output::{Cell, Tone};
 use crate::time::Time;
 
-/// How an execution is. Those that wait for nothing but a time are asleep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
-pub(crate) enum Status {
-    Running,
-    Waiting,
-    Asleep,
-    Parked,
-    Completed,
-    Failed,
-    TimedOut,
-    Cancelled,
-}
-
-impl Status {
-    pub(crate) fn of(state: &ExecutionState, waits: &[Wait]) -> Status {
-        let is_timed = |wait: &Wait| matches!(wait.what, WaitsFor::Timer | WaitsFor::Retry(_));
-        match state {
-            ExecutionState::Waiting if waits.iter().all(is_timed) => Status::Asleep,
-            ExecutionState::Waiting => Status::Waiting,
-            ExecutionState::Parked(_) => Status::Parked,
-            ExecutionState::Completed(_) => Status::Completed,
-            ExecutionState::Failed(_) => Status::Failed,
-            ExecutionState::TimedOut => Status::TimedOut,
-            ExecutionState::Cancelled(_) => Status::Cancelled,
-            _ => Status::Running,
-        }
-    }
-
-    pub(crate) fn is_end(self) -> bool {
-        matches!(self, Status::Completed | Status::Failed | Status::TimedOut | Status::Cancelled)
-    }
-
-    pub(crate) fn words(self) -> &'static str {
-        match self {
-            Status::Running => "running",
-            Status::Waiting => "waiting",
-            Status::Asleep => "asleep",
-            Status::Parked => "parked",
-            Status::Completed => "completed",
-            Status::Failed => "failed",
-            Status::TimedOut => "timed out",
-            Status::Cancelled => "cancelled",
-        }
-    }
-
-    pub(crate) fn cell(self) -> Cell {
-        let tone = match self {
-            Status::Completed => Tone::Good,
-            Status::Failed | Status::TimedOut => Tone::Bad,
-            Status::Parked => Tone::Attention,
-            Status::Cancelled | Status::Asleep => Tone::Dim,
-            Status::Running | Status::Waiting => Tone::Plain,
-        };
-        Cell::new(self.words(), tone)
-    }
+/// A status in a table.
+pub(crate) fn status_cell(status: Status) -> Cell {
+    let tone = match status {
+        Status::Completed => Tone::Good,
+        Status::Failed | Status::TimedOut => Tone::Bad,
+        Status::Parked => Tone::Attention,
+        Status::Cancelled | Status::Asleep => Tone::Dim,
+        Status::Running | Status::Waiting => Tone::Plain,
+    };
+    Cell::new(status.to_string(), tone)
 }
 
 /// What an execution has come to.
@@ -190,12 +143,15 @@ pub(crate) struct ListedFields {
     parent: Option<ExecutionId>,
     forked_from: Option<ExecutionId>,
     pub(crate) cancel_reason: Option<String>,
+    /// What it was at when its process ended, for tables.
+    #[serde(skip)]
+    pub(crate) at_work: Vec<String>,
 }
 
 impl ListedFields {
     pub(crate) fn of(listed: Listed) -> ListedFields {
         ListedFields {
-            status: Status::of(&listed.state, &listed.waits),
+            status: listed.status(),
             outcome: Outcome::of(&listed.state),
             started_at: Time(listed.started()),
             waits: listed.waits.iter().map(WaitFields::of).collect(),
@@ -206,8 +162,28 @@ impl ListedFields {
             parent: listed.parent,
             forked_from: listed.forked,
             cancel_reason: listed.cancel,
+            at_work: Vec::new(),
         }
     }
+}
+
+/// The order in which people are shown the parts of a record.
+const PARTS: [&str; 9] = ["branch", "begun", "token", "was_held", "acquired_at", "until", "value", "rev", "changed"];
+
+/// What an operation gave, as people are shown it: `token 1792, was held true`.
+fn shown(operation: &Operation) -> Option<String> {
+    let value = operation.labelled()?;
+    let is_own = !matches!(&operation.state, OperationState::Done(given) if *given == value);
+    Some(match value {
+        Value::Object(parts) if is_own => {
+            let mut parts: Vec<(String, Value)> = parts.into_iter().collect();
+            parts.sort_by_key(|(name, _)| PARTS.iter().position(|known| known == name));
+            let parts = parts.iter().map(|(name, part)| format!("{} {part}", name.replace('_', " ")));
+            parts.collect::<Vec<_>>().join(", ")
+        }
+        Value::String(text) if is_own => text,
+        value => value.to_string(),
+    })
 }
 
 /// Something that happened to an execution.
@@ -224,6 +200,9 @@ pub(crate) struct EventFields {
     pub(crate) failure: Option<FailureFields>,
     /// When the next attempt is due, or until when it waits or waited.
     pub(crate) due_at: Option<Time>,
+    /// The value as people are shown it: parts of the library's own records with their names.
+    #[serde(skip)]
+    pub(crate) shown: Option<String>,
     attempt_failures: Vec<AttemptFields>,
     progress: Option<Value>,
 }
@@ -237,7 +216,7 @@ struct AttemptFields {
 
 impl EventFields {
     pub(crate) fn of(operation: &Operation) -> EventFields {
-        let (mut value, mut failed, mut due) = (None, None, None);
+        let (mut failed, mut due) = (None, None);
         let state = match &operation.state {
             OperationState::Begun => "begun",
             OperationState::Retrying { failure, next_us } => {
@@ -248,18 +227,13 @@ impl EventFields {
                 due = Some(*until);
                 "until"
             }
-            OperationState::Done(output) => {
-                value = Some(output.clone());
-                "done"
-            }
+            OperationState::Done(_) => "done",
+            OperationState::Failed(_) if operation.is_timed_out() => "timed_out",
             OperationState::Failed(failure) => {
                 failed = Some(failure);
                 "failed"
             }
-            OperationState::Saw { state, .. } => {
-                value.clone_from(state);
-                "saw"
-            }
+            OperationState::Saw { .. } => "saw",
             OperationState::Queued { until_us, .. } => {
                 due = *until_us;
                 "queued"
@@ -279,7 +253,8 @@ impl EventFields {
             since: Time::from_us(operation.since_us),
             recorded_at: Time::from_us(operation.recorded_us),
             attempts: operation.attempts,
-            value,
+            shown: shown(operation),
+            value: operation.labelled(),
             failure: failed.map(FailureFields::of),
             due_at: due.map(Time::from_us),
             attempt_failures: attempts.collect(),

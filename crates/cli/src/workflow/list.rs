@@ -2,12 +2,14 @@
 
 use anyhow::Result;
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use latchwork::store::{Env, Timestamp};
-use latchwork::workflow::{Attribute, Cursor, Executions, Filter, Is, Page, WaitsFor};
+use latchwork::workflow::{Attribute, Cursor, Executions, Filter, Page, Status, WaitsFor};
 
 use crate::output::{Cell, Exit, Format, Output, Problem, Table, Tone, shortened};
 use crate::time;
-use crate::workflow::fields::{ListedFields, Status};
+use crate::workflow::fields::{EventFields, ListedFields, status_cell};
+use crate::workflow::why::open;
 
 /// How many are read at once.
 const PAGE: usize = 1000;
@@ -19,7 +21,7 @@ pub(crate) struct List {
     workflows: Vec<String>,
     /// Only executions that are so; more than once, or with commas: any of these. Those that are asleep are among those
     /// that are waiting.
-    #[arg(long, value_enum, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = status())]
     status: Vec<Status>,
     /// Only executions that wait for this: timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME,
     /// published:NAME, lock:NAME or review:NAME; more than once: for any of these.
@@ -53,6 +55,11 @@ pub(crate) struct List {
     /// The newest first; with limits on an attribute, the greatest first.
     #[arg(long, conflicts_with = "ascending")]
     descending: bool,
+}
+
+/// Reads the name of a status.
+fn status() -> impl TypedValueParser<Value = Status> {
+    PossibleValuesParser::new(Status::ALL.map(Status::name)).try_map(|name| name.parse::<Status>())
 }
 
 /// A time as it was given, which is counted from when the command runs.
@@ -123,16 +130,7 @@ impl List {
             filter = filter.workflow(name);
         }
         for status in &self.status {
-            filter = filter.is(match status {
-                Status::Running => Is::Running,
-                Status::Waiting => Is::Waiting,
-                Status::Asleep => Is::Asleep,
-                Status::Parked => Is::Parked,
-                Status::Completed => Is::Completed,
-                Status::Failed => Is::Failed,
-                Status::TimedOut => Is::TimedOut,
-                Status::Cancelled => Is::Cancelled,
-            });
+            filter = filter.is(*status);
         }
         for what in &self.waits_for {
             filter = filter.waits_for(what.clone());
@@ -175,7 +173,14 @@ pub(crate) async fn run(list: List, executions: &Executions, now: Timestamp, out
         let page: Page = page.await?;
         left -= page.executions.len();
         next = page.next;
-        found.extend(page.executions.into_iter().map(ListedFields::of));
+        for listed in page.executions {
+            let mut listed = ListedFields::of(listed);
+            if listed.status == Status::Running && output.format() == Format::Table {
+                let open = open(executions, &listed.id).await?;
+                listed.at_work = open.iter().map(|operation| EventFields::of(operation).words()).collect();
+            }
+            found.push(listed);
+        }
         if left == 0 || next.is_none() {
             break;
         }
@@ -195,7 +200,7 @@ fn table(found: &[ListedFields], now: Timestamp) -> Table {
         table.row([
             execution.id.to_string().into(),
             execution.workflow.clone().into(),
-            execution.status.cell(),
+            status_cell(execution.status),
             Cell::new(execution.started_at.relative_to(now), Tone::Dim),
             shortened(&detail(execution, now), 60).into(),
             tags.join(", ").into(),
@@ -216,6 +221,7 @@ fn detail(execution: &ListedFields, now: Timestamp) -> String {
     let waits: Vec<String> = execution.waits.iter().map(|wait| wait.words(now)).collect();
     match &execution.cancel_reason {
         Some(reason) if !execution.status.is_end() => format!("to be cancelled: {reason}"),
+        _ if waits.is_empty() && !execution.at_work.is_empty() => format!("was in {}", execution.at_work.join(", ")),
         _ => waits.join("; "),
     }
 }

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 use clap::Args;
 use latchwork::store::Timestamp;
-use latchwork::workflow::{Close, Description, ExecutionId, Executions, Operation};
+use latchwork::workflow::{Close, Description, ExecutionId, Executions, Operation, Status};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::output::{Cell, Output, Table, Text, Tone, shortened};
 use crate::time::Time;
-use crate::workflow::fields::{EventFields, Outcome, Status, WaitFields, attributes};
+use crate::workflow::fields::{EventFields, Outcome, WaitFields, attributes, status_cell};
 
 /// How many operations are read at once.
 const PAGE: usize = 1000;
@@ -88,7 +88,7 @@ pub(crate) async fn run(show: Show, executions: &Executions, now: Timestamp, out
 
 impl Shown {
     fn new(found: Description, events: &[Operation], event_count: usize) -> Shown {
-        let status = Status::of(&found.state, &found.waits);
+        let status = found.status();
         let changed_at = Time::from_us(found.changed_us);
         Shown {
             status,
@@ -125,7 +125,7 @@ impl Shown {
         let time = |time: Time| Cell::from(format!("{} ({})", time.short(), time.relative_to(now)));
         row("id", self.id.to_string().into());
         row("workflow", self.workflow.clone().into());
-        row("status", self.status.cell());
+        row("status", status_cell(self.status));
         self.outcome.reason.iter().for_each(|reason| row("reason", reason.clone().into()));
         self.outcome.failure.iter().for_each(|failure| row("failure", Cell::new(failure.message.clone(), Tone::Bad)));
         row("input", json(&self.input));
@@ -168,14 +168,15 @@ impl Shown {
         for event in &self.events {
             let state = match event.state {
                 "failed" => Cell::new(event.state, Tone::Bad),
+                "timed_out" => Cell::new("timed out", Tone::Attention),
                 "retrying" => Cell::new(event.state, Tone::Attention),
                 state => state.into(),
             };
             let due = event.due_at.map(|due| due.relative_to(now));
-            let detail = match (&event.failure, &event.value, due) {
+            let detail = match (&event.failure, &event.shown, due) {
                 (Some(failure), _, Some(due)) => format!("next {due}: {}", failure.message),
                 (Some(failure), ..) => failure.message.clone(),
-                (None, Some(value), _) => value.to_string(),
+                (None, Some(value), _) => value.clone(),
                 (None, None, due) => due.unwrap_or_default(),
             };
             let attempts = if event.attempts > 0 { event.attempts.to_string() } else { String::new() };

@@ -1,19 +1,19 @@
 //! `latch workflow why`: what an execution waits for, a sentence for each wait.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use clap::Args;
 use latchwork::lock::{LockName, Owner, Requested, StoredLocks};
 use latchwork::store::Timestamp;
 use latchwork::workflow::{
-    Description, ExecutionId, ExecutionState, Executions, Kind, Operation, OperationState, PlaceInLine, Wait, WaitsFor,
-    WorkflowError,
+    ExecutionId, Executions, Kind, Operation, OperationState, PlaceInLine, Status, Wait, WaitsFor, WorkflowError,
 };
 use serde::Serialize;
 
 use crate::lock::fields::{NameFields, RequestFields};
 use crate::output::Output;
-use crate::time::Time;
-use crate::workflow::fields::{EventFields, Outcome, Status, WaitFields};
+use crate::workflow::fields::{EventFields, Outcome, WaitFields};
 
 /// How many operations are read at once.
 const PAGE: usize = 1000;
@@ -74,30 +74,28 @@ pub(crate) async fn run(
     now: Timestamp,
     output: &mut Output<'_>,
 ) -> Result<()> {
-    let found = executions.describe(why.id).await?;
-    let status = Status::of(&found.state, &found.waits);
-    let (open, is_begun) = open(executions, &found.id, now).await?;
+    let found = executions.why(why.id).await?;
+    let status = found.status();
+    let open = open(executions, &found.id).await?;
+    let mut sentences = found.sentences(now);
+    let each = sentences.split_off(sentences.len() - found.waits.len());
     let mut waits = Vec::new();
-    for wait in &found.waits {
+    for (wait, sentence) in found.waits.iter().zip(each) {
         let mut told = told(executions, &open, wait).await?;
         if let WaitsFor::Lock(label) = &wait.what {
             let found = standing(locks, &found.id, |name, _| name.to_string() == *label).await?;
             told.lock = if let Standing::Waits(lock) = found { Some(lock) } else { None };
         }
         if let WaitsFor::Admission(_) = &wait.what {
-            told.queue = executions.why(&found.id).await?.queue;
+            told.queue.clone_from(&found.queue);
         }
-        // A start that was put off has come to no operation.
-        told.sentence = told.sentence(wait.what == WaitsFor::Timer && !is_begun, now);
+        told.sentence = format!("{sentence}{}", told.details(now));
         waits.push(told);
     }
     let begun: Vec<EventFields> = match status {
         Status::Running => open.iter().map(EventFields::of).collect(),
         _ => Vec::new(),
     };
-    let mut sentences = vec![state(&found, status, now)];
-    sentences
-        .extend(found.cancel.iter().filter(|_| !status.is_end()).map(|why| format!("It is to be cancelled: {why}")));
     sentences.extend(waits.iter().map(|wait| wait.sentence.clone()));
     for (event, operation) in begun.iter().zip(&open) {
         sentences.push(match &operation.state {
@@ -118,41 +116,40 @@ pub(crate) async fn run(
     output.one(&told, |text| told.sentences.iter().for_each(|sentence| text.line(sentence)))
 }
 
-/// The operations that have come to nothing yet, and whether there are any others.
-async fn open(executions: &Executions, id: &ExecutionId, now: Timestamp) -> Result<(Vec<Operation>, bool)> {
-    let (mut open, mut is_begun, mut after): (Vec<Operation>, bool, Option<String>) = (Vec::new(), false, None);
+/// The operations that the code is at: the last of each branch that has not ended, if it has come to nothing yet. A
+/// wait whose time is up is among them: nothing has come after it.
+pub(crate) async fn open(executions: &Executions, id: &ExecutionId) -> Result<Vec<Operation>> {
+    let (mut last, mut after): (BTreeMap<String, Operation>, Option<String>) = (BTreeMap::new(), None);
     loop {
         let page = executions.operations(id).limit(PAGE);
         let page = match after.take() {
             Some(after) => page.after(after).await?,
             None => page.await?,
         };
-        is_begun |= !page.operations.is_empty();
-        open.extend(page.operations.into_iter().filter(|operation| match operation.state {
-            // Forks are told by what their branches do.
-            OperationState::Begun => !matches!(operation.kind, Kind::Join | Kind::Race),
-            OperationState::Retrying { .. } | OperationState::Queued { .. } => true,
-            OperationState::Until(until) => until > now.0,
-            _ => false,
-        }));
+        // In each branch they come in the order of their places.
+        last.extend(page.operations.into_iter().map(|operation| (operation.branch.clone(), operation)));
         match page.next {
             Some(next) => after = Some(next),
-            None => return Ok((open, is_begun)),
+            None => break,
         }
     }
+    let is_open = |operation: &&Operation| match operation.state {
+        // Forks are told by what their branches do.
+        OperationState::Begun => !matches!(operation.kind, Kind::Join | Kind::Race),
+        OperationState::Retrying { .. } | OperationState::Queued { .. } | OperationState::Until(_) => true,
+        _ => false,
+    };
+    let open = last.values().filter(is_open).filter(|operation| runs(&last, &operation.branch));
+    Ok(open.cloned().collect())
 }
 
-fn state(found: &Description, status: Status, now: Timestamp) -> String {
-    let name = format!("Execution {:?} of workflow {:?}", &*found.id, found.workflow);
-    let ended = Time::from_us(found.changed_us).relative_to(now);
-    match &found.state {
-        ExecutionState::Parked(reason) => format!("{name} is parked and waits for an operator: {reason}"),
-        ExecutionState::Failed(failure) => format!("{name} waits for nothing: it failed {ended}: {failure}"),
-        ExecutionState::Cancelled(reason) => format!("{name} waits for nothing: it was cancelled {ended}: {reason}"),
-        _ if status.is_end() => format!("{name} waits for nothing: it {} {ended}.", status.words()),
-        ExecutionState::Waiting => format!("{name} is {}, out of memory.", status.words()),
-        _ => format!("{name} goes on as soon as a process that has its workflow opens this directory."),
-    }
+/// Whether a branch has not ended: its fork is the last operation of a branch that has not ended.
+fn runs(last: &BTreeMap<String, Operation>, branch: &str) -> bool {
+    let Some(inner) = branch.strip_suffix('/') else { return true };
+    let (outer, fork) = inner.rfind('/').map_or(("", inner), |slash| inner.split_at(slash + 1));
+    let place = fork.split('.').next().and_then(|place| place.parse().ok());
+    let is_last = |it: &Operation| Some(it.place) == place && it.state == OperationState::Begun;
+    last.get(outer).is_some_and(is_last) && runs(last, outer)
 }
 
 async fn told(executions: &Executions, open: &[Operation], wait: &Wait) -> Result<ToldWait> {
@@ -173,7 +170,7 @@ async fn told(executions: &Executions, open: &[Operation], wait: &Wait) -> Resul
             });
         }
         WaitsFor::Child(child) => match executions.describe(child.as_str()).await {
-            Ok(child) => child_status = Some(Status::of(&child.state, &child.waits)),
+            Ok(child) => child_status = Some(child.status()),
             Err(WorkflowError::NotFound { .. }) => {}
             Err(error) => return Err(error.into()),
         },
@@ -210,64 +207,35 @@ async fn standing(locks: &StoredLocks, id: &ExecutionId, is_it: impl Fn(&LockNam
 }
 
 impl ToldLock {
-    /// Who holds it, and where in its line the execution is.
+    /// Its holders, and where in its line the execution is.
     fn sentence(&self, now: Timestamp) -> String {
         let holders: Vec<String> = self.holders.iter().map(|holder| holder.words(now)).collect();
         let held = match holders.is_empty() {
-            true => " Nobody holds it.".into(),
+            true => " The lock is free.".into(),
             false => format!(" It is held by {}.", holders.join(" and ")),
         };
         let before = match self.position {
-            Some(0) => "nobody is before it in the line".into(),
-            Some(1) => "1 is before it in the line".into(),
-            Some(before) => format!("{before} are before it in the line"),
-            None => "many are before it in the line".to_string(),
+            Some(0) => "it is the first in the line".into(),
+            Some(1) => "1 request is before it in the line".into(),
+            Some(before) => format!("{before} requests are before it in the line"),
+            None => "many requests are before it in the line".to_string(),
         };
         format!("{held} It has token {}, and {before}.", self.token)
     }
 }
 
 impl ToldWait {
-    fn sentence(&self, is_start: bool, now: Timestamp) -> String {
-        let WaitFields { what, name, since, until } = &self.wait;
-        let name = name.as_deref().unwrap_or_default();
-        let due = until.map_or("nobody knows when".into(), |until| {
-            let late = if until.0 <= now { "was due" } else { "is due" };
-            format!("which {late} {}, at {}", until.relative_to(now), until.short())
-        });
-        let thing = match *what {
-            "timer" if is_start => return format!("It waits for its beginning, {due}."),
-            "timer" => return format!("It waits for the end of a sleep, {due}."),
-            "retry" => {
-                let next = self.attempts.map_or("the next attempt".into(), |done| format!("attempt {}", done + 1));
-                let failed = self.last_failure.as_ref().map(|failure| format!(" The last one failed: {failure}"));
-                return format!("It waits for {next} at step {name:?}, {due}.{}", failed.unwrap_or_default());
-            }
-            "signal" => format!("signal {name:?}"),
-            "update" => format!("update {name:?}"),
-            "child" => {
-                let status = self.child_status.map_or("is not there any more", Status::words);
-                format!("the end of child {name:?} ({status})")
-            }
-            "completion" => format!("somebody to complete {name:?} by its token"),
-            "review" => format!("the decision of review {name:?}"),
-            "admission" => format!("a permit of the limit for {name:?}"),
-            "published" => format!("a value that it publishes itself as {name:?}"),
-            "lock" => self.lock.as_ref().map_or(format!("lock {name:?}"), |lock| lock.name.words()),
-            "step" => format!("step {name:?}, which runs"),
-            _ => "the store".to_string(),
-        };
-        let since = format!("{} ({})", since.short(), since.relative_to(now));
-        let limit = until.map(|until| format!(", until {} at the most ({})", until.short(), until.relative_to(now)));
-        let lock = self.lock.as_ref().map(|lock| lock.sentence(now)).unwrap_or_default();
-        let queue = self.queue.as_ref().map(|it| {
-            format!(
-                " {} of {} permits are taken, and {} starts are before it in the line.",
-                it.used, it.limit, it.ahead
-            )
-        });
-        let queue = queue.unwrap_or_default();
-        format!("It waits for {thing}, since {since}{}.{lock}{queue}", limit.unwrap_or_default())
+    /// What the wait itself does not tell: of the attempts so far, the child, the lock.
+    fn details(&self, now: Timestamp) -> String {
+        let mut details = String::new();
+        if let (Some(attempts), Some(failure)) = (self.attempts, &self.last_failure) {
+            details += &format!(" Attempt {attempts} failed: {failure}");
+        }
+        if self.wait.what == "child" {
+            let status = self.child_status.map_or("not there any more".into(), |status| status.to_string());
+            details += &format!(" The child is {status}.");
+        }
+        details + &self.lock.as_ref().map(|lock| lock.sentence(now)).unwrap_or_default()
     }
 }
 
@@ -279,6 +247,9 @@ fn at_work(event: &EventFields, now: Timestamp) -> String {
             let failure = event.failure.as_ref().map_or("", |failure| &failure.message);
             let next = event.attempts + 1;
             format!("Attempt {next} at {what} is next, {}. The last one failed: {failure}", due.relative_to(now))
+        }
+        ("until", Some(due)) if due.0 <= now => {
+            format!("It was in {what}, which was due at {} ({}).", due.short(), due.relative_to(now))
         }
         ("until", Some(due)) => format!("It was in {what}, until {} ({}).", due.short(), due.relative_to(now)),
         _ if event.attempts > 0 => format!("It was in {what}, attempt {}, begun {since}.", event.attempts),

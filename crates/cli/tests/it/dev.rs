@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use latchwork::entity::{Add, Entities, Update};
 use latchwork::store::Store;
@@ -34,7 +34,7 @@ fn it_runs_to_its_end_and_begins_anew_when_told() {
     let store = directory.path().join("data");
     let said = succeeded(latch(&FEW, &store).output().unwrap());
     for part in [
-        "12 transfers between 4 accounts, each under the locks of both",
+        "12 transfers between 4 accounts, each under the locks of both;",
         "0 running, 0 waiting for a lock, 0 asleep, 12 of 12 done; ",
         "2 invoices, and 5 clients that race to pay each of them.",
         "4 accounts hold 4000, as ever; 2 of 2 invoices paid, 2 bodies run, 8 clients refused",
@@ -45,8 +45,18 @@ fn it_runs_to_its_end_and_begins_anew_when_told() {
         assert!(said.contains(part), "{part} is missing in:\n{said}");
     }
     assert!(!said.contains('\u{1b}') && !said.contains('\r'), "nothing for terminals where there is none: {said:?}");
+    let header: Vec<&str> = said.lines().take_while(|line| !line.is_empty()).collect();
+    assert!(header.len() >= 8, "{said}");
+    for line in &header {
+        // A hint is a command, and as long as the paths in it.
+        assert!(line.starts_with("  ") || line.chars().count() <= 80, "{line:?} wraps at 80 columns");
+    }
     let again = succeeded(latch(&["dev"], &store).output().unwrap());
     assert!(again.contains("is complete.") && again.contains("latch dev --fresh"), "{again}");
+    // Hints can be run as they are, wherever this program and its directory are.
+    let look = header.iter().find(|line| line.contains(" workflow list ")).unwrap();
+    let looked = Command::new("sh").arg("-c").arg(look).env_remove("PATH").output().unwrap();
+    assert!(succeeded(looked).contains("transfer"), "{look}");
     check_done(&json(&["dev"], &store), 12, 4);
     let fresh = json(&["dev", "--fresh", "--transfers", "3", "--accounts", "2"], &store);
     assert_eq!((&fresh["round"], &fresh["starts"], &fresh["done_before"]), (&2.into(), &1.into(), &0.into()));

@@ -109,7 +109,9 @@ fn who_waits_for_a_lock_is_told() {
     let directory = tempfile::tempdir().unwrap();
     let store = made(directory.path());
     let why = succeeded(run(&["workflow", "why", "second"], &store));
-    for part in ["It waits for lock \"account-42\"", "It is held by execution \"holder\" (token ", "1 is before it"] {
+    for part in
+        ["It waits for lock \"account-42\"", "It is held by execution \"holder\" (token ", "1 request is before it"]
+    {
         assert!(why.contains(part), "{part} is missing in {why}");
     }
     let why = json(&["workflow", "why", "first"], &store);

@@ -60,11 +60,11 @@ fn a_wrong_command_line_is_a_usage_error() {
 
 #[test]
 fn histories_are_written_to_files_and_to_the_output() {
-    use latchwork::workflow::{Ctx, Engine, Failure, History, workflow};
+    use latchwork::workflow::{Ctx, Engine, History, workflow};
 
     let directory = tempfile::tempdir().unwrap();
     let (store, out) = (directory.path().join("data"), directory.path().join("histories"));
-    let add = workflow("add").run(async |ctx: Ctx, n: u32| ctx.run("add", async || Ok::<_, Failure>(n + 1)).await);
+    let add = workflow("add").run(async |ctx: Ctx, n: u32| ctx.run("add", async || Ok(n + 1)).await);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let engine = Engine::open(&store).register(&add).start().await.unwrap();

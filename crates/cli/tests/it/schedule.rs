@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
 use serde_json::{Value, json};
 
 use crate::{latch, succeeded, text};
 
 fn report() -> Workflow<Value, Value> {
-    workflow("report").run(async |_: Ctx, region: Value| Ok::<_, Failure>(region))
+    workflow("report").run(async |_: Ctx, region: Value| Ok(region))
 }
 
 /// Lets a process do something with an engine on a directory.

@@ -17,7 +17,7 @@ async fn executions(directory: &Path) {
     let order = workflow("order").run(async |ctx: Ctx, end: String| match end.as_str() {
         "complete" => {
             ctx.publish("progress", &json!({"percent": 100})).await?;
-            ctx.run("charge", async || Ok::<_, Failure>(42)).await
+            ctx.run("charge", async || Ok(42)).await
         }
         "sleep" => ctx.sleep(HOUR).await.map(|()| 0),
         "signal" => ctx.receive::<u32>("approve").await,
@@ -125,7 +125,7 @@ fn a_list_is_a_table() {
         ("retrying", &["asleep", "retry:ship in "]),
         ("parent", &["parent", "waiting", "child:child"]),
         ("parked", &["parked", "nobody knows\\n\\u{1b}[31mwhy"]),
-        ("stuck", &["running"]),
+        ("stuck", &["running", "was in step \"wait\""]),
     ] {
         parts.iter().for_each(|part| assert!(line(id).contains(part), "{part:?} is missing in {:?}", line(id)));
     }
@@ -257,8 +257,11 @@ fn why_is_a_sentence_for_each_wait() {
         ("asleep", &["is asleep", "It waits for the end of a sleep, which is due in 59m ", " UTC."]),
         ("later", &["It waits for its beginning, which is due in 59m "]),
         ("waiting", &["It waits for signal \"approve\", since "]),
-        ("retrying", &["It waits for attempt 2 at step \"ship\", which is due in ", "The last one failed: no ship"]),
-        ("parent", &["It waits for the end of child \"child\" (waiting), since "]),
+        (
+            "retrying",
+            &["It waits for the next attempt at step \"ship\", which is due in ", ". Attempt 1 failed: no ship"],
+        ),
+        ("parent", &["It waits for the end of child \"child\", since ", "). The child is waiting."]),
         ("parked", &["is parked and waits for an operator: ", "nobody knows"]),
         ("stuck", &["goes on as soon as a process", "It was in step \"wait\", attempt 1, begun "]),
     ] {
@@ -441,4 +444,85 @@ async fn a_start_in_line_is_told_its_place() {
     assert!(why.contains("1 of 1 permits are taken, and 1 starts are before it in the line."), "{why}");
     let why: Value = serde_json::from_str(&said(&["why", "third", "-o", "json"])).unwrap();
     assert_eq!(why["waits"][0]["queue"], json!({"key": "c-1", "ahead": 1, "used": 1, "limit": 1}));
+}
+
+/// What the journal holds, in words: waits whose time was up, ids, and records of the library itself.
+#[tokio::test]
+async fn what_is_shown_of_events_has_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let notes = workflow("notes").run(async |ctx: Ctx, ()| {
+        let nothing = ctx.receive::<u32>("never").timeout(Duration::from_millis(5)).await?;
+        let guard = ctx.mutex("m").acquire().await?;
+        ctx.state().global::<u64>("count").increment(3).await?;
+        guard.release().await?;
+        ctx.now().await;
+        Ok((nothing, ctx.uuid().await.to_string()))
+    });
+    let engine = Engine::open(directory.path()).register(&notes).start().await.unwrap();
+    let (nothing, uuid) = engine.start(&notes, ()).id("n").await.unwrap().result().await.unwrap();
+    assert_eq!(nothing, None);
+    engine.shutdown().await.unwrap();
+    let said = |arguments: &[&str]| {
+        let arguments = [&["workflow", "show", "n"], arguments].concat();
+        succeeded(latch(&arguments, directory.path()).output().unwrap())
+    };
+    let shown: Value = serde_json::from_str(&said(&["-o", "json"])).unwrap();
+    let event = |kind: &str| shown["events"].as_array().unwrap().iter().find(|event| event["kind"] == kind).unwrap();
+    assert_eq!((&event("signal")["state"], &event("signal")["failure"]), (&json!("timed_out"), &Value::Null));
+    assert_eq!(event("uuid")["value"], json!(uuid));
+    let token = &event("lock")["value"]["token"];
+    assert!(token.is_u64(), "{shown}");
+    assert_eq!(event("unlock")["value"], json!({"token": token, "was_held": true, "acquired_at": "1"}));
+    assert_eq!(event("slot")["value"], json!({"value": 3, "rev": 1, "changed": true}));
+    let table = said(&[]);
+    for part in [
+        "timed out".to_string(),
+        uuid,
+        format!("token {token}, was held true, acquired at \"1\""),
+        "value 3, rev 1, changed true".to_string(),
+    ] {
+        assert!(table.contains(&part), "{part:?} is missing in {table}");
+    }
+    assert!(table.lines().any(|line| line.contains(" now ") && line.contains(" UTC")), "{table}");
+}
+
+/// Killed while they wait in memory, and looked at when the time is long up.
+#[tokio::test]
+async fn why_and_list_tell_what_a_killed_process_was_at_however_late_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let (data, left) = (directory.path().join("data"), directory.path().join("left"));
+    let waits = workflow("waits").run(async |ctx: Ctx, branches: bool| {
+        if !branches {
+            ctx.sleep(Duration::from_millis(50)).await?;
+            return ctx.run("wait", async || std::future::pending::<Result<u32, Failure>>().await).await;
+        }
+        let first = async |ctx: Ctx| ctx.sleep(Duration::from_millis(300)).await;
+        let second = async |ctx: Ctx| ctx.receive::<u32>("go").timeout(Duration::from_millis(400)).await;
+        let (slept, received) = ctx.join((first, second)).await;
+        slept.and(received.map(|received| received.unwrap_or(0)))
+    });
+    let engine = Engine::open(&data).register(&waits).start().await.unwrap();
+    engine.start(&waits, true).id("branches").await.unwrap();
+    engine.start(&waits, false).id("step").await.unwrap();
+    while engine.history("branches").await.unwrap().operations.len() < 3
+        || engine.history("step").await.unwrap().operations.len() < 2
+    {
+        engine.store().env().sleep(Duration::from_millis(1)).await;
+    }
+    // What the process leaves if it is killed now.
+    engine.store().view().await.unwrap().persist(&left).await.unwrap();
+    engine.store().env().sleep(Duration::from_millis(500)).await;
+    engine.shutdown().await.unwrap();
+    let said = |arguments: &[&str]| {
+        let arguments = [&["workflow"], arguments].concat();
+        succeeded(latch(&arguments, &left).output().unwrap())
+    };
+    let why = said(&["why", "branches"]);
+    for part in ["It was in sleep, which was due at ", "It was in signal \"go\", which was due at "] {
+        assert!(why.contains(part), "{part:?} is missing in {why}");
+    }
+    let why = said(&["why", "step"]);
+    assert!(why.contains("It was in step \"wait\", attempt 1") && !why.contains("sleep"), "{why}");
+    let list = said(&["list"]);
+    assert!(list.contains("was in sleep, signal \"go\"") && list.contains("was in step \"wait\""), "{list}");
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use latchwork::workflow::{Ctx, Engine, Failure, Queue, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Queue, Workflow, workflow};
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -49,7 +49,7 @@ fn held(limit: u32, gate: &Arc<Semaphore>) -> Workflow<u64, u64> {
                 if input >= HELD {
                     gate.acquire().await.expect("the gate is there").forget();
                 }
-                Ok::<_, Failure>(input % HELD + 1)
+                Ok(input % HELD + 1)
             };
             ctx.run("add", add).await
         }
@@ -185,7 +185,7 @@ fn in_lines(lines: [Inside; 2]) -> Workflow<u64, u64> {
             let wait = async || {
                 let _ = line.begun.send(());
                 line.gate.acquire().await.expect("the gate is there").forget();
-                Ok::<_, Failure>(number)
+                Ok(number)
             };
             ctx.run("wait", wait).await
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use latchwork::store::Timestamp;
-use latchwork::workflow::{Ctx, Engine, Failure, Schedule, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Schedule, Workflow, workflow};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
@@ -129,7 +129,7 @@ fn counted(begun: &Arc<Semaphore>) -> Workflow<u64, u64> {
     let begun = begun.clone();
     workflow("once").run(move |ctx: Ctx, input: u64| {
         begun.add_permits(1);
-        async move { ctx.run("add", async || Ok::<_, Failure>(input + 1)).await }
+        async move { ctx.run("add", async || Ok(input + 1)).await }
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use latchwork::workflow::{Batch, Ctx, Engine, Failure, Workflow, workflow};
+use latchwork::workflow::{Batch, Ctx, Engine, Workflow, workflow};
 use tokio::runtime::Runtime;
 
 use crate::report::{Figure, Report, median};
@@ -24,7 +24,7 @@ pub(crate) fn batch(runtime: &Runtime, report: &Report) {
     if report.wants("admission.batch") {
         let batch = Batch::new(100, Duration::from_millis(50));
         let batched = workflow("batched").batch(batch).run(async |ctx: Ctx, numbers: Vec<u64>| {
-            let add = async || Ok::<_, Failure>(numbers.iter().map(|number| number + 1).collect());
+            let add = async || Ok(numbers.iter().map(|number| number + 1).collect());
             ctx.run("add", add).await
         });
         against_starts(runtime, report, &batched, ("admission.batch", "inputs/s", "≥ 3"));

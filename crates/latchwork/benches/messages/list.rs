@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use futures_util::StreamExt;
-use latchwork::workflow::{Ctx, Engine, Filter, Is, workflow};
+use latchwork::workflow::{Ctx, Engine, Filter, Status, workflow};
 use tokio::runtime::Runtime;
 
 use crate::report::{Figure, Report, median};
@@ -42,8 +42,8 @@ fn pages(runtime: &Runtime, count: u32) -> f64 {
         tokio::time::sleep(std::time::Duration::from_secs(3)).await;
         let filters = || {
             let ends = || Filter::new().workflow("ends");
-            let waits = ends().is(Is::Waiting);
-            [ends(), ends().is(Is::Completed), waits, ends().tag("tenth"), ends().tag("tenth").is(Is::Waiting)]
+            let waits = ends().is(Status::Waiting);
+            [ends(), ends().is(Status::Completed), waits, ends().tag("tenth"), ends().tag("tenth").is(Status::Waiting)]
         };
         let mut times = Vec::new();
         for _ in 0..20 {

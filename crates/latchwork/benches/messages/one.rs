@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use latchwork::workflow::{Ctx, Engine, Failure, workflow};
+use latchwork::workflow::{Ctx, Engine, workflow};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
@@ -26,7 +26,7 @@ pub(crate) fn signal(runtime: &Runtime, report: &Report) {
                 let number = ctx.receive::<u64>("number").await?;
                 let tell = ctx.run("tell", async || {
                     let _ = recorded.send((number, Instant::now()));
-                    Ok::<_, Failure>(())
+                    Ok(())
                 });
                 tell.await?;
                 if number == u64::MAX {

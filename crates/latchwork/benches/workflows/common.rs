@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use latchwork::store::{Space, SpaceSpec, Store};
-use latchwork::workflow::{Ctx, Failure, Workflow, WorkflowBuilder, workflow};
+use latchwork::workflow::{Ctx, Workflow, WorkflowBuilder, workflow};
 use tokio::runtime::Runtime;
 
 use crate::load::callers;
@@ -34,7 +34,7 @@ pub(crate) fn steps_in(builder: WorkflowBuilder, count: u64) -> Workflow<u64, u6
     builder.run(move |ctx: Ctx, input: u64| async move {
         let mut sum = input;
         for _ in 0..count {
-            sum = ctx.run("add", async || Ok::<_, Failure>(sum + 1)).await?;
+            sum = ctx.run("add", async || Ok(sum + 1)).await?;
         }
         Ok(sum)
     })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use latchwork::workflow::{Ctx, Engine, Failure, workflow};
+use latchwork::workflow::{Ctx, Engine, workflow};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
@@ -50,7 +50,7 @@ pub(crate) fn long(runtime: &Runtime, report: &Report) {
             let times = times.clone();
             async move {
                 for number in 0..count {
-                    ctx.run("note", async || Ok::<_, Failure>(number)).await?;
+                    ctx.run("note", async || Ok(number)).await?;
                     times.lock().push(Instant::now());
                 }
                 Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
@@ -25,7 +25,7 @@ fn two_steps(seen: Arc<Seen>, ends: bool) -> Workflow<u64, u64> {
     workflow("two-steps").run(move |ctx: Ctx, input: u64| {
         let seen = seen.clone();
         async move {
-            let first = ctx.run("first", async || Ok::<_, Failure>(input + 1)).await?;
+            let first = ctx.run("first", async || Ok(input + 1)).await?;
             ctx.run("second", async || {
                 let now = Instant::now();
                 seen.first.lock().get_or_insert(now);
@@ -34,7 +34,7 @@ fn two_steps(seen: Arc<Seen>, ends: bool) -> Workflow<u64, u64> {
                 if !ends {
                     std::future::pending::<()>().await;
                 }
-                Ok::<_, Failure>(first + 1)
+                Ok(first + 1)
             })
             .await
         }

@@ -73,7 +73,7 @@ pub enum DurableFired {
 /// use latchwork::json;
 ///
 /// let close = durable_action("CloseBilling", async |ctx: Ctx, call: DurableCall| {
-///     ctx.run("collect", async || Ok::<_, Failure>(7)).await?;
+///     ctx.run("collect", async || Ok(7)).await?;
 ///     Ok(Outcome::output(call.input))
 /// });
 /// let engine = Engine::on(&Store::memory().await?).register(close.workflow()).start().await?;

@@ -73,7 +73,9 @@ impl Shelf {
     async fn run(&self, key: &Key, known: Known, jobs: &mut VecDeque<Item>, most: usize, name: &Arc<str>) -> Batch {
         let mut batch = Batch::new(known, name.clone());
         let held_here = Identity::Stored(self.store.clone(), key.clone());
-        while batch.done.len() < most
+        let mut is_full = false;
+        while !is_full
+            && batch.done.len() < most
             && let Some(Item { mut job, started }) = jobs.pop_front()
         {
             let answer_key = job.once.as_ref().map(|once| self.answers.key(key, once));
@@ -108,20 +110,13 @@ impl Shelf {
                 continue;
             }
             // What it answers is to be the state at its rev, so no other change is put behind it.
-            let is_last = job.condition.is_some();
+            is_full = job.condition.is_some();
             if let Body::Op(..) = job.body {
                 batch.run_op(job, answer_key);
-                if is_last {
-                    break;
-                }
                 continue;
             }
             let held = job.held.and(held_here.clone());
-            let running = match started {
-                Some(running) => Ok(running),
-                None => batch.start(&mut job, &held),
-            };
-            let mut running = match running {
+            let mut running = match started.map_or_else(|| batch.start(&mut job, &held), Ok) {
                 Ok(running) => running,
                 Err(message) => {
                     batch.ran(job, Ran::Panicked(message), answer_key);
@@ -140,9 +135,6 @@ impl Shelf {
                     break;
                 }
                 ran => batch.ran(job, ran, answer_key),
-            }
-            if is_last {
-                break;
             }
         }
         batch

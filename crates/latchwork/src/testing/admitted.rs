@@ -22,6 +22,9 @@ pub(crate) struct Admitted {
 #[derive(Default)]
 struct Limit {
     gate: Gate,
+    /// Whether there are a gate, a bucket, and the marker of each.
+    is_stored: [bool; 2],
+    is_marked: [bool; 2],
     ended: BTreeSet<Key>,
     left: BTreeSet<Key>,
     line: BTreeSet<(Ticket, ExecutionId)>,
@@ -80,7 +83,15 @@ impl Admitted {
                     changes.taken.insert(place);
                 }
             }
-            (Kind::Other, _) => {}
+            (Kind::Bucket | Kind::GateMarker | Kind::BucketMarker | Kind::Other, _) => {}
+        }
+        let is_put = matches!(write, Write::Put(..));
+        match kind {
+            Kind::Gate => limit.is_stored[0] = is_put,
+            Kind::Bucket => limit.is_stored[1] = is_put,
+            Kind::GateMarker => limit.is_marked[0] = is_put,
+            Kind::BucketMarker => limit.is_marked[1] = is_put,
+            _ => {}
         }
     }
 
@@ -113,6 +124,13 @@ impl Admitted {
         }
         if gate.waiting.checked_sub(left) != Some(waiting) {
             complain(format!("{waiting} wait, the gate says {} and {left} notes", gate.waiting));
+        }
+        for (what, kind) in [("gate", 0), ("bucket", 1)] {
+            match (limit.is_stored[kind], limit.is_marked[kind]) {
+                (true, false) => complain(format!("the {what} has no marker")),
+                (false, true) => complain(format!("the marker of a {what} stayed behind")),
+                _ => {}
+            }
         }
         if !changes.begun.is_empty() && held > u64::from(gate.limit) {
             complain(format!("{:?} hold a permit, and the limit is {}", limit.holders, gate.limit));
@@ -148,7 +166,7 @@ fn id_of(key: &Key) -> Option<ExecutionId> {
 mod tests {
     use super::*;
     use crate::store::{SpaceSpec, Store};
-    use crate::workflow::admission::stored::{ADMISSION, GATES};
+    use crate::workflow::admission::stored::{ADMISSION, Bucket, GATES};
     use crate::workflow::stored::record::{Admission, Needed, Status};
 
     /// The writes of starts and ends under a limit of one.
@@ -169,6 +187,16 @@ mod tests {
         fn gate(&self, held: u64) -> (String, Write) {
             let gate = Gate { limit: 1, held, ..Gate::default() };
             (GATES.into(), Write::Put(self.gates.gate(&self.at), gate.encode()))
+        }
+
+        fn marker(&self) -> (String, Write) {
+            (ADMISSION.into(), Write::Put(self.gates.marker(&self.gates.gate(&self.at)), Vec::new().into()))
+        }
+
+        fn bucket(&self) -> [(String, Write); 2] {
+            let key = self.gates.bucket(&self.at);
+            let marker = Write::Put(self.gates.marker(&key), Vec::new().into());
+            [(GATES.into(), Write::Put(key, Bucket::default().encode())), (ADMISSION.into(), marker)]
         }
 
         fn ended(&self) -> (String, Write) {
@@ -193,6 +221,7 @@ mod tests {
     async fn a_permit_belongs_to_the_commit_of_its_start_and_of_its_end() {
         let w = Writes::new().await;
         let (runs, ends) = (w.execution("a", Status::Running), w.execution("a", Status::TimedOut));
+        let wrong = |commits: &[Vec<(String, Write)>]| wrong(&[&[vec![w.marker(), w.gate(0)]], commits].concat());
         assert_eq!(wrong(&[vec![w.gate(1), runs.clone()], vec![w.ended(), ends.clone()]]), [""; 0]);
         let apart = wrong(&[vec![w.gate(1)], vec![runs.clone()]]);
         assert_eq!(apart, ["0 executions hold a permit, the gate says 1 and 0 notes"]);
@@ -203,5 +232,20 @@ mod tests {
         let second = vec![w.gate(2), w.execution("b", Status::Running)];
         let too_many = wrong(&[vec![w.gate(1), runs], second]);
         assert_eq!(too_many, [r#"{"a", "b"} hold a permit, and the limit is 1"#]);
+    }
+
+    #[tokio::test]
+    async fn a_gate_and_a_bucket_have_a_marker_exactly_as_long_as_they_are_stored() {
+        let w = Writes::new().await;
+        let delete = |(space, write): (String, Write)| (space, Write::Delete(write.key().clone()));
+        let (gate, marker, [bucket, of_bucket]) = (w.gate(0), w.marker(), w.bucket());
+        let both = [vec![gate.clone(), marker.clone()], vec![delete(gate.clone()), delete(marker.clone())]];
+        assert_eq!(wrong(&both), [""; 0]);
+        assert_eq!(wrong(&[vec![gate.clone()], vec![marker.clone()]]), ["the gate has no marker"]);
+        let stays = [both[0].clone(), vec![delete(gate)]];
+        assert_eq!(wrong(&stays), ["the marker of a gate stayed behind"]);
+        assert_eq!(wrong(&[vec![bucket.clone()]]), ["the bucket has no marker"]);
+        let stays = [vec![bucket.clone(), of_bucket], vec![delete(bucket)]];
+        assert_eq!(wrong(&stays), ["the marker of a bucket stayed behind"]);
     }
 }

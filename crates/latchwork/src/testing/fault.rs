@@ -1,9 +1,12 @@
 //! A store in memory with a gate in front: the gate decides about every call, so it can crash at a commit, lose
 //! answers or not answer at all. What was committed is there for the next life.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::course::Course;
 use crate::store::backend::{
     Answer, Backend, Before, Changes, Contents, Damage, MemoryBackend, Pin, Rules, Scan, Stats,
 };
@@ -14,7 +17,7 @@ use crate::store::{Commit, Generation, Key, Outcome, Range, Result, SpaceId, Sto
 pub enum Side {
     /// The commit is lost.
     Before,
-    /// The commit is there, and nobody was told.
+    /// The commit is there, and no caller was told.
     After,
 }
 
@@ -25,6 +28,16 @@ pub struct Crash {
     pub commit: u64,
     /// On which side of it.
     pub side: Side,
+}
+
+impl fmt::Display for Crash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = match self.side {
+            Side::Before => "before",
+            Side::After => "after",
+        };
+        write!(f, "crash {side} commit {}", self.commit)
+    }
 }
 
 /// What stands between an engine and the memory.
@@ -56,23 +69,42 @@ impl<G: Gate> Life<G> {
     }
 }
 
-/// Crashes at one commit.
+/// Crashes at one commit. Commits count from the moment at which it is told to begin.
 pub(crate) struct CrashAt {
     crash: Option<Crash>,
+    counts: AtomicBool,
     commits: AtomicU64,
     crashed: AtomicBool,
+    course: Option<Arc<Course>>,
 }
 
 impl Life<CrashAt> {
+    /// A life without a record of its course.
     pub(crate) fn new(memory: Arc<MemoryBackend>, crash: Option<Crash>) -> Life<CrashAt> {
-        Life::through(memory, CrashAt { crash, commits: AtomicU64::new(0), crashed: AtomicBool::new(false) })
+        let (counts, commits, crashed) = Default::default();
+        Life::through(memory, CrashAt { crash, counts, commits, crashed, course: None })
+    }
+
+    /// A life whose commits are written down.
+    pub(crate) fn recorded(memory: Arc<MemoryBackend>, crash: Option<Crash>, course: &Arc<Course>) -> Life<CrashAt> {
+        let mut life = Life::new(memory, crash);
+        life.gate.course = Some(course.clone());
+        life
+    }
+
+    /// Counts commits from now on.
+    pub(crate) fn begin(&self, spaces: BTreeMap<SpaceId, String>) {
+        self.gate.counts.store(true, Ordering::SeqCst);
+        if let Some(course) = &self.gate.course {
+            course.begin(spaces);
+        }
     }
 
     pub(crate) fn has_crashed(&self) -> bool {
         self.gate.crashed.load(Ordering::SeqCst)
     }
 
-    /// How many commits there were so far.
+    /// How many commits have counted so far.
     pub(crate) fn commits(&self) -> u64 {
         self.gate.commits.load(Ordering::SeqCst)
     }
@@ -99,7 +131,13 @@ impl Gate for CrashAt {
     fn commit<'a>(&'a self, memory: &'a Arc<MemoryBackend>, commit: Commit) -> Answer<'a, Outcome> {
         Box::pin(async move {
             self.check()?;
+            if !self.counts.load(Ordering::SeqCst) {
+                return memory.commit(commit).await;
+            }
             let number = self.commits.fetch_add(1, Ordering::SeqCst) + 1;
+            if let Some(course) = &self.course {
+                course.commit(number, &commit);
+            }
             self.crash_if(Crash { commit: number, side: Side::Before })?;
             let outcome = memory.commit(commit).await;
             self.crash_if(Crash { commit: number, side: Side::After })?;

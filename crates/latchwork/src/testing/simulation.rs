@@ -21,8 +21,8 @@ use super::trace::{Event, What};
 use crate::store::backend::Backend;
 use crate::store::disk::RealDisk;
 use crate::store::{Env, Item, Key, Limits, Order, Store, StoreError};
-use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
-use crate::workflow::{Engine, EngineBuilder, ExecutionId, Result, Workflow, WorkflowError};
+use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, read_by_status, read_end};
+use crate::workflow::{Engine, EngineBuilder, ExecutionId, Result, Status, Workflow, WorkflowError};
 
 /// How often everybody gets a turn before time goes on.
 const TURNS: usize = 24;
@@ -45,9 +45,9 @@ const ROUNDS: usize = 200_000;
 /// let order = workflow("order").run(async |ctx: Ctx, price: u64| {
 ///     // A crash counts as an attempt, and there may be many of them here.
 ///     let often = Retry::exponential().max_attempts(100);
-///     ctx.run("charge", async || Ok::<_, Failure>(price)).retry(often.clone()).await?;
+///     ctx.run("charge", async || Ok(price)).retry(often.clone()).await?;
 ///     ctx.sleep(Duration::from_secs(3600)).await?;
-///     ctx.run("ship", async || Ok::<_, Failure>(format!("shipped for {price}"))).retry(often).await
+///     ctx.run("ship", async || Ok(format!("shipped for {price}"))).retry(often).await
 /// });
 /// for seed in 0..20 {
 ///     let simulation = Simulation::new(seed).register(&order).start(&order, "a", 7).start(&order, "b", 8);
@@ -131,13 +131,13 @@ impl Simulation {
         self
     }
 
-    /// Has somebody start an execution, or join it, and wait for its end, over all lives.
-    pub fn start<I, O>(self, workflow: &Workflow<I, O>, id: &str, input: I) -> Simulation
+    /// Adds a caller that starts an execution, or joins it, and waits for its end, over all lives.
+    pub fn start<I, O>(self, workflow: &Workflow<I, O>, id: impl Into<ExecutionId>, input: I) -> Simulation
     where
         I: Serialize + Clone + Send + Sync + 'static,
         O: DeserializeOwned + Send + 'static,
     {
-        let (workflow, id) = (workflow.clone(), ExecutionId::from(id));
+        let (workflow, id) = (workflow.clone(), id.into());
         self.client(move |caller| {
             let start = caller.engine.start(&workflow, input.clone()).id(&id).or_join();
             async move {
@@ -151,7 +151,7 @@ impl Simulation {
         })
     }
 
-    /// Has somebody use the engine. This is called in every life until it has returned once; if what it returns is that
+    /// Adds a caller that uses the engine. It is called in every life until it has returned once. If it returns that
     /// the engine has stopped or the store does not serve, it is called again. Every other error is in the report.
     pub fn client<F, Fut>(mut self, client: F) -> Simulation
     where
@@ -162,8 +162,7 @@ impl Simulation {
         self
     }
 
-    /// Has somebody look at the store when all is over, through an engine that knows no workflows. An error is in the
-    /// report.
+    /// Looks at the store when all is over, through an engine without workflows. An error is in the report.
     pub fn afterwards<F, Fut>(mut self, look: F) -> Simulation
     where
         F: FnOnce(Engine) -> Fut + Send + 'static,
@@ -341,32 +340,32 @@ impl Lives {
         format!("{waiting} callers wait; unfinished {unfinished:?}")
     }
 
-    /// The executions on a shelf, with what is noted of them.
-    async fn listed(&self, shelf: Shelf) -> Vec<(ExecutionId, String)> {
+    /// The executions of a status, with what is noted of them.
+    async fn listed(&self, status: Status) -> Vec<(ExecutionId, String)> {
         let Some(store) = &self.outside else { return Vec::new() };
         let spaces = store.spaces().await.unwrap_or_default();
         let space = |name: &str| spaces.iter().find(|known| known.name() == name).cloned();
         let (Some(listed), Some(running)) = (space(LISTED), space(RUNNING)) else { return Vec::new() };
         let Ok(view) = store.view().await else { return Vec::new() };
         let lists = Lists { listed, running };
-        let (_, range) = lists.shelf(shelf);
+        let (_, range) = lists.with_status(status);
         let found = view.scan(&range, Order::Ascending, usize::MAX).await.unwrap_or_default();
         let id = |key: &Key| read_end(read_by_status(key.bytes())?.1).map(|(_, id)| id);
         let note = |item: &Item| String::from_utf8_lossy(&item.value).into_owned();
         found.into_iter().filter_map(|(key, item)| id(&key).map(|id| (id, note(&item)))).collect()
     }
 
-    /// The executions on shelves.
-    async fn ids(&self, shelves: &[Shelf]) -> Vec<ExecutionId> {
+    /// The executions of some statuses.
+    async fn ids(&self, statuses: &[Status]) -> Vec<ExecutionId> {
         let mut ids = Vec::new();
-        for shelf in shelves {
-            ids.extend(self.listed(*shelf).await.into_iter().map(|(id, _)| id));
+        for status in statuses {
+            ids.extend(self.listed(*status).await.into_iter().map(|(id, _)| id));
         }
         ids
     }
 
     async fn unfinished(&self) -> Vec<ExecutionId> {
-        self.ids(&[Shelf::Running, Shelf::Asleep, Shelf::Waiting]).await
+        self.ids(&[Status::Running, Status::Asleep, Status::Waiting]).await
     }
 
     /// Notes where lists and records differ, which they never do.
@@ -382,7 +381,7 @@ impl Lives {
             self.round().await;
         }
         let unfinished = self.unfinished().await;
-        let parked = self.listed(Shelf::Parked).await;
+        let parked = self.listed(Status::Parked).await;
         if stuck.is_none() {
             self.world.audit.lock().settled();
             self.world.admitted.lock().settled();
@@ -394,7 +393,7 @@ impl Lives {
         if let Some(store) = &self.outside
             && let Ok(engine) = Engine::on(store).start().await
         {
-            for id in self.ids(&[Shelf::Completed, Shelf::Failed, Shelf::TimedOut, Shelf::Cancelled]).await {
+            for id in self.ids(&[Status::Completed, Status::Failed, Status::TimedOut, Status::Cancelled]).await {
                 results.insert(id.clone(), engine.handle_by_id(&id).result().await);
             }
             for look in std::mem::take(&mut self.simulation.looks) {
@@ -517,8 +516,8 @@ pub struct Report {
 
 impl Report {
     /// The output of an execution, or why there is none.
-    pub fn output<O: DeserializeOwned>(&self, id: &str) -> Result<O> {
-        let id = ExecutionId::from(id);
+    pub fn output<O: DeserializeOwned>(&self, id: impl Into<ExecutionId>) -> Result<O> {
+        let id = id.into();
         let result = self.results.get(&id).cloned().unwrap_or(Err(WorkflowError::NotFound { id: id.clone() }))?;
         O::deserialize(result).map_err(|error| WorkflowError::Mismatch { id, message: error.to_string() })
     }

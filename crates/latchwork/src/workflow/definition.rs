@@ -124,8 +124,46 @@ impl WorkflowBuilder {
         self
     }
 
-    /// What an execution does. The function may be run again from its beginning at any time: everything that is not
-    /// the same each time belongs into a step or comes from the context.
+    /// Gives the function something that it shares with the rest of the program, such as a pool or a client. Each
+    /// execution gets a clone, between its context and its input: see [`WithShared::run`]. Several are given as a
+    /// tuple or a struct. What is not `Clone`, or costs much to clone, is given in an `Arc`.
+    ///
+    /// ```
+    /// use latchwork::workflow::{Ctx, Failure, Workflow, workflow};
+    ///
+    /// #[derive(Clone)]
+    /// struct Cards; // a client, a connection pool
+    ///
+    /// impl Cards {
+    ///     async fn charge(&self, price: u64) -> std::io::Result<String> {
+    ///         Ok(format!("{price} paid"))
+    ///     }
+    /// }
+    ///
+    /// async fn place(ctx: Ctx, cards: Cards, price: u64) -> Result<String, Failure> {
+    ///     ctx.run("charge", async || Ok(cards.charge(price).await?)).await
+    /// }
+    ///
+    /// let order: Workflow<u64, String> = workflow("order").with(Cards).run(place);
+    /// ```
+    pub fn with<S: Clone + Send + Sync + 'static>(self, shared: S) -> WithShared<WorkflowBuilder, S> {
+        WithShared { builder: self, shared }
+    }
+
+    /// What an execution does: a function from a context and an input to an output. It may be run again from its
+    /// beginning at any time, so everything that is not the same each time belongs into a step or comes from the
+    /// context.
+    ///
+    /// ```
+    /// use latchwork::workflow::{Ctx, Failure, Workflow, workflow};
+    ///
+    /// async fn greet(ctx: Ctx, name: String) -> Result<String, Failure> {
+    ///     ctx.run("greeting", async || Ok(format!("Hello, {name}!"))).await
+    /// }
+    ///
+    /// let plain: Workflow<String, String> = workflow("greet").run(greet);
+    /// let closure = workflow("double").run(async |_, number: u64| Ok(number * 2));
+    /// ```
     pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
     where
         F: Fn(Ctx, I) -> Fut + Send + Sync + 'static,
@@ -172,8 +210,64 @@ type Fits = fn(&str) -> Result<(), JsonError>;
 #[must_use = "a workflow needs a function to run"]
 pub struct BatchBuilder(WorkflowBuilder);
 
+/// A workflow with something that its function shares with the rest of the program: see [`WorkflowBuilder::with`].
+#[derive(Clone)]
+#[must_use = "a workflow needs a function to run"]
+pub struct WithShared<B, S> {
+    builder: B,
+    shared: S,
+}
+
+impl<S: Clone + Send + Sync + 'static> WithShared<WorkflowBuilder, S> {
+    /// Like [`WorkflowBuilder::run`], with a function that also gets what is shared.
+    ///
+    /// ```
+    /// # use latchwork::workflow::workflow;
+    /// let order = workflow("order").with("EUR");
+    /// let order = order.run(async |_, currency, price: u64| Ok(format!("{price} {currency}")));
+    /// # let _: latchwork::workflow::Workflow<u64, String> = order;
+    /// ```
+    pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
+    where
+        F: Fn(Ctx, S, I) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<O, Failure>> + Send + 'static,
+        I: DeserializeOwned + Serialize,
+        O: Serialize + DeserializeOwned,
+    {
+        let WithShared { builder, shared } = self;
+        builder.run(move |ctx, input| function(ctx, shared.clone(), input))
+    }
+}
+
+impl<S: Clone + Send + Sync + 'static> WithShared<BatchBuilder, S> {
+    /// Like [`BatchBuilder::run`], with a function that also gets what is shared.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Batch, workflow};
+    /// let times = workflow("times").batch(Batch::new(100, Duration::from_millis(5))).with(2);
+    /// let times = times.run(async |_, by, numbers: Vec<u64>| Ok(numbers.iter().map(|n| n * by).collect()));
+    /// # let _: latchwork::workflow::Workflow<u64, u64> = times;
+    /// ```
+    pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
+    where
+        F: Fn(Ctx, S, Vec<I>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Vec<O>, Failure>> + Send + 'static,
+        I: DeserializeOwned + Serialize,
+        O: Serialize + DeserializeOwned,
+    {
+        let WithShared { builder, shared } = self;
+        builder.run(move |ctx, inputs| function(ctx, shared.clone(), inputs))
+    }
+}
+
 impl BatchBuilder {
-    /// What an execution does with the inputs that were gathered: it gives an output for each of them, in their order.
+    /// Gives the function something that it shares with the rest of the program, as [`WorkflowBuilder::with`] does.
+    pub fn with<S: Clone + Send + Sync + 'static>(self, shared: S) -> WithShared<BatchBuilder, S> {
+        WithShared { builder: self, shared }
+    }
+
+    /// What an execution does with the gathered inputs: it gives an output for each of them, in their order.
     pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
     where
         F: Fn(Ctx, Vec<I>) -> Fut + Send + Sync + 'static,
@@ -273,7 +367,21 @@ impl Definition {
     }
 }
 
-/// A workflow: what is registered with an engine and started there.
+/// A workflow: what is registered with an engine and started there. Its executions take an `I` and give an `O`.
+///
+/// ```
+/// use latchwork::workflow::{Ctx, Failure, Workflow, workflow};
+///
+/// async fn place(ctx: Ctx, price: u64) -> Result<String, Failure> {
+///     ctx.run("charge", async || Ok(format!("{price} paid"))).await
+/// }
+///
+/// /// The definition, for the program and for its tests.
+/// fn order() -> Workflow<u64, String> {
+///     workflow("order").run(place)
+/// }
+/// assert_eq!(order().name(), "order");
+/// ```
 pub struct Workflow<I, O> {
     pub(crate) definition: Arc<Definition>,
     types: PhantomData<fn(I) -> O>,
@@ -295,3 +403,5 @@ impl<I, O> Clone for Workflow<I, O> {
 shown!(Workflow<I, O>, it => name: it.definition.name);
 
 shown!(WorkflowBuilder, it => name: it.name);
+
+shown!(BatchBuilder, it => name: it.0.name);

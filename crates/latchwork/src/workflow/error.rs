@@ -25,8 +25,8 @@ pub enum WorkflowError {
     /// The workflow took longer than it may.
     #[error("execution {id:?} timed out")]
     TimedOut { id: ExecutionId },
-    /// The workflow waits for an operator. Told by the test kit, where there is none.
-    #[error("execution {id:?} is parked: {reason}")]
+    /// The execution is parked, or set aside because this program cannot run it. It waits for an operator.
+    #[error("execution {id:?} is parked and waits for an operator: {reason}")]
     Parked { id: ExecutionId, reason: String },
     /// A start under an id that is taken.
     #[error("execution {id:?} exists already; choose another id, or join it")]

@@ -1,43 +1,135 @@
 //! Failures: errors as they are recorded, so that they come back the same after a restart.
 
 use std::any::type_name;
+use std::borrow::Cow;
+use std::error::Error;
 use std::fmt;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::entity::EntityError;
+use crate::entity::{EntityError, EntityId};
 use crate::json::JsonError;
 use crate::lock::{LockError, LockRefused};
 use crate::state::StateError;
-use crate::store::StoreError;
+use crate::store::{Rev, StoreError};
 use crate::workflow::{ChildCancelled, ChildTimedOut, RateLimitError, ReviewError, WorkflowError};
 
-/// An error that is recorded. Any [`std::error::Error`] becomes one by `?`; [`Failure::typed`] keeps its value, too.
+/// An error as it is recorded: what steps, transactions and workflows fail with.
+///
+/// `?` makes one of any [`std::error::Error`], of `anyhow::Error`, of `Box<dyn Error + Send + Sync>` and of text.
+/// [`Failure::typed`] also keeps the error's value. A failure is no `std::error::Error` itself:
+/// [`Failure::into_error`] gives one.
+///
+/// ```
+/// use latchwork::workflow::Failure;
+///
+/// fn price(text: &str) -> Result<u32, Failure> {
+///     let price: u32 = text.parse()?; // an error of the standard library
+///     if price == 0 {
+///         return Err("a price is at least 1".into()); // text
+///     }
+///     Ok(price)
+/// }
+/// assert_eq!(price("x").unwrap_err().code(), "ParseIntError");
+/// assert_eq!(price("0").unwrap_err().message(), "a price is at least 1");
+/// ```
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
     message: String,
     /// Names the error's type: see [`kind_of`].
     kind: Box<str>,
-    /// What the failure is called whatever becomes of the type, if that was said.
+    /// The code that the failure was given. It stays even if the error's type is renamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     code: Option<Box<str>>,
+    /// The step or transaction that failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    step: Option<Box<str>>,
     #[serde(default, skip_serializing_if = "Value::is_null")]
     details: Value,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     final_: bool,
 }
 
-/// Why an operation failed, or a whole execution, that was to be cancelled.
+/// A [`Failure`] as a [`std::error::Error`], for code that wants one. `?` makes the same failure of it again, also
+/// through `Box<dyn Error + Send + Sync>`.
+#[derive(Clone, PartialEq, thiserror::Error)]
+#[error("{0}")]
+pub struct FailureError(pub Failure);
+
+impl fmt::Debug for FailureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Why an operation or an execution failed that was cancelled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("cancelled: {reason}")]
 pub struct Cancelled {
-    /// What was said when it was.
+    /// The reason that the caller of `cancel` gave.
     pub reason: String,
 }
 
-/// Why a wait came to nothing.
+/// Why a transaction failed that was to change an entity at a certain rev (`if_rev`): the entity is at another rev.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use latchwork::store::{Rev, Store};
+/// use latchwork::entity::{Add, Update};
+/// use latchwork::json;
+/// use latchwork::workflow::{Ctx, Engine, Failure, RevisionConflict, Tx, workflow};
+///
+/// async fn reserve(ctx: Ctx, known: u64) -> Result<String, Failure> {
+///     let update = ctx.transaction("reserve", async |tx: Tx| {
+///         tx.update(Update::new("room-12").if_rev(Rev(known)).data(json!({"free": false})));
+///         Ok(())
+///     });
+///     match update.await {
+///         Ok(()) => Ok("reserved".into()),
+///         Err(failure) => match failure.get::<RevisionConflict>() {
+///             Some(conflict) => Ok(format!("{} was changed meanwhile, to rev {}", conflict.id, conflict.actual)),
+///             None => Err(failure),
+///         },
+///     }
+/// }
+/// let reserve = workflow("reserve").run(reserve);
+/// # let engine = Engine::on(&Store::memory().await?).register(&reserve).start().await?;
+/// engine.entities().add(Add::new("room").id("room-12").data(json!({"free": true}))).await?;
+/// assert_eq!(engine.start(&reserve, 1).await?.result().await?, "reserved");
+/// assert_eq!(engine.start(&reserve, 1).await?.result().await?, "room-12 was changed meanwhile, to rev 2");
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("entity {id:?} is at rev {actual}, not at {expected}; read it again and decide anew")]
+pub struct RevisionConflict {
+    /// The entity.
+    pub id: EntityId,
+    /// The rev that the transaction asked for.
+    #[serde(with = "rev")]
+    pub expected: Rev,
+    /// The rev that the entity was at.
+    #[serde(with = "rev")]
+    pub actual: Rev,
+}
+
+mod rev {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::store::Rev;
+
+    pub(super) fn serialize<S: Serializer>(rev: &Rev, serializer: S) -> Result<S::Ok, S::Error> {
+        rev.0.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Rev, D::Error> {
+        u64::deserialize(deserializer).map(Rev)
+    }
+}
+
+/// Why a wait failed: its time limit has passed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("the time is up")]
 struct TimeIsUp;
@@ -77,6 +169,24 @@ impl Failure {
         serde_json::from_str(text).map_err(|error| Failure::misfit(what, &error))
     }
 
+    /// What a transaction fails with that the entities refuse. A rev that has moved on is told with its value.
+    pub(crate) fn refused(error: EntityError) -> Failure {
+        let conflict = |error: &EntityError| match error {
+            EntityError::RevisionConflict { id, expected, actual } => {
+                Some(RevisionConflict { id: id.clone(), expected: *expected, actual: *actual })
+            }
+            _ => None,
+        };
+        let found = match &error {
+            EntityError::Rejected { failed } => failed.iter().find_map(|failed| conflict(&failed.error)),
+            error => conflict(error),
+        };
+        match found {
+            Some(found) => Failure { message: error.to_string(), ..Failure::typed(found).not_retryable() },
+            None => error.into(),
+        }
+    }
+
     /// A child that is not admitted by the limits of its workflow.
     pub(crate) fn rejected(error: WorkflowError) -> Failure {
         let code = match &error {
@@ -87,18 +197,46 @@ impl Failure {
         Failure::from(error).with_code(code)
     }
 
-    /// A failure that says just this.
+    /// A failure with this message and nothing else.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Failure;
+    /// assert_eq!(Failure::new("sold out"), Failure::from("sold out"));
+    /// ```
     pub fn new(message: impl Into<String>) -> Failure {
-        Failure { message: message.into(), kind: "".into(), code: None, details: Value::Null, final_: false }
+        let (code, step, details) = (None, None, Value::Null);
+        Failure { message: message.into(), kind: "".into(), code, step, details, final_: false }
     }
 
     /// A failure that keeps the error's own value: [`Failure::get`] gives it back, also after a restart.
-    pub fn typed<E: std::error::Error + Serialize>(error: E) -> Failure {
+    ///
+    /// ```
+    /// use latchwork::workflow::Failure;
+    /// use serde::{Deserialize, Serialize};
+    ///
+    /// #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
+    /// #[error("the card was declined: {reason}")]
+    /// struct Declined {
+    ///     reason: String,
+    /// }
+    ///
+    /// fn charge() -> Result<(), Declined> {
+    ///     Err(Declined { reason: "no funds".into() })
+    /// }
+    ///
+    /// async fn body() -> Result<(), Failure> {
+    ///     charge().map_err(Failure::typed)?;
+    ///     Ok(())
+    /// }
+    /// # let failure = charge().map_err(Failure::typed).unwrap_err();
+    /// assert_eq!(failure.get::<Declined>().unwrap().reason, "no funds");
+    /// ```
+    pub fn typed<E: Error + Serialize>(error: E) -> Failure {
         let details = crate::json::to_value(&error).unwrap_or_default();
         Failure { details, ..Failure::of(&error, kind_of::<E>()) }
     }
 
-    fn of(error: &dyn std::error::Error, kind: String) -> Failure {
+    fn of(error: &dyn Error, kind: String) -> Failure {
         let mut message = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
@@ -108,22 +246,42 @@ impl Failure {
         Failure { kind: kind.into(), ..Failure::new(message) }
     }
 
-    /// The same failure, that no retry policy tries again.
+    /// Marks the failure as one that no retry policy tries again.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Failure;
+    /// fn quantity(text: &str) -> Result<u32, Failure> {
+    ///     // Another attempt would read the same text.
+    ///     text.parse().map_err(|error| Failure::from(error).not_retryable())
+    /// }
+    /// assert!(!quantity("x").unwrap_err().is_retryable());
+    /// ```
     pub fn not_retryable(mut self) -> Failure {
         self.final_ = true;
         self
     }
 
-    /// The same failure under a code of its own, which stays even if the error's type is renamed:
-    /// `Failure::typed(error).with_code("payment.declined")`. Codes that start with `latchwork.` are the library's.
+    /// Gives the failure a code of its own, which stays even if the error's type is renamed. Codes that start with
+    /// `latchwork.` are the library's.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Failure;
+    /// assert_eq!(Failure::new("no funds").with_code("payment.declined").code(), "payment.declined");
+    /// ```
     pub fn with_code(mut self, code: impl Into<String>) -> Failure {
         self.code = Some(code.into().into());
         self
     }
 
-    /// The same failure, with something more to say.
+    /// Adds to the message.
     pub(crate) fn and(mut self, more: String) -> Failure {
         self.message = format!("{}; {more}", self.message);
+        self
+    }
+
+    /// Names the step that failed. A failure that a step has handed on keeps the name of the first.
+    pub(crate) fn in_step(mut self, name: &str) -> Failure {
+        self.step.get_or_insert_with(|| name.into());
         self
     }
 
@@ -132,20 +290,57 @@ impl Failure {
         !self.final_
     }
 
-    /// The same, without its value and with a message of at most so many bytes.
+    /// A copy without its value and with a message of at most so many bytes.
     pub(crate) fn shortened(&self, bytes: usize) -> Failure {
         let message = crate::workflow::stored::record::shortened(&self.message, bytes).to_string();
-        Failure { message, details: Value::Null, kind: self.kind.clone(), code: self.code.clone(), final_: self.final_ }
+        Failure { message, details: Value::Null, ..self.clone() }
     }
 
-    /// What went wrong.
+    /// The message: that of the error, followed by those of its causes. `Display` puts the name of the step before it.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What the failure is called: the code it was given, or else the name of the error's type without its path.
-    /// The library's own failures have codes such as `latchwork.timeout`; docs/workflows/errors.md lists them. Empty
-    /// for a failure that is a message only.
+    /// The name of the step or transaction that failed. None if the failure comes from the code between steps.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::store::Store;
+    /// use latchwork::workflow::{Ctx, Engine, Failure, Retry, WorkflowError, workflow};
+    ///
+    /// async fn order(ctx: Ctx, _: u32) -> Result<(), Failure> {
+    ///     ctx.run("charge", async || Err("no funds".into())).retry(Retry::never()).await
+    /// }
+    /// let order = workflow("order").run(order);
+    /// # let engine = Engine::on(&Store::memory().await?).register(&order).start().await?;
+    /// let failed = engine.start(&order, 1).id("order-1").await?.result().await.unwrap_err();
+    /// assert_eq!(failed.to_string(), r#"execution "order-1" failed: step "charge": no funds"#);
+    /// let WorkflowError::Failed { failure, .. } = failed else { panic!("it has failed") };
+    /// assert_eq!((failure.step(), failure.message()), (Some("charge"), "no funds"));
+    /// # Ok(()) }
+    /// ```
+    pub fn step(&self) -> Option<&str> {
+        self.step.as_deref()
+    }
+
+    /// The failure as a [`std::error::Error`], for a function that returns `anyhow::Error` or `Box<dyn Error>`.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Failure;
+    /// fn outside(failure: Failure) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    ///     Err(failure.into_error())?
+    /// }
+    /// let failure = Failure::new("sold out").not_retryable();
+    /// assert_eq!(Failure::from(outside(failure.clone()).unwrap_err()), failure);
+    /// ```
+    pub fn into_error(self) -> FailureError {
+        FailureError(self)
+    }
+
+    /// The code of the failure: the one it was given, or else the name of the error's type without its path. The
+    /// library's own failures have codes such as `latchwork.timeout`; docs/workflows/errors.md lists them. Empty for a
+    /// failure that has only a message.
     pub fn code(&self) -> &str {
         self.code.as_deref().unwrap_or(&self.kind)
     }
@@ -155,8 +350,8 @@ impl Failure {
         if *self.kind == *kind_of::<E>() { self.details() } else { None }
     }
 
-    /// The value that [`Failure::typed`] was given, if it can be read as this type, whatever the type was called. For
-    /// failures that are told apart by [`Failure::code`].
+    /// The value that [`Failure::typed`] was given, if it can be read as this type; the type's name does not matter.
+    /// For failures that are distinguished by [`Failure::code`].
     pub fn details<E: DeserializeOwned>(&self) -> Option<E> {
         E::deserialize(&self.details).ok()
     }
@@ -167,10 +362,11 @@ const CANCELLED: &str = "latchwork.cancelled";
 
 type TypeName = fn() -> &'static str;
 
-/// What the library's own errors are called in records. A type may be renamed; its code must not be.
+/// The codes of the library's own errors in records. A type may be renamed; its code must not change.
 const CODES: &[(TypeName, &str)] = &[
     (type_name::<TimeIsUp>, TIMEOUT),
     (type_name::<Cancelled>, CANCELLED),
+    (type_name::<RevisionConflict>, "latchwork.revision_conflict"),
     (type_name::<ChildTimedOut>, "latchwork.child.timed_out"),
     (type_name::<ChildCancelled>, "latchwork.child.cancelled"),
     (type_name::<LockRefused>, "latchwork.lock.refused"),
@@ -185,9 +381,14 @@ const CODES: &[(TypeName, &str)] = &[
 ];
 
 /// What a type of errors is called in records: by a code if it is the library's, otherwise by its name without the path
-/// to it, and without those to its arguments. So a type can be moved to another module or crate.
+/// to it, and without those to its arguments. So a type can be moved to another module or crate. Text and boxed errors
+/// have no name.
 fn kind_of<E>() -> String {
     let name = type_name::<E>();
+    let text: [TypeName; 3] = [type_name::<&str>, type_name::<String>, type_name::<Cow<'_, str>>];
+    if text.iter().any(|text| text() == name) || name.starts_with("alloc::boxed::Box<dyn ") || name == "anyhow::Error" {
+        return String::new();
+    }
     if let Some((_, code)) = CODES.iter().find(|(own, _)| own() == name) {
         return (*code).into();
     }
@@ -195,21 +396,27 @@ fn kind_of<E>() -> String {
     name.split_inclusive(ends_path).map(|path| path.rsplit("::").next().unwrap_or(path)).collect()
 }
 
-impl<E: std::error::Error> From<E> for Failure {
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Failure {
-        Failure::of(&error, kind_of::<E>())
+        match error.into().downcast::<FailureError>() {
+            Ok(failure) => failure.0,
+            Err(error) => Failure::of(&*error, kind_of::<E>()),
+        }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        match &self.step {
+            Some(step) => write!(f, "step {step:?}: {}", self.message),
+            None => f.write_str(&self.message),
+        }
     }
 }
 
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.message)
+        write!(f, "{:?}", self.to_string())
     }
 }
 

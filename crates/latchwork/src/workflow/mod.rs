@@ -4,10 +4,10 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use latchwork::store::Store;
-//! use latchwork::workflow::{Ctx, Engine, Failure, workflow};
+//! use latchwork::workflow::{Ctx, Engine, workflow};
 //!
 //! let greet = workflow("greet").run(async |ctx: Ctx, name: String| {
-//!     let greeting = ctx.run("greeting", async || Ok::<_, Failure>(format!("Hello, {name}!"))).await?;
+//!     let greeting = ctx.run("greeting", async || Ok(format!("Hello, {name}!"))).await?;
 //!     Ok(greeting)
 //! });
 //! let engine = Engine::on(&Store::memory().await?).register(&greet).start().await?; // or Engine::open("./data")
@@ -46,20 +46,22 @@ pub use ctx::step::{Attempt, Body, Plain, Step, WithAttempt};
 pub use ctx::token::Completion;
 pub use ctx::transaction::{Transacting, Tx};
 pub use ctx::update::{PublishedValues, ReceiveUpdate, ReceiveUpdateFor, Request, SentUpdate, Update};
-pub use definition::{BatchBuilder, Workflow, WorkflowBuilder, workflow};
+pub use definition::{BatchBuilder, WithShared, Workflow, WorkflowBuilder, workflow};
 pub use engine::finally::{Finished, FinishedAs};
-pub use engine::handle::{Handle, Start};
+pub use engine::handle::Handle;
+pub use engine::start::Start;
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Result, WorkflowError};
-pub use failure::{Cancelled, Failure};
+pub use failure::{Cancelled, Failure, FailureError, RevisionConflict};
 pub use operate::bulk::{Bulk, BulkReport};
 pub use operate::events::{Operations, OperationsPage};
 pub use operate::executions::{Description, Executions};
-pub use operate::filter::{Filter, Is};
+pub use operate::filter::Filter;
 pub use operate::fork::Fork;
 pub use operate::history::{AttemptFailure, ExecutionState, History, Operation, OperationState};
 pub use operate::list::{Cursor, List, Listed, Page};
 pub use operate::reviews::{ReviewDescription, ReviewHandle, ReviewState, Reviews, ReviewsPage};
+pub use operate::status::Status;
 pub use operate::steer::Why;
 pub use retry::Retry;
 pub use schedule::{

@@ -1,5 +1,5 @@
-//! Futures of handles and builders own what they need: they are kept in variables, joined and spawned, though the handle
-//! that made them is gone.
+//! Futures of handles and builders own what they need: they are kept in variables, joined and spawned after the handle
+//! that made them was dropped.
 
 use std::time::Duration;
 

@@ -1,15 +1,16 @@
 //! The backends that every test of the suite runs on: memory, a remote backend, files on a simulated disk without
-//! threads, and files in a real directory with threads. Limits are small, so that folds and new log segments happen
-//! all the time.
+//! threads, files in a real directory with threads, and PostgreSQL. Limits are small, so that folds and new log
+//! segments happen all the time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use latchwork_store::disk::sim::SimDisk;
-use latchwork_store::{Env, FileOptions, Limits, Store, VirtualClock};
+use latchwork_store::{Env, FileOptions, Limits, PostgresOptions, Store, VirtualClock};
 
 use crate::remote::Remote;
+use crate::server::Server;
 
 /// The environment of one store: backend, disk, clock and limits.
 pub(crate) struct Bench {
@@ -19,6 +20,7 @@ pub(crate) struct Bench {
     pub(crate) limits: Limits,
     disk: SimDisk,
     directory: tempfile::TempDir,
+    server: Option<Server>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +29,7 @@ enum Kind {
     Remote,
     Simulated,
     File,
+    Postgres,
 }
 
 impl Bench {
@@ -46,15 +49,25 @@ impl Bench {
         Bench::new(Kind::File)
     }
 
+    pub(crate) fn postgres() -> Bench {
+        Bench::new(Kind::Postgres)
+    }
+
     fn new(kind: Kind) -> Bench {
         let (env, clock) = Env::seeded(7);
         let directory = tempfile::tempdir().expect("a temporary directory");
-        Bench { kind, env, clock, limits: small_limits(), disk: SimDisk::new(), directory }
+        let server = (kind == Kind::Postgres).then(Server::start);
+        Bench { kind, env, clock, limits: small_limits(), disk: SimDisk::new(), directory, server }
     }
 
     /// True if commits are kept after the last handle is dropped.
     pub(crate) fn is_durable(&self) -> bool {
         !matches!(self.kind, Kind::Memory | Kind::Remote)
+    }
+
+    /// Whether every answer takes a round trip to a server.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.kind == Kind::Postgres
     }
 
     /// Opens the store of this bench, or opens it again.
@@ -67,14 +80,26 @@ impl Bench {
                 store.expect("a store on a remote backend")
             }
             Kind::Simulated | Kind::File => self.open_at(&self.path("store")).await,
+            Kind::Postgres => self.connect("store").await,
         }
     }
 
-    /// Opens another, empty store in memory or in another directory.
+    /// Opens the store of a schema that is this bench's own.
+    async fn connect(&self, name: &str) -> Store {
+        let own = self.directory.path().file_name().expect("a name").to_string_lossy().to_lowercase();
+        let own: String = own.chars().filter(char::is_ascii_alphanumeric).collect();
+        let options = PostgresOptions::new().schema(format!("t_{}_{own}_{name}", std::process::id()));
+        let options = options.env(self.env.clone()).limits(self.limits).connections(2);
+        let url = &self.server.as_ref().expect("a server").url;
+        options.connect(url).await.expect("a store in PostgreSQL")
+    }
+
+    /// Another store in memory or another directory: nothing of this one is in it.
     pub(crate) async fn open_other(&self) -> Store {
         match self.kind {
             Kind::Memory | Kind::Remote => self.open().await,
             Kind::Simulated | Kind::File => self.open_at(&self.path("other")).await,
+            Kind::Postgres => self.connect("other").await,
         }
     }
 
@@ -93,7 +118,7 @@ impl Bench {
             .fold_interval(Duration::from_millis(2));
         match self.kind {
             Kind::Simulated => options.disk(self.disk.clone()).without_threads(),
-            Kind::Memory | Kind::Remote | Kind::File => options,
+            Kind::Memory | Kind::Remote | Kind::File | Kind::Postgres => options,
         }
     }
 
@@ -101,7 +126,7 @@ impl Bench {
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         match self.kind {
             Kind::Simulated => Path::new("/").join(name),
-            Kind::Memory | Kind::Remote | Kind::File => self.directory.path().join(name),
+            Kind::Memory | Kind::Remote | Kind::File | Kind::Postgres => self.directory.path().join(name),
         }
     }
 }
@@ -116,9 +141,20 @@ pub(crate) fn small_limits() -> Limits {
     limits
 }
 
-/// Runs one test, and fails it if it hangs.
+thread_local! {
+    /// How long an answer that is there may take, on the backend of the present test.
+    static PATIENCE: std::cell::Cell<Duration> = const { std::cell::Cell::new(Duration::ZERO) };
+}
+
+/// How long an answer that is there may take.
+pub(crate) fn patience() -> Duration {
+    PATIENCE.get()
+}
+
+/// Runs one test to its end, or fails it if it hangs.
 pub(crate) fn run<F: Future<Output = ()>>(bench: Bench, test: impl FnOnce(Bench) -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    PATIENCE.set(if bench.is_remote() { Duration::from_millis(500) } else { Duration::ZERO });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let ended = tokio::time::timeout(Duration::from_secs(60), test(bench)).await;
         assert!(ended.is_ok(), "the test hangs");
@@ -149,6 +185,11 @@ macro_rules! on_every_backend {
             #[test]
             fn file() {
                 run(Bench::file(), super::$test);
+            }
+
+            #[test]
+            fn postgres() {
+                run(Bench::postgres(), super::$test);
             }
         }
     )*};

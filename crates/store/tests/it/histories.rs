@@ -21,7 +21,7 @@ fn histories() -> u64 {
 }
 
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap()
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
 /// A store on files whose threads have work all the time.
@@ -85,5 +85,16 @@ fn one_order_explains_what_tasks_saw_of_real_files() {
     explain(histories().div_ceil(50), async || {
         number.set(number.get() + 1);
         options(None).open(directory.path().join(number.get().to_string())).await.unwrap()
+    });
+}
+
+#[test]
+fn one_order_explains_what_tasks_saw_of_postgres() {
+    let (server, number) = (crate::server::Server::start(), std::cell::Cell::new(0));
+    explain(histories().div_ceil(200), async || {
+        number.set(number.get() + 1);
+        let schema = format!("t_{}_history_{}", std::process::id(), number.get());
+        let options = latchwork_store::PostgresOptions::new().schema(schema).limits(small_limits());
+        options.connect(&server.url).await.unwrap()
     });
 }

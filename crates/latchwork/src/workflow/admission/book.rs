@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::lane::{Part, Tag};
 use crate::record::Record;
-use crate::store::{Check, ErrorKind, Key, Order, Range, Rev, Timestamp, View, Write};
+use crate::store::{Bytes, Check, ErrorKind, Key, Order, Range, Rev, Timestamp, View, Write};
 use crate::workflow::admission::policy::{Asked, Policy};
 use crate::workflow::admission::stored::{Bucket, Flow, Gate, Gates, Partition};
 use crate::workflow::engine::Inner;
@@ -31,7 +31,7 @@ pub(crate) struct Book<'a> {
     /// Executions that were stored before and change: how they were, at which rev, and how they are.
     pub(super) changed: BTreeMap<ExecutionId, Changed>,
     /// What else is written, and checked.
-    pub(super) writes: BTreeMap<Key, Option<crate::store::Bytes>>,
+    pub(super) writes: BTreeMap<Key, Option<Bytes>>,
     pub(super) checks: Vec<Check>,
     /// The lines that starts were put into.
     pub(super) queued: Vec<Partition>,
@@ -371,7 +371,7 @@ impl<'a> Book<'a> {
         ticket: Ticket,
     ) {
         admission.ticket = Some(ticket);
-        self.writes.insert(self.keys().place(partition, ticket, id), Some(crate::store::Bytes::new()));
+        self.writes.insert(self.keys().place(partition, ticket, id), Some(Bytes::new()));
         let until = policy.queue_timeout().map(|timeout| Timestamp(execution.started_us).plus(timeout));
         let what = WaitsFor::Admission(partition.key().unwrap_or(partition.workflow()).into());
         let until_us = until.map(|until| until.0);
@@ -503,12 +503,11 @@ impl<'a> Book<'a> {
         let mut part = Part::default();
         for (partition, open) in self.gates.iter().filter(|(_, open)| open.is_changed) {
             let (gate, notes) = open.settled();
-            part = at(part, &keys.gate(partition), open.rev).put(&keys.gate(partition), gate.encode());
+            part = put(part, keys, &keys.gate(partition), open.rev, gate.encode());
             part = notes.fold(part, Part::delete);
         }
         for (partition, filled) in self.buckets.iter().filter(|(_, filled)| filled.is_changed) {
-            let key = keys.bucket(partition);
-            part = at(part, &key, filled.rev).put(&key, filled.bucket.encode());
+            part = put(part, keys, &keys.bucket(partition), filled.rev, filled.bucket.encode());
         }
         for (id, (number, inputs)) in self.inputs {
             part = part.put(&engine.kept(&id).inputs_from(number), Inputs(inputs).encode());
@@ -524,12 +523,13 @@ impl<'a> Book<'a> {
     }
 }
 
-/// Checks that a record is as it was.
-fn at(part: Part, key: &Key, rev: Option<Rev>) -> Part {
-    match rev {
+/// Writes a gate or a bucket that is as it was read. A new one gets its marker.
+fn put(part: Part, keys: &Gates, key: &Key, rev: Option<Rev>, value: Bytes) -> Part {
+    let part = match rev {
         Some(rev) => part.at_rev(GATE, key, rev),
-        None => part.absent(GATE, key),
-    }
+        None => part.absent(GATE, key).put(&keys.marker(key), Vec::new()),
+    };
+    part.put(key, value)
 }
 
 impl Execution {

@@ -7,13 +7,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::node::{read_text, shard_key, shard_of, write_text};
 use crate::record::stored;
-use crate::store::{Key, Range, Space};
-use crate::workflow::ExecutionId;
+use crate::store::{Commit, Item, Key, Order, Outcome, Range, Space, Store};
 use crate::workflow::stored::record::{Admission, Ticket};
+use crate::workflow::{ExecutionId, Result};
 
 /// The names of the spaces: of what decisions go by, and of what stands beside it.
 pub(crate) const GATES: &str = "workflow.gates";
 pub(crate) const ADMISSION: &str = "workflow.admission";
+
+/// A space without keys. It is declared when all gates and buckets that earlier programs have stored have markers.
+pub(crate) const MARKED: &str = "workflow.marked";
+
+/// How many gates and buckets of earlier programs are marked by one commit.
+const MARKED_TOGETHER: usize = 256;
 
 /// What a limit is for: a workflow, or a key of one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -100,6 +106,7 @@ const FLOW: u8 = b'f';
 const BUCKET: u8 = b'r';
 const DEBOUNCE: u8 = b'p';
 const BATCH: u8 = b'b';
+const MARKER: u8 = b'm';
 
 /// What a key is of.
 #[cfg(feature = "testing")]
@@ -109,6 +116,10 @@ pub(crate) enum Kind {
     Ended,
     Left,
     Line,
+    Bucket,
+    /// Of a gate, and of a bucket.
+    GateMarker,
+    BucketMarker,
     Other,
 }
 
@@ -118,7 +129,7 @@ pub(crate) struct Gates {
     /// Records whose revs are checked. They are deleted and made again, and a decision that rests on one from before
     /// must not pass: so their revs are never used again.
     pub(crate) gates: Space,
-    /// Notes and lines.
+    /// Notes, lines and markers. Nothing is left of the keys that are deleted here, so a scan walks over none of them.
     pub(crate) beside: Space,
 }
 
@@ -198,18 +209,44 @@ impl Gates {
         self.beside.key([&Gates::bytes(LINE, partition)[..], &[0xff; 17]].concat())
     }
 
-    /// All lines of a shard, and all its gates.
+    /// All lines of a shard, and all its markers.
     pub(crate) fn lines(&self, shard: u16) -> Range {
         self.beside.prefix([&shard_key(shard)[..], &[LINE]].concat())
     }
 
-    pub(crate) fn gates(&self, shard: u16) -> Range {
-        self.gates.prefix([&shard_key(shard)[..], &[GATE]].concat())
+    pub(crate) fn markers(&self, shard: u16) -> Range {
+        self.beside.prefix([&shard_key(shard)[..], &[MARKER]].concat())
     }
 
-    /// The partition that the key of a gate, or of a place in a line, is of.
+    /// The marker of a gate or a bucket: it is there exactly as long as that is.
+    pub(crate) fn marker(&self, of: &Key) -> Key {
+        let (shard, rest) = of.bytes().split_at(2);
+        self.beside.key([shard, &[MARKER], rest].concat())
+    }
+
+    /// The partition that the key of a gate, of a bucket, of a marker or of a place in a line is of.
     pub(crate) fn read_partition(key: &Key) -> Option<Partition> {
-        Partition::read(key.bytes().get(3..)?).map(|(partition, _)| partition)
+        let bytes = key.bytes().get(2..)?;
+        let bytes = bytes.strip_prefix(&[MARKER]).unwrap_or(bytes);
+        Partition::read(bytes.get(1..)?).map(|(partition, _)| partition)
+    }
+
+    /// Gives markers to gates and buckets that have none: earlier programs have stored them without.
+    pub(crate) async fn mark_all(&self, store: &Store) -> Result<()> {
+        let mut rest = self.gates.all();
+        loop {
+            let found = store.view().await?.scan(&rest, Order::Ascending, MARKED_TOGETHER).await?;
+            let Some((last, _)) = found.last() else { return Ok(()) };
+            let last = last.clone();
+            let found = found.into_iter().filter(|(key, _)| matches!(key.bytes().get(2), Some(&(GATE | BUCKET))));
+            let mark = |commit: Commit, (key, item): (Key, Item)| {
+                commit.at_rev(&key, item.rev).put(&self.marker(&key), Vec::new())
+            };
+            // One of them may have been changed meanwhile, by another process: then they are read again.
+            if let Outcome::Applied(_) = store.commit(found.fold(Commit::new(), mark)).await? {
+                rest = rest.after(&last);
+            }
+        }
     }
 
     /// What a key is of.
@@ -220,6 +257,9 @@ impl Gates {
             ENDED => Kind::Ended,
             LEFT => Kind::Left,
             LINE => Kind::Line,
+            BUCKET => Kind::Bucket,
+            MARKER if key.bytes().get(3) == Some(&GATE) => Kind::GateMarker,
+            MARKER => Kind::BucketMarker,
             _ => Kind::Other,
         };
         Some((kind, Gates::read_partition(key)?))

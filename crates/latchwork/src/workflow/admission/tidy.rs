@@ -1,18 +1,19 @@
 //! Clearing away what tells nothing any more: limits of which nothing is held and for which none waits, and buckets
-//! that are full. A key that is not in use leaves the rev of its gate, and nothing else.
+//! that are full. A key that is not in use leaves the rev of its gate, and nothing else. An engine that starts finds
+//! what earlier ones have left by markers, so that it walks over no revs.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Commit, Key, Order, Outcome, View};
+use crate::store::{Commit, Key, Order, Outcome, SpaceSpec, Store, View};
 use crate::workflow::Result;
 use crate::workflow::admission::Admissions;
 use crate::workflow::admission::book::{GATE, gate_at};
 use crate::workflow::admission::policy::Asked;
-use crate::workflow::admission::stored::{Bucket, Gate, Gates, Partition};
-use crate::workflow::engine::Inner;
+use crate::workflow::admission::stored::{Bucket, Gate, Gates, MARKED, Partition};
+use crate::workflow::engine::{Inner, Spaces};
 
 /// How long what is not in use stays at least: it may be used again.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -64,10 +65,10 @@ impl Admissions {
         Ok(later)
     }
 
-    /// Notes all limits in the shards of this node: an earlier process may have left some.
+    /// Notes all limits and buckets in the shards of this node: an earlier process may have left some.
     async fn note_all(&self, engine: &Inner) -> Result<()> {
         for shard in self.node.owned() {
-            let mut rest = engine.spaces.gates().gates(shard);
+            let mut rest = engine.spaces.gates().markers(shard);
             loop {
                 let found = engine.store.view().await?.scan(&rest, Order::Ascending, 1000).await?;
                 let Some((last, _)) = found.last() else { break };
@@ -76,6 +77,17 @@ impl Admissions {
             }
         }
         Ok(())
+    }
+}
+
+impl Spaces {
+    /// The spaces, when all gates and buckets have markers. Those of earlier programs have none, and get them once.
+    pub(crate) async fn marked(self, store: &Store) -> Result<Spaces> {
+        if store.spaces().await?.iter().all(|space| space.name() != MARKED) {
+            self.gates().mark_all(store).await?;
+            store.space(SpaceSpec::new(MARKED)).await?;
+        }
+        Ok(self)
     }
 }
 
@@ -114,7 +126,7 @@ async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<
             part = part.at_rev(GATE, &gates.gate(partition), rev);
             is_rest = flows.len() >= MOST;
             if !is_rest {
-                part = part.delete(&gates.gate(partition));
+                part = part.delete(&gates.gate(partition)).delete(&gates.marker(&gates.gate(partition)));
                 part = ended.iter().chain(&left).fold(part, Part::delete);
             }
             part = flows.iter().map(|(key, _)| key).fold(part, Part::delete);
@@ -127,7 +139,7 @@ async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<
         let is_full = bucket.full_us <= engine.store.env().now().0;
         is_again |= !is_full;
         if is_full {
-            part = part.at_rev(GATE, &key, item.rev).delete(&key);
+            part = part.at_rev(GATE, &key, item.rev).delete(&key).delete(&gates.marker(&key));
         }
     }
     let is_any = !part.writes().is_empty();

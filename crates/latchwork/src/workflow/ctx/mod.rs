@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::json;
 use crate::store::{StoreError, Timestamp, Uuid};
@@ -62,21 +63,44 @@ impl Ctx {
         &self.run.id
     }
 
-    /// A step: its body runs at least once, and its result is recorded exactly once. Set how it is retried, then await
-    /// it.
-    pub fn run<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, Plain<F>>
+    /// A step: its body runs at least once, and its result is recorded exactly once. `?` in the body takes any error.
+    /// Await the step, after the settings that it needs.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure, Retry};
+    /// # async fn charge(price: u64) -> std::io::Result<String> { Ok(String::new()) }
+    /// async fn order(ctx: Ctx, price: u64) -> Result<String, Failure> {
+    ///     ctx.run("charge", async || Ok(charge(price).await?))
+    ///         .retry(Retry::exponential().max_attempts(5))
+    ///         .timeout(Duration::from_secs(10))
+    ///         .await
+    /// }
+    /// ```
+    pub fn run<F, Fut, T>(&self, name: &str, body: F) -> Step<'_, Plain<F>>
     where
-        F: Fn() -> Fut,
-        Fut: Future<Output = Result<T, E>>,
+        F: Fn() -> Fut + Send + Sync,
+        Fut: Future<Output = Result<T, Failure>> + Send,
+        T: Serialize + DeserializeOwned + Send,
     {
         Step::new(self, name, Plain(body))
     }
 
-    /// Like [`Ctx::run`]; the body receives the number of the attempt and its idempotency key.
-    pub fn run_with<F, Fut, T, E>(&self, name: &str, body: F) -> Step<'_, WithAttempt<F>>
+    /// Like [`Ctx::run`], with a body that is given its [`Attempt`]: its number and its idempotency key.
+    ///
+    /// ```
+    /// # use latchwork::store::Uuid;
+    /// # use latchwork::workflow::{Attempt, Ctx, Failure};
+    /// # async fn charge(price: u64, key: Uuid) -> std::io::Result<String> { Ok(String::new()) }
+    /// async fn order(ctx: Ctx, price: u64) -> Result<String, Failure> {
+    ///     ctx.run_with("charge", async |attempt: Attempt| Ok(charge(price, attempt.idempotency_key).await?)).await
+    /// }
+    /// ```
+    pub fn run_with<F, Fut, T>(&self, name: &str, body: F) -> Step<'_, WithAttempt<F>>
     where
-        F: Fn(Attempt) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
+        F: Fn(Attempt) -> Fut + Send + Sync,
+        Fut: Future<Output = Result<T, Failure>> + Send,
+        T: Serialize + DeserializeOwned + Send,
     {
         Step::new(self, name, WithAttempt(body))
     }

@@ -1,4 +1,4 @@
-//! Sagas: steps with compensations, that are run in reverse order if the whole does not come to its end.
+//! Sagas: steps with compensations, which are run in reverse order if the saga fails.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ type Body = Box<dyn Fn() -> Boxed<'static, Result<(), Failure>> + Send + Sync>;
 
 /// How to undo something.
 pub(crate) struct Undo {
-    /// Before which operation that was said.
+    /// The operation that came next when the compensation was given.
     pub(crate) place: Place,
     name: String,
     body: Body,
@@ -30,24 +30,33 @@ pub struct Saga {
 }
 
 impl Saga {
-    /// Says how to undo what is about to be done, or was done just now. The body is that of a step: it runs at least
-    /// once, and is tried until it succeeds. Say it between operations, in the saga's own code or in a branch: said in
-    /// the body of a step it parks the execution, since a replay does not run that.
-    pub fn compensate<F, Fut, E>(&self, name: &str, body: F)
+    /// Says how to undo what is about to be done. The body is that of a step: it runs at least once, and is tried until
+    /// it succeeds. Call this between operations, in the saga's own code or in a branch: in the body of a step it parks
+    /// the execution, since a replay does not run that. [`Ctx::key`] gives the idempotency key of the step to undo.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn book(room: u32) -> std::io::Result<()> { Ok(()) }
+    /// # async fn give_back(room: u32) -> Result<(), Failure> { Ok(()) }
+    /// async fn journey(ctx: Ctx, room: u32) -> Result<(), Failure> {
+    ///     let booked = ctx.saga(async |saga| {
+    ///         saga.compensate("give back", move || give_back(room));
+    ///         ctx.run("book", async || Ok(book(room).await?)).await
+    ///     });
+    ///     booked.await
+    /// }
+    /// ```
+    pub fn compensate<F, Fut>(&self, name: &str, body: F)
     where
         F: Fn() -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<(), E>> + Send + 'static,
-        E: Into<Failure>,
+        Fut: Future<Output = Result<(), Failure>> + Send + 'static,
     {
         let Some(place) = self.ctx.here().upcoming() else {
             let reason =
                 format!("compensation {name:?} was said while an operation was under way, such as in its body");
             return self.ctx.run.set_stop(Stop::Parked(reason));
         };
-        let body: Body = Box::new(move || {
-            let undo = body();
-            Box::pin(async move { undo.await.map_err(Into::into) })
-        });
+        let body: Body = Box::new(move || Box::pin(body()));
         self.undos.lock().push(Undo { place, name: name.into(), body });
     }
 }
@@ -59,9 +68,9 @@ impl std::fmt::Debug for Saga {
 }
 
 impl Ctx {
-    /// Runs code that says how to undo what it does. If it fails, or the execution is cancelled meanwhile, that is done
-    /// in reverse order, each as a step that is tried until it succeeds; then the failure is given. A compensation
-    /// that says that trying again is of no use is left, and so told with the failure.
+    /// Runs code that says how to undo what it does: see [`Saga::compensate`]. If the code fails, or the execution is
+    /// cancelled meanwhile, the compensations run in reverse order, each as a step that is tried until it succeeds;
+    /// then the failure is given. A compensation that fails as not retryable is left out, and the failure names it.
     pub async fn saga<T, F>(&self, code: impl FnOnce(Saga) -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,
@@ -76,7 +85,7 @@ impl Ctx {
         };
         let ctx = self.shielded();
         let mut undos = std::mem::take(&mut *saga.undos.lock());
-        // Branches may have said so in another order than before.
+        // Branches may have given theirs in another order than before.
         undos.sort_by_cached_key(|undo| undo.place.along());
         let mut left = Vec::new();
         for Undo { name, body, .. } in undos.into_iter().rev() {

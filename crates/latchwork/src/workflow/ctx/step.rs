@@ -16,7 +16,7 @@ use crate::workflow::ctx::beats::{Beats, BeatsEnd};
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::journal::place::{Path, Place};
 use crate::workflow::journal::replay::{Call, Journaled};
-use crate::workflow::run::{Effect, Run, Waited};
+use crate::workflow::run::{Effect, Run, Stop, Waited};
 use crate::workflow::stored::kept::Letter;
 use crate::workflow::stored::record::{Entry, EntryState, Intent, Kind, WaitsFor, failure_text};
 use crate::workflow::{Boxed, Failure, Retry};
@@ -29,7 +29,7 @@ pub struct Step<'a, B> {
     body: B,
     retry: Retry,
     timeout: Option<Duration>,
-    deadline: Option<Duration>,
+    total_timeout: Option<Duration>,
     silence: Option<Duration>,
     argument: u64,
 }
@@ -37,34 +37,80 @@ pub struct Step<'a, B> {
 impl<'a, B> Step<'a, B> {
     pub(crate) fn new(ctx: &'a Ctx, name: &str, body: B) -> Step<'a, B> {
         let (name, retry) = (name.into(), Retry::default());
-        Step { ctx, name, body, retry, timeout: None, deadline: None, silence: None, argument: 0 }
+        Step { ctx, name, body, retry, timeout: None, total_timeout: None, silence: None, argument: 0 }
     }
 
-    /// When it is tried again if it fails: twice more, unless this is said.
+    /// When the body is tried again after a failure. Without this, it is tried twice more.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure, Retry};
+    /// # async fn order(ctx: Ctx) -> Result<u32, Failure> {
+    /// ctx.run("charge", async || Ok(7)).retry(Retry::exponential().max_attempts(5)).await
+    /// # }
+    /// ```
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// How long one attempt may take.
+    /// How long one attempt may take. A body that takes longer is dropped, and the attempt has failed.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn order(ctx: Ctx) -> Result<u32, Failure> {
+    /// ctx.run("charge", async || Ok(7)).timeout(Duration::from_secs(10)).await
+    /// # }
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
     /// How long all attempts and the pauses between them may take together, restarts included.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = Some(deadline);
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure, Retry};
+    /// # async fn order(ctx: Ctx) -> Result<u32, Failure> {
+    /// let charge = ctx.run("charge", async || Ok(7)).retry(Retry::exponential());
+    /// charge.timeout(Duration::from_secs(10)).total_timeout(Duration::from_secs(3600)).await
+    /// # }
+    /// ```
+    pub fn total_timeout(mut self, timeout: Duration) -> Self {
+        self.total_timeout = Some(timeout);
         self
     }
 
-    /// How long an attempt may go without a heartbeat.
+    /// How long an attempt may go without a heartbeat: see [`Attempt::heartbeat`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Attempt, Ctx, Failure};
+    /// # async fn copy(ctx: Ctx) -> Result<u32, Failure> {
+    /// let copy = ctx.run_with("copy", async |attempt: Attempt| {
+    ///     let from: u32 = attempt.progress().unwrap_or(0);
+    ///     for page in from..100 {
+    ///         attempt.heartbeat(&(page + 1)).await?;
+    ///     }
+    ///     Ok(100)
+    /// });
+    /// copy.heartbeat_timeout(Duration::from_secs(30)).await
+    /// # }
+    /// ```
     pub fn heartbeat_timeout(mut self, silence: Duration) -> Self {
         self.silence = Some(silence);
         self
     }
 
-    /// What the body is given, so that a replay can tell when it is given something else.
+    /// What the body is given. A hash of it is recorded, and a replay by code that gives something else is parked.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn order(ctx: Ctx, price: u64) -> Result<u64, Failure> {
+    /// ctx.run("charge", async || Ok(price)).input(&price).await
+    /// # }
+    /// ```
     pub fn input(mut self, input: &impl Serialize) -> Self {
         self.argument = hash(input);
         self
@@ -75,11 +121,9 @@ impl<'a, B> Step<'a, B> {
 pub trait Body {
     /// What it gives in the end.
     type Output;
-    /// What it fails with.
-    type Error;
 
     /// Runs it once.
-    fn run(&self, attempt: Attempt) -> impl Future<Output = Result<Self::Output, Self::Error>> + Send;
+    fn run(&self, attempt: Attempt) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
 }
 
 /// A body that is given nothing.
@@ -88,33 +132,31 @@ pub struct Plain<F>(pub(crate) F);
 /// A body that is given its attempt.
 pub struct WithAttempt<F>(pub(crate) F);
 
-impl<F, Fut, T, E> Body for Plain<F>
+impl<F, Fut, T> Body for Plain<F>
 where
     F: Fn() -> Fut,
-    Fut: Future<Output = Result<T, E>> + Send,
+    Fut: Future<Output = Result<T, Failure>> + Send,
 {
     type Output = T;
-    type Error = E;
 
-    fn run(&self, _: Attempt) -> impl Future<Output = Result<T, E>> + Send {
+    fn run(&self, _: Attempt) -> impl Future<Output = Result<T, Failure>> + Send {
         (self.0)()
     }
 }
 
-impl<F, Fut, T, E> Body for WithAttempt<F>
+impl<F, Fut, T> Body for WithAttempt<F>
 where
     F: Fn(Attempt) -> Fut,
-    Fut: Future<Output = Result<T, E>> + Send,
+    Fut: Future<Output = Result<T, Failure>> + Send,
 {
     type Output = T;
-    type Error = E;
 
-    fn run(&self, attempt: Attempt) -> impl Future<Output = Result<T, E>> + Send {
+    fn run(&self, attempt: Attempt) -> impl Future<Output = Result<T, Failure>> + Send {
         (self.0)(attempt)
     }
 }
 
-/// One of the times that a step's body runs.
+/// One run of a step's body.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Attempt {
@@ -130,7 +172,7 @@ pub struct Attempt {
 
 impl Attempt {
     /// Gives a sign of life, and keeps how far the attempt is: when this returns, that is durable, and the next attempt
-    /// can go on from there.
+    /// can go on from there. [`Step::heartbeat_timeout`] has an example.
     pub async fn heartbeat(&self, progress: &impl Serialize) -> Result<(), Failure> {
         self.beats.beat(progress).await
     }
@@ -145,7 +187,6 @@ impl<'a, B> IntoFuture for Step<'a, B>
 where
     B: Body + Send + Sync + 'a,
     B::Output: Serialize + DeserializeOwned + Send + 'a,
-    B::Error: Into<Failure> + Send + 'a,
 {
     type Output = Result<B::Output, Failure>;
     type IntoFuture = Boxed<'a, Self::Output>;
@@ -163,7 +204,6 @@ where
 impl<B: Body> Step<'_, B>
 where
     B::Output: Serialize + DeserializeOwned,
-    B::Error: Into<Failure>,
 {
     async fn execute(&self, mut operation: Journaled<'_>) -> Result<B::Output, Failure> {
         let run = &self.ctx.run;
@@ -176,7 +216,7 @@ where
             operation.unless_cancelled()?;
             let is_late = self.ends(&operation.entry).is_some_and(|end| run.env().now() >= end);
             if operation.entry.attempts > 0 && is_late {
-                let failure = Failure::new("the deadline of all attempts has passed").with_code("latchwork.deadline");
+                let failure = Failure::new("all attempts together took too long").with_code("latchwork.deadline");
                 return Err(operation.gave(failure));
             }
             operation.entry.attempts += 1;
@@ -219,7 +259,7 @@ where
 
     /// When all attempts are to be over.
     fn ends(&self, entry: &Entry) -> Option<Timestamp> {
-        self.deadline.map(|deadline| Timestamp(entry.since_us).plus(deadline))
+        self.total_timeout.map(|timeout| Timestamp(entry.since_us).plus(timeout))
     }
 
     /// Waits until the next attempt is due. If the last one did not end, nobody knows what it did, and it counts.
@@ -318,6 +358,39 @@ impl Journaled<'_> {
     }
 }
 
+impl Ctx {
+    /// The idempotency key of the step that comes next, which has this name: for a compensation that undoes what the
+    /// step did under that key. If the next operation is not this step, the execution is parked. To be called between
+    /// operations, not in the body of a step.
+    ///
+    /// ```
+    /// # use latchwork::store::Uuid;
+    /// # use latchwork::workflow::{Attempt, Ctx, Failure};
+    /// # async fn charge(price: u64, key: Uuid) -> std::io::Result<()> { Ok(()) }
+    /// # async fn refund(key: Uuid) -> Result<(), Failure> { Ok(()) }
+    /// async fn order(ctx: Ctx, price: u64) -> Result<(), Failure> {
+    ///     let code = ctx.saga(async |saga| {
+    ///         let key = ctx.key("charge");
+    ///         saga.compensate("refund", move || refund(key));
+    ///         ctx.run_with("charge", async |attempt: Attempt| {
+    ///             assert_eq!(attempt.idempotency_key, key);
+    ///             Ok(charge(price, key).await?)
+    ///         })
+    ///         .await
+    ///     });
+    ///     code.await
+    /// }
+    /// ```
+    pub fn key(&self, step: &str) -> Uuid {
+        let Some(place) = self.here().announce(step) else {
+            let reason = format!("the key of step {step:?} was asked for while an operation was under way");
+            self.run.set_stop(Stop::Parked(reason));
+            return Uuid::nil();
+        };
+        idempotency_key(&self.run, &place)
+    }
+}
+
 /// How an attempt ended.
 enum Ended<T> {
     By(Result<T, Failure>),
@@ -335,15 +408,14 @@ fn idempotency_key(run: &Run, place: &Place) -> Uuid {
 }
 
 /// Runs a body. A panic is a failure.
-pub(crate) async fn caught<T, E, F>(body: impl FnOnce() -> F) -> Result<T, Failure>
+pub(crate) async fn caught<T, F>(body: impl FnOnce() -> F) -> Result<T, Failure>
 where
-    E: Into<Failure>,
-    F: Future<Output = Result<T, E>>,
+    F: Future<Output = Result<T, Failure>>,
 {
     let body = std::panic::catch_unwind(AssertUnwindSafe(body)).map_err(|panic| panicked(&*panic))?;
     let mut body = std::pin::pin!(body);
     std::future::poll_fn(|context| match std::panic::catch_unwind(AssertUnwindSafe(|| body.as_mut().poll(context))) {
-        Ok(polled) => polled.map_err(Into::into),
+        Ok(polled) => polled,
         Err(panic) => Poll::Ready(Err(panicked(&*panic))),
     })
     .await

@@ -21,7 +21,7 @@ use crate::workflow::run::{Next, Run, Sent, Stop};
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::{Boxed, Failure};
 
-/// How often a transaction is tried that others outran. Each time one of them got through.
+/// How often a transaction is tried that lost its race. Each time another writer got through.
 const TRIES: u32 = 1000;
 
 /// The first and the longest pause between two tries.
@@ -101,7 +101,7 @@ impl Tx {
         self.inner.parts.lock().push(part);
     }
 
-    /// A slot that everybody shares. The transaction sees what it has itself written to slots.
+    /// A slot that all code on the store shares. The transaction sees what it has itself written to slots.
     pub fn global<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slots.global(key)
     }
@@ -135,12 +135,30 @@ pub struct Transacting<'a, F> {
 
 impl Ctx {
     /// A transaction: entities and slots are changed in one commit with the record of it, so what it does, it does
-    /// exactly once. The body may run several times, until nobody else has changed what it has read; it must do
-    /// nothing else. Its error undoes everything and is recorded.
-    pub fn transaction<F, Fut, T, E>(&self, name: &str, body: F) -> Transacting<'_, F>
+    /// exactly once. If what the body has read was changed meanwhile, the body runs again, so it must do nothing but
+    /// read and write through `tx`. After an error nothing is written, and the error is recorded.
+    ///
+    /// ```
+    /// use latchwork::entity::Update;
+    /// use latchwork::json;
+    /// use latchwork::workflow::{Ctx, Failure, Tx};
+    ///
+    /// async fn take(ctx: Ctx, pieces: u64) -> Result<u64, Failure> {
+    ///     let left = ctx.transaction("take", async |tx: Tx| {
+    ///         let stock = tx.get("stock").await?.ok_or("there is no stock")?;
+    ///         let left = stock.data["pieces"].as_u64().unwrap_or(0).checked_sub(pieces).ok_or("sold out")?;
+    ///         tx.update(Update::new("stock").data(json!({"pieces": left})));
+    ///         tx.workflow::<u64>("sold").increment(1).await?;
+    ///         Ok(left)
+    ///     });
+    ///     left.await
+    /// }
+    /// ```
+    pub fn transaction<F, Fut, T>(&self, name: &str, body: F) -> Transacting<'_, F>
     where
-        F: Fn(Tx) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
+        F: Fn(Tx) -> Fut + Send + Sync,
+        Fut: Future<Output = Result<T, Failure>> + Send,
+        T: Serialize + DeserializeOwned + Send,
     {
         Transacting { ctx: self, name: name.into(), body, argument: 0 }
     }
@@ -154,12 +172,11 @@ impl<F> Transacting<'_, F> {
     }
 }
 
-impl<'a, F, Fut, T, E> IntoFuture for Transacting<'a, F>
+impl<'a, F, Fut, T> IntoFuture for Transacting<'a, F>
 where
     F: Fn(Tx) -> Fut + Send + Sync + 'a,
-    Fut: Future<Output = Result<T, E>> + Send + 'a,
+    Fut: Future<Output = Result<T, Failure>> + Send + 'a,
     T: Serialize + DeserializeOwned + Send + 'a,
-    E: Into<Failure> + Send + 'a,
 {
     type Output = Result<T, Failure>;
     type IntoFuture = Boxed<'a, Self::Output>;
@@ -175,7 +192,7 @@ where
 /// Why a try has come to nothing.
 enum Miss {
     Failed(Failure),
-    /// Somebody else was faster.
+    /// Another writer was faster.
     Outrun,
     Stop(Stop),
 }
@@ -186,18 +203,17 @@ impl Miss {
     fn of(run: &Run, error: EntityError) -> Miss {
         match error {
             error @ (EntityError::Store(_) | EntityError::UnknownVersion { .. }) => Miss::Stop(run.stops(error.into())),
-            error => Miss::Failed(error.into()),
+            error => Miss::Failed(Failure::refused(error)),
         }
     }
 }
 
 impl<F> Transacting<'_, F> {
-    async fn execute<Fut, T, E>(&self, mut operation: Journaled<'_>) -> Result<T, Failure>
+    async fn execute<Fut, T>(&self, mut operation: Journaled<'_>) -> Result<T, Failure>
     where
         F: Fn(Tx) -> Fut,
-        Fut: Future<Output = Result<T, E>>,
+        Fut: Future<Output = Result<T, Failure>>,
         T: Serialize + DeserializeOwned,
-        E: Into<Failure>,
     {
         let run = &self.ctx.run;
         operation.unless_cancelled()?;

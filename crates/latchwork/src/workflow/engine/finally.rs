@@ -66,7 +66,7 @@ impl<I, O> Workflow<I, O> {
     ///     .run(async |_: Ctx, cart: String| Ok(cart.len()))
     ///     .finally(async |ctx: Ctx, finished: Finished<String>| {
     ///         if let FinishedAs::Terminated(reason) = &finished.outcome {
-    ///             ctx.run("tell", async || Ok::<_, Failure>(println!("{}: {reason}", finished.input))).await?;
+    ///             ctx.run("tell", async || Ok(println!("{}: {reason}", finished.input))).await?;
     ///         }
     ///         Ok(())
     ///     });

@@ -8,6 +8,7 @@ pub(crate) mod post;
 pub(crate) mod recover;
 pub(crate) mod rehearsal;
 pub(crate) mod remove;
+pub(crate) mod start;
 pub(crate) mod supersede;
 
 use std::any::Any;
@@ -20,7 +21,6 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
-use crate::damage::{Scanned, scan_around};
 use crate::entity::Entities;
 use crate::lane::Lanes;
 use crate::lock;
@@ -40,7 +40,7 @@ use crate::workflow::run::{Run, Stop};
 use crate::workflow::schedule::keeper::{Fire, Scheduling};
 use crate::workflow::schedule::stored::Spaces as ScheduleSpaces;
 use crate::workflow::stored::kept::Kept;
-use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, Shelf, read_by_status, read_end};
+use crate::workflow::stored::listed::{LISTED, Lists, RUNNING};
 use crate::workflow::stored::record::{Execution, Status, fetch_execution};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -214,7 +214,7 @@ impl Spaces {
             let spec = SpaceSpec::new(name);
             store.space(if name == GATES { spec } else { spec.keys_used_once() }).await?;
         }
-        Ok(Spaces::find(store).await?.expect("all spaces were declared"))
+        Spaces::find(store).await?.expect("all spaces were declared").marked(store).await
     }
 
     /// The stored limits, in a store that an engine has opened.
@@ -442,25 +442,6 @@ impl Engine {
     pub fn residents(&self) -> usize {
         self.inner.residents.lock().len()
     }
-
-    /// The executions that wait for an operator, with the reasons.
-    pub async fn parked(&self) -> Result<Vec<(ExecutionId, String)>> {
-        // Some executions are parked only when they are loaded.
-        let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
-        let view = self.inner.store.view().await?;
-        let (space, range) = self.inner.spaces.lists.shelf(Shelf::Parked);
-        let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
-        let set_aside = self.inner.set_aside.lock().clone();
-        let mut parked: BTreeMap<ExecutionId, String> = set_aside;
-        let reasons = found.iter().map(|(key, item)| (key, String::from_utf8_lossy(&item.value).into_owned()));
-        let damaged = damaged.iter().map(|key| (key, format!("its record {key} is damaged: it cannot be read")));
-        for (key, reason) in reasons.chain(damaged) {
-            if let Some((_, id)) = read_by_status(key.bytes()).and_then(|(_, rest)| read_end(rest)) {
-                parked.insert(id, reason);
-            }
-        }
-        Ok(parked.into_iter().collect())
-    }
 }
 
 shown!(Engine, _it => );
@@ -583,7 +564,7 @@ impl Inner {
             if self.is_stopped() {
                 return Err(WorkflowError::Stopped);
             }
-            told.await;
+            self.rehearsal.watch(id, told).await;
         }
     }
 

@@ -13,7 +13,7 @@ use crate::node::{SHARD, shard_key};
 use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, StoreError, Timestamp, View};
 use crate::workflow::definition::Definition;
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::{Inner, News};
 use crate::workflow::run::{Next, Probation, RECORD, Run, Stop};
 use crate::workflow::stored::listed::{read_by_status, read_end};
 use crate::workflow::stored::record::{Execution, Status, Supersede, read_count};
@@ -183,12 +183,13 @@ impl Keeper for Wake {
 }
 
 impl Inner {
-    /// Sets an execution aside: it cannot run here at present. The other executions are not affected.
+    /// Sets an execution aside: this program cannot run it. The other executions go on, and callers that wait for the
+    /// result are told.
     pub(crate) fn put_aside(&self, id: &ExecutionId, reason: String) {
-        let mut set_aside = self.set_aside.lock();
-        if set_aside.get(id) != Some(&reason) {
-            tracing::error!(%id, reason, "an execution is set aside");
-            set_aside.insert(id.clone(), reason);
+        let before = self.set_aside.lock().insert(id.clone(), reason.clone());
+        if before.as_ref() != Some(&reason) {
+            tracing::error!(%id, reason, "execution set aside");
+            self.tell(id, News::End);
         }
     }
 
@@ -430,6 +431,7 @@ impl Inner {
         let Some(definition) = self.definition(&execution.workflow).cloned() else {
             let reason = format!("workflow {:?} is not registered", execution.workflow);
             self.set_aside.lock().insert(id.clone(), reason);
+            self.tell(id, News::End);
             return Ok(None);
         };
         Ok(Some(Ready { execution, rev, definition }))
@@ -456,7 +458,7 @@ impl Inner {
                     }
                     // The parking cannot be stored.
                     Err(Stop::Parked(why)) => return self.put_aside(id, why),
-                    _ => return,
+                    _ => return self.tell(id, News::End),
                 }
             }
         } else {

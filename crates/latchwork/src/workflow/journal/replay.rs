@@ -75,7 +75,7 @@ impl Ctx {
             let operation = self.journaled(&call, doing).await;
             match &operation.entry.state {
                 EntryState::Done(text) => Ok(operation.fits(read(&operation, text)).await),
-                EntryState::Gave(text) => Err(read_failure(text)),
+                EntryState::Gave(text) => Err(operation.named(read_failure(text))),
                 _ => anew(operation).await,
             }
         })
@@ -173,6 +173,10 @@ impl Ctx {
         }
         let (place, found) = here.next();
         let Call { kind, name, argument } = call;
+        if let Some(step) = here.announced().filter(|step| (*kind, *name) != (Kind::Step, &**step)) {
+            let reason = format!("the key of step {step:?} was asked for, and the next operation is {kind} {name:?}");
+            return self.run.park(reason).await;
+        }
         match &found {
             None => self.run.effect().await,
             Some(found) if found.kind != *kind || *found.name != **name || !found.is_given(*argument) => {
@@ -223,7 +227,13 @@ impl Journaled<'_> {
     /// Records its final failure.
     pub(crate) fn gave(&self, failure: Failure) -> Failure {
         self.ends(EntryState::Gave(failure_text(&failure)), None);
-        failure
+        self.named(failure)
+    }
+
+    /// The failure of a step or a transaction, with the name of that. A cancellation is the same wherever it is met.
+    fn named(&self, failure: Failure) -> Failure {
+        let is_step = matches!(self.entry.kind, Kind::Step | Kind::Transaction);
+        if is_step && !failure.is_cancelled() { failure.in_step(&self.entry.name) } else { failure }
     }
 
     /// Records that it did not run because it is cancelled.

@@ -46,9 +46,9 @@ impl Engine {
     /// Does the same to all executions that a filter selects and that exist by now.
     ///
     /// ```
-    /// # use latchwork::workflow::{Engine, Filter, Is, Result};
+    /// # use latchwork::workflow::{Engine, Filter, Status, Result};
     /// # async fn example(engine: Engine) -> Result<()> {
-    /// let parked = Filter::new().workflow("order").is(Is::Parked);
+    /// let parked = Filter::new().workflow("order").is(Status::Parked);
     /// let report = engine.bulk(parked.clone()).dry_run().retry().await?;
     /// println!("this would have {} executions try again", report.matched);
     /// engine.bulk(parked).retry().await?;

@@ -18,10 +18,10 @@ use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, Workfl
 ///
 /// ```
 /// # use latchwork::store::Store;
-/// # use latchwork::workflow::{Executions, Filter, Is, Result};
+/// # use latchwork::workflow::{Executions, Filter, Status, Result};
 /// # async fn example() -> Result<()> {
 /// let executions = Executions::on(&Store::open_read_only("./data").await?).await?;
-/// for parked in executions.list(Filter::new().is(Is::Parked)).await?.executions {
+/// for parked in executions.list(Filter::new().is(Status::Parked)).await?.executions {
 ///     println!("{} {:?}", parked.id, executions.describe(&parked.id).await?.input);
 /// }
 /// # Ok(()) }
@@ -117,12 +117,12 @@ impl Executions {
     /// memory.
     pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
         let (id, view) = (id.into(), self.store.view().await?);
-        let (spaces, execution, _) = self.read(&view, &id).await?;
+        let (spaces, execution, changed) = self.read(&view, &id).await?;
         let queue = match &spaces.limits {
             Some(gates) => PlaceInLine::of(gates, &view, &id, &execution).await?,
             None => None,
         };
-        Ok(Why { queue, ..Why::stored(execution) })
+        Ok(Why { queue, ..Why::stored(id, execution, changed) })
     }
 
     /// An execution that must exist, and when its record was last changed.

@@ -7,63 +7,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::Timestamp;
 use crate::workflow::operate::seek::{Prefix, Reader, Stream, Union, successor};
-use crate::workflow::stored::listed::{Shelf, by_attribute, by_status, by_tag, by_value, by_wait};
+use crate::workflow::operate::status::Status;
+use crate::workflow::stored::listed::{by_attribute, by_status, by_tag, by_value, by_wait};
 use crate::workflow::stored::record::{Attribute, Execution, WaitsFor};
 use crate::workflow::{Result, WorkflowError};
 
 /// The longest text in a filter, in bytes.
 const LONGEST: usize = 1024;
 
-/// The state of an execution, for filters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Is {
-    /// It runs, or is about to.
-    Running,
-    /// It waits, out of memory, for anything.
-    Waiting,
-    /// It waits, out of memory, for a time and nothing else: a sleep, or the next attempt at a step.
-    Asleep,
-    /// Waits for an operator.
-    Parked,
-    /// It has completed with an output.
-    Completed,
-    /// It has failed.
-    Failed,
-    /// It has exceeded its time limit.
-    TimedOut,
-    /// It was cancelled.
-    Cancelled,
-}
-
-impl Is {
-    fn shelves(self) -> &'static [Shelf] {
-        match self {
-            Is::Running => &[Shelf::Running],
-            Is::Waiting => &[Shelf::Asleep, Shelf::Waiting],
-            Is::Asleep => &[Shelf::Asleep],
-            Is::Parked => &[Shelf::Parked],
-            Is::Completed => &[Shelf::Completed],
-            Is::Failed => &[Shelf::Failed],
-            Is::TimedOut => &[Shelf::TimedOut],
-            Is::Cancelled => &[Shelf::Cancelled],
-        }
-    }
-}
-
 /// Selects the executions that meet all conditions. Without conditions, it selects all executions.
 ///
 /// ```
-/// use latchwork::workflow::{Filter, Is};
+/// use latchwork::workflow::{Filter, Status};
 ///
-/// let late = Filter::new().workflow("order").is(Is::Waiting).tag("vip").at_least("price", 100);
+/// let late = Filter::new().workflow("order").is(Status::Waiting).tag("vip").at_least("price", 100);
 /// ```
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Filter {
     workflows: BTreeSet<String>,
-    is: BTreeSet<Is>,
+    is: BTreeSet<Status>,
     waits: Vec<WaitsFor>,
     tags: BTreeSet<String>,
     attributes: Vec<(String, Attribute)>,
@@ -129,14 +92,14 @@ impl Filter {
         self
     }
 
-    /// Selects executions in this state; after several calls, in any of these states.
-    pub fn is(mut self, is: Is) -> Filter {
+    /// Selects executions of this status; after several calls, of any of these.
+    pub fn is(mut self, is: Status) -> Filter {
         self.is.insert(is);
         self
     }
 
     /// Selects executions that wait for this, out of memory; after several calls, for any of these. [`WaitsFor::Timer`]
-    /// selects those that are [`Is::Asleep`].
+    /// selects those that are [`Status::Asleep`].
     pub fn waits_for(mut self, what: WaitsFor) -> Filter {
         self.waits.push(what);
         self
@@ -231,9 +194,9 @@ impl Filter {
 
     /// True if the filter selects an execution.
     pub(crate) fn is_met(&self, execution: &Execution) -> bool {
-        let shelf = Shelf::of(execution);
+        let status = Status::of(execution);
         let is_waited = |what: &WaitsFor| match what {
-            WaitsFor::Timer => shelf == Shelf::Asleep,
+            WaitsFor::Timer => status == Status::Asleep,
             what => execution.waits.iter().any(|wait| wait.what == *what),
         };
         let value = |name: &str| Some(by_value(name, execution.labels.attributes.get(name)?));
@@ -242,7 +205,7 @@ impl Filter {
             value(&limit.name).is_some_and(|value| start <= value && value < end)
         };
         (self.workflows.is_empty() || self.workflows.contains(&execution.workflow))
-            && (self.is.is_empty() || self.is.iter().any(|is| is.shelves().contains(&shelf)))
+            && (self.is.is_empty() || self.is.iter().any(|is| is.meant().contains(&status)))
             && (self.waits.is_empty() || self.waits.iter().any(is_waited))
             && self.tags.iter().all(|tag| execution.labels.tags.contains(tag))
             && self.attributes.iter().all(|(name, asked)| value(name) == Some(by_value(name, asked)))
@@ -264,33 +227,33 @@ impl Filter {
             let waits: BTreeSet<Vec<u8>> = self.waits.iter().filter_map(by_wait).collect();
             let mut prefixes: Vec<Prefix> = waits.into_iter().map(|wait| reader.listed(wait)).collect();
             if self.waits.contains(&WaitsFor::Timer) {
-                prefixes.extend(self.shelves(reader, &[Shelf::Asleep]).await?);
+                prefixes.extend(self.prefixes(reader, &[Status::Asleep]).await?);
             }
             add(prefixes);
         }
         let others = self.tags.len() + self.attributes.len() + self.waits.len() + self.limits.len();
         if others == 0 || !self.is.is_empty() || !self.workflows.is_empty() {
-            let mut shelves: Vec<Shelf> = self.is.iter().flat_map(|is| is.shelves()).copied().collect();
+            let mut statuses: Vec<Status> = self.is.iter().flat_map(|is| is.meant()).copied().collect();
             if self.is.is_empty() {
-                shelves = Shelf::ALL.to_vec();
+                statuses = Status::ALL.to_vec();
             }
-            shelves.sort();
-            shelves.dedup();
-            add(self.shelves(reader, &shelves).await?);
+            statuses.sort();
+            statuses.dedup();
+            add(self.prefixes(reader, &statuses).await?);
         }
         Ok(unions)
     }
 
-    /// The prefixes of keys that list executions of these shelves, of the selected workflows.
-    async fn shelves(&self, reader: &Reader<'_>, shelves: &[Shelf]) -> Result<Vec<Prefix>> {
+    /// The prefixes of keys that list executions of these statuses, of the selected workflows.
+    async fn prefixes(&self, reader: &Reader<'_>, statuses: &[Status]) -> Result<Vec<Prefix>> {
         let mut prefixes = Vec::new();
-        for shelf in shelves {
+        for status in statuses {
             if self.workflows.is_empty() {
-                prefixes.extend(reader.workflows(*shelf).await?);
+                prefixes.extend(reader.workflows(*status).await?);
             }
             for name in &self.workflows {
-                match shelf {
-                    Shelf::Running => prefixes.extend(reader.running(name).await?),
+                match status {
+                    Status::Running => prefixes.extend(reader.running(name).await?),
                     other => prefixes.push(reader.listed(by_status(*other, name))),
                 }
             }

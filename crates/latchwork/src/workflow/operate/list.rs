@@ -169,9 +169,9 @@ impl Engine {
     ///
     /// ```
     /// # use latchwork::store::Store;
-    /// # use latchwork::workflow::{Engine, Filter, Is, Result};
+    /// # use latchwork::workflow::{Engine, Filter, Result, Status};
     /// # async fn example(engine: Engine) -> Result<()> {
-    /// let page = engine.list(Filter::new().is(Is::Parked).tag("vip")).limit(20).await?;
+    /// let page = engine.list(Filter::new().is(Status::Parked).tag("vip")).limit(20).await?;
     /// for execution in &page.executions {
     ///     println!("{} {:?}", execution.id, execution.state);
     /// }
@@ -383,8 +383,8 @@ mod tests {
     use super::*;
     use crate::lane::Part;
     use crate::store::{Commit, Store};
-    use crate::workflow::Is;
-    use crate::workflow::stored::record::Status;
+    use crate::workflow::Status;
+    use crate::workflow::stored::record;
 
     /// An engine on so many executions of two workflows.
     async fn engine(count: u64) -> Engine {
@@ -396,8 +396,8 @@ mod tests {
             let workflow = if number.is_multiple_of(2) { "order" } else { "invoice" };
             let mut execution = Execution::new(workflow, "null".into(), Timestamp(1_000_000 + number / 3));
             execution.status = match number % 10 {
-                0 => Status::Parked("a reason".into()),
-                _ => Status::Completed("null".into()),
+                0 => record::Status::Parked("a reason".into()),
+                _ => record::Status::Completed("null".into()),
             };
             execution.labels.tags.insert("every".into());
             if number.is_multiple_of(count / 10) {
@@ -420,13 +420,13 @@ mod tests {
         let filters = [
             Filter::new(),
             Filter::new().workflow("order"),
-            Filter::new().is(Is::Parked),
+            Filter::new().is(Status::Parked),
             Filter::new().tag("rare").tag("every"),
-            Filter::new().tag("every").is(Is::Parked).workflow("order"),
+            Filter::new().tag("every").is(Status::Parked).workflow("order"),
             Filter::new().at_least("price", 10),
             Filter::new().at_least("price", 10).tag("rare"),
             Filter::new().attribute("price", 77).tag("every"),
-            Filter::new().started(Timestamp(1_000_010)..).is(Is::Completed),
+            Filter::new().started(Timestamp(1_000_010)..).is(Status::Completed),
         ];
         let (few, many) = (engine(2000).await, engine(20_000).await);
         for filter in filters {
@@ -465,7 +465,7 @@ mod tests {
         }
         assert_eq!(found, (39_001..40_000).filter(|price| price % 2 == 1).count());
         // No execution is parked and an invoice.
-        let two = Filter::new().at_least("price", 0).tag("every").is(Is::Parked).workflow("invoice");
+        let two = Filter::new().at_least("price", 0).tag("every").is(Status::Parked).workflow("invoice");
         let (mut cursor, mut pages) = (None, 0);
         loop {
             let (page, _) = engine.list(two.clone()).after(cursor).page().await.unwrap();

@@ -9,4 +9,6 @@ pub(crate) mod history;
 pub(crate) mod list;
 pub(crate) mod reviews;
 pub(crate) mod seek;
+pub(crate) mod status;
 pub(crate) mod steer;
+mod words;

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 
 use crate::node::COUNT;
 use crate::store::{Order, Range, Space, View};
-use crate::workflow::stored::listed::{Lists, Shelf, by_shard, read_by_status};
+use crate::workflow::operate::status::Status;
+use crate::workflow::stored::listed::{Lists, by_shard, read_by_status};
 use crate::workflow::{Result, WorkflowError};
 
 /// How many keys are read at once at most.
@@ -96,10 +97,10 @@ impl Reader<'_> {
         }
     }
 
-    /// The prefixes of keys that list executions of a shelf, for each of its workflows; for running executions also for
-    /// each shard.
-    pub(crate) async fn workflows(&self, shelf: Shelf) -> Result<Vec<Prefix>> {
-        let (space, whole) = self.lists.shelf(shelf);
+    /// The prefixes of keys that list executions of a status, for each of its workflows; for running executions also
+    /// for each shard.
+    pub(crate) async fn workflows(&self, status: Status) -> Result<Vec<Prefix>> {
+        let (space, whole) = self.lists.with_status(status);
         let (mut rest, mut prefixes) = (whole, Vec::new());
         loop {
             let found = self.view.scan(&rest, Order::Ascending, 1).await?;

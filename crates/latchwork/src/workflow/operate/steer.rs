@@ -1,9 +1,11 @@
 //! What operators do to executions: cancel, terminate, resume, wake, retry; and what they see of one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::damage::{Scanned, scan_around};
 use crate::lane::Part;
 use crate::lock::Owner;
 use crate::store::{Check, ErrorKind, Generation, Rev, Timestamp};
@@ -12,9 +14,11 @@ use crate::workflow::engine::handle::Handle;
 use crate::workflow::engine::supersede::Marked;
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::operate::history::ExecutionState;
+use crate::workflow::operate::status;
 use crate::workflow::run::close::How;
 use crate::workflow::run::{Listed, RECORD, Run, Stop, turn};
 use crate::workflow::stored::kept::Letter;
+use crate::workflow::stored::listed::{read_by_status, read_end};
 use crate::workflow::stored::record::{Execution, Status, Supersede, Wait, WaitsFor, failure_text};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -33,10 +37,16 @@ pub(crate) fn terminated_for(failure: &Failure) -> &str {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Why {
+    /// The execution's id.
+    pub id: ExecutionId,
     /// The workflow's name.
     pub workflow: String,
     /// How it is.
     pub state: ExecutionState,
+    /// When it was last changed as a whole, in microseconds since 1970: for one that has ended, its end.
+    pub changed_us: u64,
+    /// When it begins, in microseconds since 1970, if it was started to begin later.
+    pub begins_us: Option<u64>,
     /// Whether it is in memory.
     pub resident: bool,
     /// Why it is to be cancelled, if it is.
@@ -105,27 +115,51 @@ impl Engine {
         self.inner.deliver(&id, Letter::RetryNow, None).await.map(drop)
     }
 
+    /// The executions that wait for an operator, with the reasons.
+    pub async fn parked(&self) -> Result<Vec<(ExecutionId, String)>> {
+        // Some are found to be parked only when they are loaded.
+        let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
+        let view = self.inner.store.view().await?;
+        let (space, range) = self.inner.spaces.lists.with_status(status::Status::Parked);
+        let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
+        let set_aside = self.inner.set_aside.lock().clone();
+        let mut parked: BTreeMap<ExecutionId, String> = set_aside;
+        let reasons = found.iter().map(|(key, item)| (key, String::from_utf8_lossy(&item.value).into_owned()));
+        let damaged = damaged.iter().map(|key| (key, format!("its record {key} is damaged: it cannot be read")));
+        for (key, reason) in reasons.chain(damaged) {
+            if let Some((_, id)) = read_by_status(key.bytes()).and_then(|(_, rest)| read_end(rest)) {
+                parked.insert(id, reason);
+            }
+        }
+        Ok(parked.into_iter().collect())
+    }
+
     /// What an execution waits for, exactly.
     pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
         let id = id.into();
         let resident = self.inner.resident(&id);
         let doing = resident.as_ref().map(|run| run.with(|state| state.ops.doing()));
-        let (execution, _) = self.inner.known(&id).await?;
-        let (gates, view) = (self.inner.spaces.gates(), self.inner.store.view().await?);
+        let view = self.inner.store.view().await?;
+        let stored = self.inner.stored();
+        let (_, execution, changed) = stored.read(&view, &id).await?;
+        let gates = self.inner.spaces.gates();
         let queue = PlaceInLine::of(gates, &view, &id, &execution).await?;
         let doing = doing.filter(|_| matches!(execution.status, Status::Running | Status::Waiting));
         let set_aside = self.inner.set_aside.lock().get(&id).cloned();
-        let why = Why { resident: resident.is_some(), set_aside, queue, ..Why::stored(execution) };
+        let why = Why { resident: resident.is_some(), set_aside, queue, ..Why::stored(id, execution, changed) };
         Ok(Why { waits: doing.unwrap_or(why.waits), ..why })
     }
 }
 
 impl Why {
     /// As the store knows it.
-    pub(crate) fn stored(execution: Execution) -> Why {
+    pub(crate) fn stored(id: ExecutionId, execution: Execution, changed: Timestamp) -> Why {
         Why {
+            id,
             workflow: execution.workflow,
             state: ExecutionState::of(&execution.status),
+            changed_us: changed.0,
+            begins_us: execution.begins_us,
             resident: false,
             cancel: execution.cancel,
             set_aside: None,

@@ -51,6 +51,8 @@ struct Cursor {
     intent: Option<Entry>,
     /// True if an operation is in progress, or was dropped before it ended.
     operates: bool,
+    /// The step that has to be the next operation, because the code has asked for its key.
+    announced: Option<Box<str>>,
 }
 
 impl Branch {
@@ -66,7 +68,7 @@ impl Branch {
     }
 
     fn new(path: Path, more: bool, intent: Option<Entry>) -> Arc<Branch> {
-        let cursor = Cursor { next: 0, read: VecDeque::new(), more, intent, operates: false };
+        let cursor = Cursor { next: 0, read: VecDeque::new(), more, intent, operates: false, announced: None };
         Arc::new(Branch { path, cursor: Mutex::new(cursor) })
     }
 
@@ -97,6 +99,18 @@ impl Branch {
     pub(crate) fn upcoming(&self) -> Option<Place> {
         let cursor = self.cursor.lock();
         (!cursor.operates).then(|| self.path.at(cursor.next))
+    }
+
+    /// Announces the next operation: a step of this name. Gives its place; none while an operation is under way.
+    pub(crate) fn announce(&self, step: &str) -> Option<Place> {
+        let place = self.upcoming()?;
+        self.cursor.lock().announced = Some(step.into());
+        Some(place)
+    }
+
+    /// The step that was announced as the next operation, if there is one.
+    pub(crate) fn announced(&self) -> Option<Box<str>> {
+        self.cursor.lock().announced.take()
     }
 
     /// Marks an operation as in progress, and returns whether that is allowed. A branch does one operation at a time: a

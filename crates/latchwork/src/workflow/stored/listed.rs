@@ -7,7 +7,8 @@ use crate::lane::Part;
 use crate::node::{read_text, shard_key, shard_of, write_text};
 use crate::store::{Key, Range, Space};
 use crate::workflow::ExecutionId;
-use crate::workflow::stored::record::{Attribute, Execution, Status, Wait, WaitsFor};
+use crate::workflow::operate::status::Status;
+use crate::workflow::stored::record::{Attribute, Execution, WaitsFor};
 
 /// The names of the spaces.
 pub(crate) const LISTED: &str = "workflow.listed";
@@ -20,48 +21,6 @@ pub(crate) struct Lists {
     pub(crate) listed: Space,
     /// shard, workflow, start time, id → how often it was loaded without making progress
     pub(crate) running: Space,
-}
-
-/// The lists by status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub(crate) enum Shelf {
-    Running = 1,
-    /// Waits for a time and for nothing else.
-    Asleep,
-    Waiting,
-    Parked,
-    Completed,
-    Failed,
-    TimedOut,
-    Cancelled,
-}
-
-impl Shelf {
-    pub(crate) const ALL: [Shelf; 8] = [
-        Shelf::Running,
-        Shelf::Asleep,
-        Shelf::Waiting,
-        Shelf::Parked,
-        Shelf::Completed,
-        Shelf::Failed,
-        Shelf::TimedOut,
-        Shelf::Cancelled,
-    ];
-
-    pub(crate) fn of(execution: &Execution) -> Shelf {
-        let is_timed = |wait: &Wait| matches!(wait.what, WaitsFor::Timer | WaitsFor::Retry(_));
-        match &execution.status {
-            Status::Running => Shelf::Running,
-            Status::Waiting if execution.waits.iter().all(is_timed) => Shelf::Asleep,
-            Status::Waiting => Shelf::Waiting,
-            Status::Parked(_) => Shelf::Parked,
-            Status::Completed(_) => Shelf::Completed,
-            Status::Failed(_) => Shelf::Failed,
-            Status::TimedOut => Shelf::TimedOut,
-            Status::Cancelled(_) => Shelf::Cancelled,
-        }
-    }
 }
 
 /// The first byte of a key: what the key lists by.
@@ -77,10 +36,10 @@ fn named(what: &[u8], name: &str) -> Vec<u8> {
     key
 }
 
-/// The prefix of keys that list the executions of one workflow on one shelf. Running executions are listed by shard.
-pub(crate) fn by_status(shelf: Shelf, workflow: &str) -> Vec<u8> {
-    debug_assert!(shelf != Shelf::Running, "running executions are listed by shard");
-    named(&[BY_STATUS, shelf as u8], workflow)
+/// The prefix of keys that list the executions of one workflow and one status. Running executions are listed by shard.
+pub(crate) fn by_status(status: Status, workflow: &str) -> Vec<u8> {
+    debug_assert!(status != Status::Running, "running executions are listed by shard");
+    named(&[BY_STATUS, status as u8], workflow)
 }
 
 /// The prefix of keys that list the running executions of one workflow in a shard.
@@ -168,18 +127,18 @@ fn other_keys(id: &ExecutionId, execution: &Execution) -> Vec<Vec<u8>> {
 }
 
 impl Lists {
-    /// All executions on a shelf.
-    pub(crate) fn shelf(&self, shelf: Shelf) -> (&Space, Range) {
-        match shelf {
-            Shelf::Running => (&self.running, self.running.all()),
+    /// All executions of a status.
+    pub(crate) fn with_status(&self, status: Status) -> (&Space, Range) {
+        match status {
+            Status::Running => (&self.running, self.running.all()),
             other => (&self.listed, self.listed.prefix([BY_STATUS, other as u8])),
         }
     }
 
     /// The key that lists an execution by its status.
     pub(crate) fn status(&self, id: &ExecutionId, execution: &Execution) -> Key {
-        let (space, mut key) = match Shelf::of(execution) {
-            Shelf::Running => (&self.running, by_shard(shard_of(id.as_bytes()), &execution.workflow)),
+        let (space, mut key) = match Status::of(execution) {
+            Status::Running => (&self.running, by_shard(shard_of(id.as_bytes()), &execution.workflow)),
             other => (&self.listed, by_status(other, &execution.workflow)),
         };
         write_end(&mut key, execution.started_us, id);

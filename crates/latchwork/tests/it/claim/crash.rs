@@ -8,7 +8,7 @@ use latchwork::claim::{ActionCtx, AfterEffect, ClaimWorkflow, Claims, Fired, Out
 use latchwork::entity::{Add, Query};
 use latchwork::json;
 use latchwork::testing::Crashes;
-use latchwork::workflow::{Ctx, Engine, Failure, Retry, workflow};
+use latchwork::workflow::{Ctx, Engine, Retry, workflow};
 use parking_lot::Mutex;
 
 /// What the bodies and handlers of all lives saw.
@@ -47,10 +47,10 @@ async fn crash(recovery: Recovery) {
     let waits = workflow("waits").run(async |ctx: Ctx, (): ()| {
         ctx.receive::<()>("done").await?;
         let often = Retry::exponential().max_attempts(100);
-        ctx.run("end", async || Ok::<_, Failure>(())).retry(often).await
+        ctx.run("end", async || Ok(())).retry(often).await
     });
     let (fires, told) = (seen.clone(), looked.clone());
-    let crashes = Crashes::of(&waits, ()).outside(move |engine| {
+    let crashes = Crashes::of(|| waits.clone(), ()).outside(move |engine| {
         let (seen, looked) = (fires.clone(), told.clone());
         async move {
             let Some(paid) = fire(&engine, &seen, recovery).await else { return };
@@ -59,7 +59,7 @@ async fn crash(recovery: Recovery) {
         }
     });
     let mut checked = 0;
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert!(outcome.result.is_ok(), "{:?}: {:?}", outcome.crash, outcome.result);
         let Seen { bodies, mut effects } = std::mem::take(&mut *seen.lock());
         // One body, or two: a life may crash after its body has begun.

@@ -14,7 +14,7 @@ use super::kit::sleep;
 
 fn close() -> DurableAction {
     durable_action("Close", async |ctx: Ctx, call: DurableCall| {
-        ctx.run("collect", async || Ok::<_, Failure>(())).await?;
+        ctx.run("collect", async || Ok(())).await?;
         let pause = call.input["pause_ms"].as_u64().unwrap_or_default();
         ctx.sleep(Duration::from_millis(pause)).await?;
         match call.input["does"].as_str() {

@@ -7,7 +7,7 @@ use latchwork::claim::{ActionCtx, AfterEffect, ClaimWorkflow, Claims, Fired, Out
 use latchwork::entity::Add;
 use latchwork::json;
 use latchwork::store::Store;
-use latchwork::workflow::{Ctx, Engine, Failure, Filter, workflow};
+use latchwork::workflow::{Ctx, Engine, Filter, workflow};
 
 use super::kit::{Kit, Seen, invoices, sleep};
 
@@ -124,7 +124,7 @@ async fn finish(_: ActionCtx) -> Result<Outcome, String> {
 #[tokio::test]
 async fn a_workflow_as_an_after_effect_starts_in_the_commit_of_the_transition() {
     let tell = workflow("tell").run(async |ctx: Ctx, effect: AfterEffect| {
-        ctx.run("send", async || Ok::<_, Failure>(())).await?;
+        ctx.run("send", async || Ok(())).await?;
         Ok(effect.key)
     });
     let engine = Engine::on(&Store::memory().await.unwrap()).register(&tell).start().await.unwrap();

@@ -18,7 +18,7 @@ use latchwork::entity::{Add, EntityError, Query, Update};
 use latchwork::json;
 use latchwork::store::Env;
 use latchwork::testing::{Caller, Faults, Report, Simulation};
-use latchwork::workflow::{Ctx, Engine, Failure, Retry, WorkflowError};
+use latchwork::workflow::{Ctx, Engine, Retry, WorkflowError};
 use parking_lot::Mutex;
 
 use crate::workflow::simulation::campaign_of;
@@ -74,7 +74,7 @@ impl Play {
         let audit = durable_action("Audit", async |ctx: Ctx, call: DurableCall| {
             // A crash counts as an attempt, and an execution with no attempts left is parked.
             let often = Retry::exponential().max_attempts(1000);
-            ctx.run("look", async || Ok::<_, Failure>(1)).retry(often).await?;
+            ctx.run("look", async || Ok(1)).retry(often).await?;
             ctx.sleep(Duration::from_secs(call.input["pause"].as_u64().unwrap_or_default())).await?;
             match call.input["fails"].as_bool() {
                 Some(true) => Ok(Outcome::failure("it does not add up")),

@@ -5,8 +5,8 @@ use latchwork::claim::{ActionCtx, Claims, Outcome, StoredClaims};
 use latchwork::entity::Add;
 use latchwork::store::{Store, VirtualClock};
 use latchwork::workflow::{
-    Batch, Ctx, Debounce, Engine, ExecutionState, Executions, Failure, Filter, Finished, Queue, RateLimit, Schedule,
-    Supersede, WaitsFor, Workflow, WorkflowError,
+    Batch, Ctx, Debounce, Engine, ExecutionState, Executions, Filter, Finished, Queue, RateLimit, Schedule, Supersede,
+    WaitsFor, Workflow, WorkflowError,
 };
 use latchwork::{Value, json};
 
@@ -80,7 +80,7 @@ fn superseded() -> Workflow<u32, u32> {
 
 /// The workflow that the schedule starts.
 fn scheduled() -> Workflow<u32, u32> {
-    kept("scheduled").run(async |_: Ctx, n: u32| Ok::<_, Failure>(n))
+    kept("scheduled").run(async |_: Ctx, n: u32| Ok(n))
 }
 
 const INVOICES: &str = r#"{

@@ -31,7 +31,7 @@ pub(super) fn kept(name: &str) -> WorkflowBuilder {
 
 fn sleeper() -> Workflow<u32, u32> {
     kept("sleeper").run(async |ctx: Ctx, n: u32| {
-        let once = ctx.run("once", async || Ok::<_, Failure>(n)).await?;
+        let once = ctx.run("once", async || Ok(n)).await?;
         ctx.sleep(DAY).await?;
         Ok(once + 1)
     })
@@ -83,7 +83,7 @@ fn failures() -> Workflow<(), Vec<String>> {
         let broke = broke.retry(Retry::never()).await.unwrap_err();
         let coded = ctx.run("coded", async || Err::<(), _>(Failure::new("no").with_code("golden.no")));
         let coded = coded.retry(Retry::never()).await.unwrap_err();
-        let parsed = ctx.run("parse", async || "x".parse::<u32>()).retry(Retry::never()).await.unwrap_err();
+        let parsed = ctx.run("parse", async || Ok("x".parse::<u32>()?)).retry(Retry::never()).await.unwrap_err();
         let _guard = ctx.mutex("refused").acquire().await?;
         let refused = ctx.mutex("refused").acquire().await.unwrap_err();
         let child = ctx.child(&late(), ()).id("late child").start().await?.result().await.unwrap_err();
@@ -110,7 +110,7 @@ fn cleaner() -> Workflow<(), ()> {
 fn journey() -> Workflow<(), ()> {
     kept("journey").run(async |ctx: Ctx, ()| {
         let booked = ctx.saga(async |saga| {
-            saga.compensate("undo", async || Ok::<_, Failure>(()));
+            saga.compensate("undo", async || Ok(()));
             ctx.state().global::<i64>("booked").increment(1).await?;
             ctx.receive::<()>("on").await?;
             Err::<(), _>(Failure::new("no car"))
@@ -128,7 +128,7 @@ fn worker() -> Workflow<u32, u32> {
         let done = ctx.transaction("paid", async |tx| {
             tx.update(Update::new("b").data(json!({"email": "b", "age": 31})));
             tx.global::<u32>("paid").increment(run).await?;
-            Ok::<_, Failure>(1_u32)
+            Ok(1_u32)
         });
         let done = done.await?;
         ctx.state().execution::<Value>("own").set(json!({"x": [1, null]})).await?;
@@ -143,7 +143,7 @@ fn worker() -> Workflow<u32, u32> {
 /// Parks at an operation that only the repaired code can do.
 fn parks(is_mended: bool) -> Workflow<(), u32> {
     kept("parks").run(move |ctx: Ctx, ()| async move {
-        let n = ctx.run("first", async || Ok::<_, Failure>(1)).await?;
+        let n = ctx.run("first", async || Ok(1)).await?;
         assert!(is_mended, "it is not mended");
         Ok(n)
     })

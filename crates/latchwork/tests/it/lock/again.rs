@@ -44,7 +44,7 @@ async fn a_lock_that_the_winning_branch_acquired_again_stays_held() {
         assert!(within_an_hour(&test, handle.result()).await.unwrap(), "after {nap} s");
         assert_eq!(test.engine().locks().inspect("m").await.unwrap().used, 0);
     }
-    let crashes = Crashes::of(&winner, 10).run(|outcome| {
+    let crashes = Crashes::of(|| winner.clone(), 10).run(async |outcome| {
         assert!(matches!(outcome.result, Ok(true)), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 5);
@@ -146,7 +146,7 @@ async fn acquiring_and_releasing_at_one_moment_survives_crashes() {
         let test = TestEngine::new(&meets, 1).await.unwrap();
         let handle = test.engine().start(&meets, ()).await.unwrap();
         assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (true, true), "order {order}");
-        let crashes = Crashes::of(&meets, ()).run(|outcome| {
+        let crashes = Crashes::of(|| meets.clone(), ()).run(async |outcome| {
             assert!(matches!(outcome.result, Ok((true, true))), "{order} {:?}: {:?}", outcome.crash, outcome.result);
         });
         assert!(crashes.await > 5);
@@ -298,11 +298,11 @@ async fn a_fork_acquires_the_locks_that_its_source_held() {
             }
         };
         if held.is_none() && way < 3 {
-            ctx.run("another way", async || Ok::<_, Failure>(())).await?;
+            ctx.run("another way", async || Ok(())).await?;
             return Ok(0);
         }
-        ctx.run("a", async || Ok::<_, Failure>(())).await?;
-        ctx.run("b", async || Ok::<_, Failure>(())).await?;
+        ctx.run("a", async || Ok(())).await?;
+        ctx.run("b", async || Ok(())).await?;
         Ok(1)
     });
     for way in 0..4 {

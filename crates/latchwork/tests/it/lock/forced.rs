@@ -41,7 +41,7 @@ fn guarded(gate: Arc<Semaphore>, pause: Duration) -> Workflow<(), u64> {
             let guard = ctx.mutex("m").acquire().await?;
             ctx.run("work", async || {
                 gate.acquire().await.map_err(|_| Failure::new("closed"))?.forget();
-                Ok::<_, Failure>(())
+                Ok(())
             })
             .await?;
             ctx.sleep(pause).await?;

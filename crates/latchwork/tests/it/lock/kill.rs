@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use latchwork::lock::LockRefused;
-use latchwork::workflow::{Ctx, Engine, Failure, History, Retry, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, History, Retry, Workflow, workflow};
 
 use crate::workflow::simulation::number;
 
@@ -45,7 +45,7 @@ fn transfer() -> Workflow<u32, bool> {
         let (from_slot, to_slot) = (ctx.state().global::<i64>(&account(from)), ctx.state().global::<i64>(&account(to)));
         let (left, there) = (from_slot.get().await?.unwrap_or(BALANCE), to_slot.get().await?.unwrap_or(BALANCE));
         from_slot.set(left - amount).await?;
-        ctx.run("pause", async || Ok::<_, Failure>(())).retry(Retry::exponential()).await?;
+        ctx.run("pause", async || Ok(())).retry(Retry::exponential()).await?;
         to_slot.set(there + amount).await?;
         for n in [from, to] {
             let inside = ctx.state().global::<i64>(&format!("inside-{n}"));

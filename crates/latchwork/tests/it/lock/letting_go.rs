@@ -79,7 +79,7 @@ async fn the_lock_of_a_lost_branch_can_be_acquired_after_any_crash() {
         guard.release().await
     });
     for way in 0..2 {
-        let crashes = Crashes::of(&again, way).run(|outcome| {
+        let crashes = Crashes::of(|| again.clone(), way).run(async |outcome| {
             assert!(matches!(outcome.result, Ok(true)), "{:?}: {:?}", outcome.crash, outcome.result);
         });
         assert!(crashes.await > 5);
@@ -92,7 +92,7 @@ async fn a_dropped_guard_does_not_block_its_own_execution() {
         for step in 0..steps {
             drop(ctx.mutex("m").acquire().await?);
             if step % 2 == 1 {
-                ctx.run("between", async || Ok::<_, Failure>(())).await?;
+                ctx.run("between", async || Ok(())).await?;
             }
         }
         let taken = ctx.mutex("m").try_acquire().await?.is_some();
@@ -101,7 +101,7 @@ async fn a_dropped_guard_does_not_block_its_own_execution() {
     });
     let test = TestEngine::new(&drops, 1).await.unwrap();
     assert_eq!(test.complete(&drops, 5).await.unwrap(), (true, true));
-    let crashes = Crashes::of(&drops, 3).run(|outcome| {
+    let crashes = Crashes::of(|| drops.clone(), 3).run(async |outcome| {
         assert!(matches!(outcome.result, Ok((true, true))), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 10);
@@ -115,7 +115,7 @@ async fn branches_take_turns_at_a_semaphore_of_one_permit() {
             let guard = ctx.semaphore("one", 1).acquire().await?;
             ctx.sleep(SECOND).await?;
             guard.release().await?;
-            Ok::<_, Failure>(n)
+            Ok(n)
         };
         ctx.try_map(0..3, 3, takes).await
     });
@@ -193,7 +193,7 @@ async fn l8_a_parent_that_holds_what_its_child_wants_is_a_deadlock() {
     let test = build().start().await.unwrap();
     let handle = test.engine().start(&grandpa.1, ()).await.unwrap();
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 3);
-    let crashes = Crashes::of(&dad, 0).register(&kid).run(|outcome| {
+    let crashes = Crashes::of(|| dad.clone(), 0).register(|| kid.clone()).run(async |outcome| {
         assert!(matches!(outcome.result, Ok(2)), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 5);

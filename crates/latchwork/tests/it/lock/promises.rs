@@ -6,7 +6,7 @@ use std::time::Duration;
 use latchwork::lock::{LockError, LockRefused, Owner};
 use latchwork::store::{Commit, Confirm, Outcome, SpaceSpec, Store};
 use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, Engine, Failure, Workflow, WorkflowError, workflow};
+use latchwork::workflow::{Ctx, Engine, Workflow, WorkflowError, workflow};
 use parking_lot::Mutex;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -302,7 +302,7 @@ async fn l8_a_wait_that_can_still_end_is_not_a_deadlock() {
             return Ok(());
         }
         ctx.sleep(HOUR).await?;
-        Ok::<_, Failure>(())
+        Ok(())
     });
     let test = TestEngine::new(&semaphore, 1).await.unwrap();
     let sleeps = test.engine().start(&semaphore, false).id("sleeps").await.unwrap();

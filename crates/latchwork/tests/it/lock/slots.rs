@@ -9,7 +9,7 @@ use latchwork::lock::{DurableMutex, DurableSemaphore, LockRecord, LockSetupError
 use latchwork::state::{Slot, StateError, States};
 use latchwork::store::{ErrorKind, Rev, Store, Timestamp};
 use latchwork::testing::{Crashes, TestEngine, crash_everywhere};
-use latchwork::workflow::{Ctx, Engine, Failure, Tx, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Tx, Workflow, workflow};
 use serde_json::Value;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -229,7 +229,7 @@ fn every_operation() -> Workflow<(), Value> {
         // The release is part of a transaction.
         let released = ctx.transaction("pay", async |tx: Tx| {
             tx.global::<u64>("paid").increment(1).await?;
-            Ok::<_, Failure>(DurableMutex::default().release(&tx.workflow("lock"), "new", now).await?)
+            Ok(DurableMutex::default().release(&tx.workflow("lock"), "new", now).await?)
         });
         let released = [released.await?, mutex.release(&slot, "new", now).await?];
         let end = mutex.try_acquire(&slot, &me, now, None).await?;
@@ -255,7 +255,7 @@ fn expected() -> Value {
 
 #[tokio::test]
 async fn a_crash_at_any_commit_changes_no_answer() {
-    let crashes = crash_everywhere(&every_operation(), (), |outcome| {
+    let crashes = crash_everywhere(every_operation, (), async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &expected(), "{:?}", outcome.crash);
     })
     .await;
@@ -314,7 +314,7 @@ async fn outsider(engine: Engine) {
 
 #[tokio::test]
 async fn a_workflow_and_a_caller_outside_exclude_each_other_over_every_crash() {
-    let crashes = Crashes::of(&contender(), 3).outside(outsider).run(|outcome| {
+    let crashes = Crashes::of(contender, 3).outside(outsider).run(async |outcome| {
         let (sum, tokens) = outcome.result.as_ref().unwrap();
         assert_eq!(*sum, 103, "{:?}", outcome.crash);
         assert!(tokens.is_sorted_by(|a, b| a < b), "{:?}: {tokens:?}", outcome.crash);

@@ -21,7 +21,7 @@ fn careful() -> Workflow<u32, u64> {
         let busy = ctx.state().global::<u32>("busy");
         let before = busy.update(|busy| busy.unwrap_or(0) + 1).await?.value;
         assert_eq!(before, 1, "two hold the mutex");
-        ctx.run("work", async || Ok::<_, Failure>(())).retry(often()).await?;
+        ctx.run("work", async || Ok(())).retry(often()).await?;
         ctx.sleep(Duration::from_secs(pause.into())).await?;
         busy.update(|busy| busy.unwrap_or(0) - 1).await?;
         let token = guard.token().number();
@@ -56,7 +56,7 @@ async fn executions_take_turns_in_the_order_in_which_they_came() {
 #[tokio::test]
 async fn a_crash_at_any_commit_loses_no_lock_and_grants_none_twice() {
     let careful = careful();
-    let crashes = Crashes::of(&careful, 1).outside({
+    let crashes = Crashes::of(|| careful.clone(), 1).outside({
         let careful = careful.clone();
         move |engine: Engine| {
             let careful = careful.clone();
@@ -67,7 +67,7 @@ async fn a_crash_at_any_commit_loses_no_lock_and_grants_none_twice() {
             }
         }
     });
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert!(outcome.result.is_ok(), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await >= 10);
@@ -97,16 +97,16 @@ async fn a_limit_and_a_grant_at_the_same_time_under_crashes() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| {
         let guard = ctx.mutex("m").acquire_within(Duration::from_secs(2)).await?;
         let got = guard.is_some();
-        ctx.run("work", async || Ok::<_, Failure>(())).retry(often()).await?;
+        ctx.run("work", async || Ok(())).retry(often()).await?;
         Ok(got)
     });
-    let crashes = Crashes::of(&waits, ()).outside(async |engine: Engine| {
+    let crashes = Crashes::of(|| waits.clone(), ()).outside(async |engine: Engine| {
         if let Ok(Some(held)) = engine.mutex("m").try_acquire().await {
             engine.store().env().sleep(Duration::from_secs(2)).await;
             let _ = held.release().await;
         }
     });
-    crashes.run(|outcome| assert!(outcome.result.is_ok(), "{:?}: {:?}", outcome.crash, outcome.result)).await;
+    crashes.run(async |outcome| assert!(outcome.result.is_ok(), "{:?}: {:?}", outcome.crash, outcome.result)).await;
 }
 
 #[tokio::test]
@@ -147,17 +147,17 @@ async fn a_branch_that_loses_a_race_holds_nothing_and_waits_for_nothing() {
             ))
             .await;
         let is_late = matches!(raced, First2::Second(_));
-        ctx.run("after", async || Ok::<_, Failure>(())).retry(often()).await?;
+        ctx.run("after", async || Ok(())).retry(often()).await?;
         // If the lock were still held, this would be refused or would wait for ever.
         ctx.mutex("free").acquire().await?.release().await?;
         Ok(is_late)
     });
-    let crashes = Crashes::of(&races, ()).outside(async |engine: Engine| {
+    let crashes = Crashes::of(|| races.clone(), ()).outside(async |engine: Engine| {
         let Ok(held) = engine.mutex("taken").acquire().await else { return };
         engine.store().env().sleep(HOUR).await;
         drop(held);
     });
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert!(outcome.result.is_ok(), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await >= 5);
@@ -176,7 +176,12 @@ async fn the_same_execution_may_hold_a_mutex_twice_only_if_it_says_so() {
         outer.release().await?;
         Ok(is_same)
     });
-    crash_everywhere(&nests, true, |outcome| assert!(outcome.result.as_ref().unwrap(), "{:?}", outcome.crash)).await;
+    crash_everywhere(
+        || nests.clone(),
+        true,
+        async |outcome| assert!(outcome.result.as_ref().unwrap(), "{:?}", outcome.crash),
+    )
+    .await;
     let test = TestEngine::new(&nests, 1).await.unwrap();
     let handle = test.engine().start(&nests, false).id("n").await.unwrap();
     let Err(WorkflowError::Failed { failure, .. }) = test.run(handle.result()).await else { panic!("it may") };
@@ -235,10 +240,14 @@ async fn an_execution_that_continues_as_new_or_fails_holds_nothing() {
             _ => Ok(()),
         }
     });
-    let crashes = crash_everywhere(&anew, 0, |outcome| {
-        let Err(WorkflowError::Failed { failure, .. }) = &outcome.result else { panic!("{:?}", outcome.result) };
-        assert!(failure.to_string().contains("it has failed"), "{:?}: {failure}", outcome.crash);
-    });
+    let crashes = crash_everywhere(
+        || anew.clone(),
+        0,
+        async |outcome| {
+            let Err(WorkflowError::Failed { failure, .. }) = &outcome.result else { panic!("{:?}", outcome.result) };
+            assert!(failure.to_string().contains("it has failed"), "{:?}: {failure}", outcome.crash);
+        },
+    );
     crashes.await;
     let test = TestEngine::new(&anew, 1).await.unwrap();
     let handle = test.engine().start(&anew, 0).id("a").await.unwrap();
@@ -251,7 +260,7 @@ async fn a_fork_acquires_what_the_source_held() {
     let holds = workflow("holds").run(async |ctx: Ctx, ()| {
         ctx.mutex("before").acquire().await?.release().await?;
         let guard = ctx.mutex("m").acquire().await?;
-        ctx.run("work", async || Ok::<_, Failure>(())).await?;
+        ctx.run("work", async || Ok(())).await?;
         Ok(guard.token().number())
     });
     let test = TestEngine::new(&holds, 1).await.unwrap();

@@ -7,6 +7,7 @@ mod first_steps;
 mod gathered;
 mod given_up;
 mod kill;
+mod left;
 mod limits;
 mod lines;
 mod many;

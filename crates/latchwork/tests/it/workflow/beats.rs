@@ -39,7 +39,7 @@ async fn a_heartbeat_of_an_earlier_run_is_an_error() {
                     return std::future::pending().await;
                 }
                 let _ = hands.lock().take().unwrap().send(attempt);
-                Ok::<_, Failure>(())
+                Ok(())
             })
             .await?;
             ctx.continue_as_new::<()>(number + 1).await
@@ -68,7 +68,7 @@ async fn progress_is_not_taken_over_from_an_earlier_run() {
             let copies = async |attempt: Attempt| {
                 if number == 0 {
                     let _ = hands.lock().take().unwrap().send(attempt);
-                    return Ok::<_, Failure>(None);
+                    return Ok(None);
                 }
                 if attempt.number == 1 {
                     let _ = failing.lock().await.take().unwrap().await;
@@ -116,7 +116,7 @@ fn beats(env: Arc<Mutex<Option<Env>>>, told: Arc<Mutex<Vec<bool>>>, way: u32) ->
             ctx.shielded()
                 .run("idle", async || {
                     env.sleep(10 * SECOND).await;
-                    Ok::<_, Failure>(())
+                    Ok(())
                 })
                 .await
         }

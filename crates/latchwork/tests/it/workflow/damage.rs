@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use latchwork::workflow::{Ctx, Engine, Failure, Filter, Is, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Failure, Filter, Status, Workflow, workflow};
 
 use crate::lock::turnstile::{Harm, Stage, has_ended};
 
@@ -21,7 +21,7 @@ fn gated() -> (tokio::sync::watch::Sender<bool>, Workflow<u32, u32>) {
     let gated = workflow("gated").run(move |ctx: Ctx, number: u32| {
         let open = open.clone();
         async move {
-            let first = ctx.run("first", async || Ok::<_, Failure>(number)).await?;
+            let first = ctx.run("first", async || Ok(number)).await?;
             let wait = async || open.clone().wait_for(|open| *open).await.map(drop).map_err(Failure::from);
             ctx.run("wait", wait).await?;
             Ok(first)
@@ -108,7 +108,7 @@ async fn executions_beside_a_damaged_record_are_removed_in_time() {
     for space in spaces {
         for harm in Harm::ALL {
             let short = workflow("short").keep(100 * SECOND).run(async |ctx: Ctx, ()| {
-                ctx.run("a", async || Ok::<_, Failure>("x".repeat(2000))).await?;
+                ctx.run("a", async || Ok("x".repeat(2000))).await?;
                 Ok(())
             });
             let stage = Stage::new(|engine| engine.register(&short)).await;
@@ -244,9 +244,9 @@ async fn several_damaged_records_cost_several_executions() {
         stage.pass(SECOND).await;
     }
     assert_eq!(damaged(&engine).await, bad);
-    let completed = engine.list(Filter::new().is(Is::Completed)).limit(1000).await.unwrap();
+    let completed = engine.list(Filter::new().is(Status::Completed)).limit(1000).await.unwrap();
     assert_eq!(completed.executions.len(), 300 - bad.len());
     stage.damage("workflow.executions", b"e300", Harm::Checksum).await;
-    let completed = engine.list(Filter::new().is(Is::Completed)).limit(1000).await.unwrap();
+    let completed = engine.list(Filter::new().is(Status::Completed)).limit(1000).await.unwrap();
     assert_eq!(completed.executions.len(), 299 - bad.len());
 }

@@ -16,7 +16,7 @@ fn often() -> Retry {
 }
 
 async fn step(ctx: &Ctx, name: &str, value: u32) -> Result<u32, Failure> {
-    ctx.run(name, async || Ok::<_, Failure>(value)).retry(often()).await
+    ctx.run(name, async || Ok(value)).retry(often()).await
 }
 
 /// Doubles the number that it receives by a signal.
@@ -101,11 +101,11 @@ async fn long_and_undone(ctx: &Ctx) -> Result<u32, Failure> {
         for part in from..3 {
             attempt.heartbeat(&(part + 1)).await?;
         }
-        Ok::<_, Failure>(3u32)
+        Ok(3u32)
     });
     let parts = from.heartbeat_timeout(MINUTE).retry(often()).await?;
     let undone = ctx.saga(async |saga| {
-        saga.compensate("undo", async || Ok::<_, Failure>(()));
+        saga.compensate("undo", async || Ok(()));
         step(ctx, "do", 1).await?;
         Err::<(), _>(Failure::new("not this time"))
     });
@@ -134,7 +134,7 @@ fn everything() -> Workflow<u32, Vec<u32>> {
         numbers.push(added.await?);
         ctx.transaction("change", async |tx| {
             tx.update(Update::new("thing").data(json!({"size": 2})));
-            Ok::<_, Failure>(())
+            Ok(())
         })
         .await?;
         ctx.untag("everything").await?;
@@ -162,8 +162,8 @@ async fn outside(engine: Engine) {
 
 #[tokio::test]
 async fn every_operation_survives_a_crash_at_every_commit() {
-    let crashes = Crashes::of(&everything(), 0).register(&child()).register(&detached()).register(&waits());
-    let crashes = crashes.outside(outside).run(|outcome| {
+    let crashes = Crashes::of(everything, 0).register(child).register(detached).register(waits);
+    let crashes = crashes.outside(outside).run(async |outcome| {
         let expected = [1, 2, 0, 10, 30, 5, 42, 1, 1, 8, 1, 4, 5, 6, 3, 1, 1];
         assert_eq!(outcome.result.as_ref().unwrap(), &expected, "{:?} {:?}", outcome.crash, outcome.bodies);
     });

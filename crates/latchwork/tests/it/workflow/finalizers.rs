@@ -83,13 +83,13 @@ async fn a_finalizer_runs_after_every_kind_of_end() {
 #[tokio::test]
 async fn a_crash_at_any_commit_neither_loses_nor_repeats_a_finalizer() {
     for how in ["completes", "fails", "continues"] {
-        let crashes = Crashes::of(&ends(), how.into()).outside(move |engine| async move {
+        let crashes = Crashes::of(ends, how.into()).outside(move |engine| async move {
             while let Ok(page) = engine.list(Filter::new().workflow("ends.finally")).await {
                 assert!(page.executions.len() <= 1, "{how}");
                 engine.store().env().sleep(SECOND).await;
             }
         });
-        let crashes = crashes.run(|outcome| match (how, &outcome.result) {
+        let crashes = crashes.run(async |outcome| match (how, &outcome.result) {
             ("fails", Err(WorkflowError::Failed { .. })) | ("completes" | "continues", Ok(7)) => {}
             (_, other) => panic!("{how}: {other:?}"),
         });
@@ -116,7 +116,7 @@ async fn a_crash_at_any_commit_neither_loses_nor_repeats_a_finalizer() {
             }
         })
     };
-    let crashes = Crashes::of(&waits, ()).register(&ends()).run(|outcome| {
+    let crashes = Crashes::of(|| waits.clone(), ()).register(ends).run(async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &(7, 1), "{:?}", outcome.crash);
     });
     let crashes = crashes.await;
@@ -160,9 +160,8 @@ async fn every_restart_of_an_id_has_a_finalizer_of_its_own() {
 async fn an_end_that_is_as_large_as_can_be_is_stored_with_its_finalizer() {
     let large = |bytes: usize| {
         // Together with the result of the step, the end is more than one commit holds.
-        let echo = workflow("echo").run(move |ctx: Ctx, _: String| async move {
-            ctx.run("give", async || Ok::<_, Failure>("o".repeat(bytes))).await
-        });
+        let echo = workflow("echo")
+            .run(move |ctx: Ctx, _: String| async move { ctx.run("give", async || Ok("o".repeat(bytes))).await });
         echo.finally(async |ctx: Ctx, finished: Finished<String>| {
             let whole = matches!(&finished.outcome, FinishedAs::Completed(Some(_)));
             ctx.state().global::<(usize, bool)>("told").set((finished.input.len(), whole)).await?;

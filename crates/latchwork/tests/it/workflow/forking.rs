@@ -11,7 +11,7 @@ use latchwork::workflow::{Ctx, ExecutionState, Failure, Kind, Operation, WaitsFo
 /// A step and its result.
 async fn step(ctx: &Ctx, name: String, input: &u64) -> Result<String, Failure> {
     let gives = format!("{name}:{input}");
-    ctx.run(&name, async || Ok::<_, Failure>(gives.clone())).input(input).await
+    ctx.run(&name, async || Ok(gives.clone())).input(input).await
 }
 
 fn ten() -> Workflow<u64, Vec<String>> {
@@ -136,9 +136,9 @@ async fn a_fork_of_more_than_a_commit_holds_is_whole() {
     let long = workflow("long").run(async |ctx: Ctx, count: u64| {
         let mut sum = 0;
         for number in 0..count {
-            sum += ctx.run("add", async || Ok::<_, Failure>(number)).await?;
+            sum += ctx.run("add", async || Ok(number)).await?;
         }
-        ctx.run("last", async || Ok::<_, Failure>(sum)).await
+        ctx.run("last", async || Ok(sum)).await
     });
     let test = TestEngine::new(&long, 1).await.unwrap();
     let handle = test.engine().start(&long, 2500).id("source").await.unwrap();
@@ -164,10 +164,10 @@ fn counter() -> Workflow<(), Vec<u64>> {
         saw.push(own().update(|n| n.unwrap_or_default()).await?.value);
         let gave = ctx.transaction("tx", async |tx| {
             tx.execution::<Vec<u64>>("list").set(vec![1, 2]).await?;
-            Ok::<_, Failure>(tx.execution::<u64>("n").increment(100).await?.value)
+            Ok(tx.execution::<u64>("n").increment(100).await?.value)
         });
         saw.push(gave.await?);
-        ctx.run("with its id", async || Ok::<_, Failure>(())).input(ctx.id()).await?;
+        ctx.run("with its id", async || Ok(())).input(ctx.id()).await?;
         saw.push(own().increment(1000).await?.value);
         ctx.state().execution::<Vec<u64>>("list").delete().await?;
         saw.push(own().update(|n| n.unwrap_or_default() + 10_000).await?.value);
@@ -237,9 +237,9 @@ async fn a_fork_uses_its_own_id_in_names() {
         let note = ctx.receive::<u64>("note").await?;
         guard.release().await?;
         let guard = mutex.acquire().await?;
-        ctx.run("under it", async || Ok::<_, Failure>(())).await?;
+        ctx.run("under it", async || Ok(())).await?;
         guard.release().await?;
-        ctx.run("last", async || Ok::<_, Failure>(note)).await
+        ctx.run("last", async || Ok(note)).await
     });
     let test = TestEngine::new(&own, 1).await.unwrap();
     let handle = test.engine().start(&own, ()).id("source").await.unwrap();
@@ -259,9 +259,9 @@ async fn impossible_forks_are_refused() {
             let child = child.clone();
             async move {
                 let started = ctx.child(&child, 1).id("the-child").start().await?;
-                ctx.run("between", async || Ok::<_, Failure>(())).await?;
+                ctx.run("between", async || Ok(())).await?;
                 let output = started.result().await?;
-                ctx.run("last", async || Ok::<_, Failure>(())).await?;
+                ctx.run("last", async || Ok(())).await?;
                 Ok(output)
             }
         })
@@ -290,7 +290,7 @@ async fn impossible_forks_are_refused() {
 
 fn ten_child() -> Workflow<u64, u64> {
     workflow("child").run(async |ctx: Ctx, number: u64| {
-        ctx.run("child step", async || Ok::<_, Failure>(())).await?;
+        ctx.run("child step", async || Ok(())).await?;
         Ok(number * 2)
     })
 }
@@ -346,7 +346,7 @@ async fn a_token_whose_waits_timed_out_can_be_used_in_a_fork() {
             if let Some(paid) = completion.wait_at_most(Duration::from_secs(10)).await? {
                 return Ok(paid);
             }
-            ctx.run("remind", async || Ok::<_, Failure>(())).await?;
+            ctx.run("remind", async || Ok(())).await?;
         }
         completion.wait().await
     });
@@ -370,7 +370,7 @@ async fn a_token_of_the_same_name_as_a_used_one_can_be_used_in_a_fork() {
         let mut sum = 0;
         for _ in 0..2 {
             let answer = ctx.completion::<u32>("answer").await;
-            ctx.run("ask", async || Ok::<_, Failure>(())).await?;
+            ctx.run("ask", async || Ok(())).await?;
             ctx.publish("token", &answer.token()).await?;
             sum += answer.wait().await?;
         }
@@ -403,7 +403,7 @@ async fn a_fork_does_not_wait_for_a_child_of_a_lost_branch() {
                 let kid = &kid;
                 let waits = async |ctx: Ctx| ctx.child(kid, ()).await;
                 drop(ctx.select((waits, async |ctx: Ctx| ctx.sleep(Duration::from_secs(1)).await)).await);
-                ctx.run("after", async || Ok::<_, Failure>(7)).await
+                ctx.run("after", async || Ok(7)).await
             }
         }
     });
@@ -421,8 +421,8 @@ fn parent(child: &Workflow<u64, u64>) -> Workflow<bool, u64> {
         let child = child.clone();
         async move {
             let started = ctx.child(&child, 1).id("slow").start().await?;
-            ctx.run("between", async || Ok::<_, Failure>(())).await?;
-            ctx.run("later", async || Ok::<_, Failure>(())).await?;
+            ctx.run("between", async || Ok(())).await?;
+            ctx.run("later", async || Ok(())).await?;
             if waits { started.result().await } else { Ok(0) }
         }
     })

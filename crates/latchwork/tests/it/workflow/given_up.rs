@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use latchwork::testing::Side;
-use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionState, Workflow, workflow};
 
 use crate::lock::turnstile::{Stage, tokens};
 
@@ -28,7 +28,7 @@ fn waits() -> Workflow<String, String> {
             ctx.receive::<String>("s").await
         }
         _ => {
-            ctx.run("tells", async || Ok::<_, Failure>(())).await?;
+            ctx.run("tells", async || Ok(())).await?;
             ctx.receive::<String>("s").timeout(SECOND).await.map(|_| "done".into())
         }
     })

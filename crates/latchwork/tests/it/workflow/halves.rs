@@ -61,7 +61,7 @@ fn receives(gate: &Arc<Gate>) -> Workflow<(), (bool, Option<u32>)> {
                     First2::First(slept) => {
                         slept?;
                         let received = ctx.receive::<u32>("go").timeout(Duration::from_millis(100)).await;
-                        Ok::<_, Failure>((false, received?))
+                        Ok((false, received?))
                     }
                 }
             };

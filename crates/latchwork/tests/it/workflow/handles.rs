@@ -18,7 +18,7 @@ async fn what_is_taken_out_of_a_branch_can_be_used_outside() {
     let dad = workflow("dad").run(async |ctx: Ctx, ()| {
         let begins = async |ctx: Ctx| ctx.child(&kid(), (7, 3)).start().await;
         let takes = async |ctx: Ctx| {
-            let inner = async |ctx: Ctx| Ok::<_, Failure>((ctx.mutex("m").acquire().await?, ctx));
+            let inner = async |ctx: Ctx| Ok((ctx.mutex("m").acquire().await?, ctx));
             let (taken, slept) = ctx.join((inner, async |ctx: Ctx| ctx.sleep(SECOND).await)).await;
             slept?;
             taken
@@ -27,14 +27,14 @@ async fn what_is_taken_out_of_a_branch_can_be_used_outside() {
         let (guard, inner) = taken;
         let number = begun.result().await?;
         inner.sleep(2 * SECOND).await?;
-        let more = inner.run("more", async || Ok::<_, Failure>(1)).await?;
+        let more = inner.run("more", async || Ok(1)).await?;
         ctx.sleep(2 * SECOND).await?;
         Ok((number + more, guard.release().await?))
     });
     let test = TestEngine::build(1).register(&kid()).register(&dad).start().await.unwrap();
     let handle = test.engine().start(&dad, ()).await.unwrap();
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (8, true));
-    let crashes = Crashes::of(&dad, ()).register(&kid()).run(|outcome| {
+    let crashes = Crashes::of(|| dad.clone(), ()).register(kid).run(async |outcome| {
         assert!(matches!(outcome.result, Ok((8, true))), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 10);
@@ -63,7 +63,7 @@ async fn a_child_is_waited_for_in_a_branch() {
         let test = TestEngine::build(1).register(&kid()).register(&at_most()).start().await.unwrap();
         let handle = test.engine().start(&at_most(), limit).await.unwrap();
         assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), expected);
-        let crashes = Crashes::of(&at_most(), limit).register(&kid()).run(|outcome| {
+        let crashes = Crashes::of(at_most, limit).register(kid).run(async |outcome| {
             assert!(matches!(&outcome.result, Ok(it) if *it == expected), "{:?}: {:?}", outcome.crash, outcome.result);
         });
         assert!(crashes.await > 5);
@@ -106,7 +106,7 @@ async fn a_guard_is_released_in_a_branch() {
     let test = TestEngine::new(&guards(), 1).await.unwrap();
     let handle = test.engine().start(&guards(), ()).await.unwrap();
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), (true, true));
-    let crashes = Crashes::of(&guards(), ()).run(|outcome| {
+    let crashes = Crashes::of(guards, ()).run(async |outcome| {
         assert!(matches!(outcome.result, Ok((true, true))), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 10);
@@ -118,7 +118,7 @@ fn outer() -> Workflow<(), Vec<u64>> {
         let outer = &ctx;
         let number = async |name: &str, number: u64| {
             outer.sleep(SECOND * number as u32).await?;
-            outer.run(name, async || Ok::<_, Failure>(number)).await
+            outer.run(name, async || Ok(number)).await
         };
         let (a, (b, c)) = outer
             .try_join((
@@ -144,7 +144,7 @@ async fn a_branch_may_use_the_context_around_it() {
     let test = TestEngine::new(&outer(), 1).await.unwrap();
     let handle = test.engine().start(&outer(), ()).await.unwrap();
     assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), expected);
-    let crashes = Crashes::of(&outer(), ()).run(|outcome| {
+    let crashes = Crashes::of(outer, ()).run(async |outcome| {
         assert_eq!(outcome.result.as_ref().ok(), Some(&expected), "{:?}: {:?}", outcome.crash, outcome.result);
     });
     assert!(crashes.await > 10);
@@ -157,11 +157,8 @@ async fn an_operation_that_changes_its_branch_parks_the_execution() {
         let mut receives = Box::pin(ctx.receive::<u64>("s").into_future());
         let first = {
             let receives = &mut receives;
-            ctx.select((
-                async move |_: Ctx| receives.await,
-                async |ctx: Ctx| ctx.run("quick", async || Ok::<_, Failure>(())).await,
-            ))
-            .await
+            ctx.select((async move |_: Ctx| receives.await, async |ctx: Ctx| ctx.run("quick", async || Ok(())).await))
+                .await
         };
         if let First2::First(number) = first {
             return number;

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use latchwork::workflow::{Ctx, Engine, Failure, History, Retry, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, History, Retry, Workflow, workflow};
 
 const DIRECTORY: &str = "LATCHWORK_WORKFLOW_DIRECTORY";
 const EXECUTIONS: u32 = 1000;
@@ -20,7 +20,7 @@ fn chain() -> Workflow<u32, Vec<String>> {
     workflow("chain").run(async |ctx: Ctx, n: u32| {
         let mut results = Vec::new();
         for step in 0..5 {
-            let body = ctx.run("step", async || Ok::<_, Failure>(format!("{n}.{step}"))).input(&step);
+            let body = ctx.run("step", async || Ok(format!("{n}.{step}"))).input(&step);
             // The body is never the reason why the process ends.
             results.push(body.retry(Retry::exponential()).await?);
             if step == 2 {
@@ -28,7 +28,7 @@ fn chain() -> Workflow<u32, Vec<String>> {
             }
         }
         ctx.state().global::<u64>("there").increment(1).await?;
-        ctx.run("end", async || Ok::<_, Failure>(())).retry(Retry::exponential()).await?;
+        ctx.run("end", async || Ok(())).retry(Retry::exponential()).await?;
         Ok(results)
     })
 }

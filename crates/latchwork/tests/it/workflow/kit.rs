@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use latchwork::testing::{TestEngine, replay};
+use latchwork::testing::{Simulation, TestEngine, replay};
 use latchwork::workflow::{
-    Ctx, ExecutionState, Failure, History, Kind, OperationState, Retry, Workflow, WorkflowError, workflow,
+    Ctx, ExecutionId, ExecutionState, Failure, History, Kind, OperationState, Retry, Workflow, WorkflowError, workflow,
 };
 
 fn order() -> Workflow<u64, String> {
@@ -13,7 +13,7 @@ fn order() -> Workflow<u64, String> {
         let paid = paid.retry(Retry::exponential().max_attempts(3)).await?;
         ctx.sleep(Duration::from_secs(3600)).await?;
         let count = ctx.state().global::<u64>("orders").increment(1).await?.value;
-        ctx.run("ship", async || Ok::<_, Failure>(format!("{paid} for order {count}"))).await
+        ctx.run("ship", async || Ok(format!("{paid} for order {count}"))).await
     })
 }
 
@@ -131,4 +131,34 @@ async fn a_history_shows_attempts_that_are_still_to_come() {
     let charge = history.find(Kind::Step, "charge").unwrap();
     assert!(matches!(charge.state, OperationState::Retrying { .. }), "{charge:?}");
     assert_eq!(charge.failures.len(), 1);
+}
+
+/// It would never come to an end: the test would hang until something kills it.
+#[tokio::test]
+#[should_panic(expected = "test.run(handle.result()).await")]
+async fn a_result_that_is_waited_for_while_time_stands_still_is_a_panic() {
+    let sleeps = workflow("sleeps").run(async |ctx: Ctx, ()| ctx.sleep(Duration::from_secs(60)).await);
+    let test = TestEngine::new(&sleeps, 1).await.unwrap();
+    let handle = test.engine().start(&sleeps, ()).await.unwrap();
+    let _ = handle.result().await;
+}
+
+#[tokio::test]
+async fn a_result_that_needs_no_time_can_be_waited_for_anywhere() {
+    let adds = workflow("adds").run(async |ctx: Ctx, n: u32| ctx.run("add", async || Ok::<_, Failure>(n + 1)).await);
+    let test = TestEngine::new(&adds, 1).await.unwrap();
+    let handle = test.engine().start(&adds, 1).await.unwrap();
+    assert_eq!(handle.result().await.unwrap(), 2);
+}
+
+#[test]
+fn a_simulation_takes_the_ids_that_a_start_takes() {
+    let adds = workflow("adds").run(async |_: Ctx, n: u32| Ok(n + 1));
+    let id = ExecutionId::from("c");
+    let simulation = Simulation::new(1).register(&adds).start(&adds, "a", 1);
+    let report = simulation.start(&adds, format!("b-{}", 1), 2).start(&adds, &id, 3).run();
+    report.assert_settled();
+    assert_eq!(report.output::<u32>("a").unwrap(), 2);
+    assert_eq!(report.output::<u32>(String::from("b-1")).unwrap(), 3);
+    assert_eq!(report.output::<u32>(&id).unwrap(), 4);
 }

@@ -20,7 +20,7 @@ fn large(letter: char) -> String {
 fn echo() -> Workflow<String, String> {
     workflow("echo").run(async |ctx: Ctx, input: String| {
         ctx.sleep(3 * SECOND).await?;
-        ctx.run("echo", async || Ok::<_, Failure>(large('x'))).await.map(|text| text + &input)
+        ctx.run("echo", async || Ok(large('x'))).await.map(|text| text + &input)
     })
 }
 
@@ -38,9 +38,8 @@ async fn a_child_may_give_a_large_result_to_a_large_parent() {
 #[tokio::test]
 async fn large_results_of_branches_that_end_together_are_recorded() {
     let wide = workflow("wide").run(async |ctx: Ctx, ()| {
-        let texts = ctx.try_map('a'..='h', 8, async |ctx: Ctx, letter| {
-            ctx.run("large", async || Ok::<_, Failure>(large(letter))).await
-        });
+        let texts =
+            ctx.try_map('a'..='h', 8, async |ctx: Ctx, letter| ctx.run("large", async || Ok(large(letter))).await);
         let texts = texts.await?;
         ctx.sleep(10 * SECOND).await?;
         Ok(texts.iter().filter_map(|text| text.chars().next()).collect::<String>())

@@ -6,7 +6,7 @@ use std::time::Duration;
 use latchwork::store::Timestamp;
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Attribute, Ctx, Cursor, ExecutionState, Failure, Filter, History, Is, Listed, Wait, WaitsFor, Workflow,
+    Attribute, Ctx, Cursor, ExecutionState, Failure, Filter, History, Listed, Status, Wait, WaitsFor, Workflow,
     WorkflowError, workflow,
 };
 use serde::{Deserialize, Serialize};
@@ -113,26 +113,25 @@ struct Known {
 }
 
 impl Known {
-    fn is(&self, is: Is) -> bool {
+    fn is(&self, is: Status) -> bool {
         let state = &self.history.state;
         let is_timed = |wait: &Wait| matches!(wait.what, WaitsFor::Timer | WaitsFor::Retry(_));
         match is {
-            Is::Running => matches!(state, ExecutionState::Running),
-            Is::Waiting => matches!(state, ExecutionState::Waiting),
-            Is::Asleep => matches!(state, ExecutionState::Waiting) && self.waits.iter().all(is_timed),
-            Is::Parked => matches!(state, ExecutionState::Parked(_)),
-            Is::Completed => matches!(state, ExecutionState::Completed(_)),
-            Is::Failed => matches!(state, ExecutionState::Failed(_)),
-            Is::TimedOut => matches!(state, ExecutionState::TimedOut),
-            Is::Cancelled => matches!(state, ExecutionState::Cancelled(_)),
-            _ => unreachable!("a state that this test does not know"),
+            Status::Running => matches!(state, ExecutionState::Running),
+            Status::Waiting => matches!(state, ExecutionState::Waiting),
+            Status::Asleep => matches!(state, ExecutionState::Waiting) && self.waits.iter().all(is_timed),
+            Status::Parked => matches!(state, ExecutionState::Parked(_)),
+            Status::Completed => matches!(state, ExecutionState::Completed(_)),
+            Status::Failed => matches!(state, ExecutionState::Failed(_)),
+            Status::TimedOut => matches!(state, ExecutionState::TimedOut),
+            Status::Cancelled => matches!(state, ExecutionState::Cancelled(_)),
         }
     }
 
     fn waits_for(&self, what: &WaitsFor) -> bool {
         match what {
-            WaitsFor::Timer => self.is(Is::Asleep),
-            what => self.is(Is::Waiting) && self.waits.iter().any(|wait| wait.what == *what),
+            WaitsFor::Timer => self.is(Status::Asleep),
+            what => self.is(Status::Waiting) && self.waits.iter().any(|wait| wait.what == *what),
         }
     }
 
@@ -202,12 +201,20 @@ fn choices(known: &[Known]) -> Vec<Vec<(Filter, Test)>> {
         (filter, Box::new(test))
     }
     let any = || choice(Filter::new(), |_| true);
-    let all =
-        [Is::Running, Is::Waiting, Is::Asleep, Is::Parked, Is::Completed, Is::Failed, Is::TimedOut, Is::Cancelled];
+    let all = [
+        Status::Running,
+        Status::Waiting,
+        Status::Asleep,
+        Status::Parked,
+        Status::Completed,
+        Status::Failed,
+        Status::TimedOut,
+        Status::Cancelled,
+    ];
     let mut is = vec![any(), any(), any(), any(), any(), any()];
     is.extend(all.map(|is| choice(Filter::new().is(is), move |known| known.is(is))));
-    is.push(choice(Filter::new().is(Is::Failed).is(Is::Asleep).is(Is::Waiting), |known| {
-        known.is(Is::Failed) || known.is(Is::Waiting)
+    is.push(choice(Filter::new().is(Status::Failed).is(Status::Asleep).is(Status::Waiting), |known| {
+        known.is(Status::Failed) || known.is(Status::Waiting)
     }));
     let workflows = vec![
         any(),
@@ -301,8 +308,16 @@ async fn pages(test: &TestEngine, filter: &Filter, ascending: bool, limit: usize
 #[tokio::test]
 async fn lists_hold_what_a_full_scan_finds() {
     let (test, known) = populated().await;
-    for is in [Is::Running, Is::Waiting, Is::Asleep, Is::Parked, Is::Completed, Is::Failed, Is::TimedOut, Is::Cancelled]
-    {
+    for is in [
+        Status::Running,
+        Status::Waiting,
+        Status::Asleep,
+        Status::Parked,
+        Status::Completed,
+        Status::Failed,
+        Status::TimedOut,
+        Status::Cancelled,
+    ] {
         assert!(known.iter().filter(|known| known.is(is)).count() >= 4, "{is:?}");
     }
     let choices = choices(&known);
@@ -396,7 +411,7 @@ async fn many_are_signalled_once_under_one_operation() {
         assert_eq!((report.matched, report.done, report.failures), (601, 601, 0));
         settle().await;
     }
-    let completed = engine.list(Filter::new().is(Is::Completed)).await.unwrap();
+    let completed = engine.list(Filter::new().is(Status::Completed)).await.unwrap();
     assert!(completed.executions.is_empty(), "each has had one signal");
     // Another message under the same id is a mistake of the caller, and is reported.
     let report = engine.bulk(even.clone()).operation("first").signal("go", &2u64).await.unwrap();
@@ -408,7 +423,7 @@ async fn many_are_signalled_once_under_one_operation() {
     settle().await;
     let report = engine.bulk(Filter::new()).terminate("enough").await.unwrap();
     assert_eq!((report.matched, report.done, report.passed_over), (1201, 600, 601));
-    assert!(engine.list(Filter::new().is(Is::Waiting).is(Is::Running)).await.unwrap().executions.is_empty());
+    assert!(engine.list(Filter::new().is(Status::Waiting).is(Status::Running)).await.unwrap().executions.is_empty());
 }
 
 #[tokio::test]
@@ -427,16 +442,16 @@ async fn many_that_are_parked_try_again_and_many_that_wait_are_cancelled() {
         engine.start(&patient, number).await.unwrap();
     }
     settle().await;
-    let parked = Filter::new().is(Is::Parked);
+    let parked = Filter::new().is(Status::Parked);
     assert_eq!(engine.list(parked.clone()).await.unwrap().executions.len(), 10);
     is_fixed.store(true, std::sync::atomic::Ordering::SeqCst);
     let report = engine.bulk(Filter::new()).retry().await.unwrap();
     assert_eq!((report.matched, report.done, report.passed_over), (20, 10, 10));
     settle().await;
-    assert_eq!(engine.list(Filter::new().workflow("broken").is(Is::Completed)).await.unwrap().executions.len(), 10);
-    let report = engine.bulk(Filter::new().is(Is::Waiting).is(Is::Running)).cancel("enough").await.unwrap();
+    assert_eq!(engine.list(Filter::new().workflow("broken").is(Status::Completed)).await.unwrap().executions.len(), 10);
+    let report = engine.bulk(Filter::new().is(Status::Waiting).is(Status::Running)).cancel("enough").await.unwrap();
     // Some may end before the bulk operation asks whether they are cancelled.
     assert_eq!((report.matched, report.done + report.passed_over, report.failures), (10, 10, 0));
     settle().await;
-    assert_eq!(engine.list(Filter::new().is(Is::Cancelled)).await.unwrap().executions.len(), 10);
+    assert_eq!(engine.list(Filter::new().is(Status::Cancelled)).await.unwrap().executions.len(), 10);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use latchwork::store::Store;
 use latchwork::testing::{Crashes, TestEngine};
 use latchwork::workflow::{
-    Ctx, Engine, ExecutionState, Failure, Filter, Is, Kind, Retry, Workflow, WorkflowError, workflow,
+    Ctx, Engine, ExecutionState, Failure, Filter, Kind, Retry, Status, Workflow, WorkflowError, workflow,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -15,7 +15,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 fn patient() -> Workflow<u32, u32> {
     workflow("patient").run(async |ctx: Ctx, number: u32| {
         let received = ctx.receive::<u32>("go").await?;
-        ctx.run("add", async || Ok::<_, Failure>(number + received)).await
+        ctx.run("add", async || Ok(number + received)).await
     })
 }
 
@@ -65,7 +65,7 @@ async fn executions_end_while_many_are_cancelled() {
                 Err(error) => panic!("{error}"),
             }
         }
-        for (state, count) in [(Is::Completed, ends.0), (Is::Cancelled, ends.1)] {
+        for (state, count) in [(Status::Completed, ends.0), (Status::Cancelled, ends.1)] {
             assert_eq!(engine.list(Filter::new().is(state)).await.unwrap().executions.len(), count);
         }
         // An execution that was asked to cancel may still complete; an execution that had ended is not cancelled.
@@ -83,7 +83,7 @@ fn pays() -> Workflow<(), String> {
             Ok(amount) => format!("paid {amount}"),
             Err(failure) => format!("not paid: {failure}, {}", failure.is_retryable()),
         };
-        ctx.run("book", async || Ok::<_, Failure>(paid.clone())).retry(Retry::exponential().max_attempts(100)).await
+        ctx.run("book", async || Ok(paid.clone())).retry(Retry::exponential().max_attempts(100)).await
     })
 }
 
@@ -103,12 +103,12 @@ async fn a_token_that_is_failed_from_outside_fails_once() {
     assert_eq!(test.run(handle.result()).await.unwrap(), "not paid: declined, false");
     let late = engine.fail(&token, Failure::new("late")).await;
     assert!(matches!(late, Err(WorkflowError::TokenUsed { .. })), "{late:?}");
-    let crashes = Crashes::of(&pays, ()).outside(async |engine: Engine| {
+    let crashes = Crashes::of(|| pays.clone(), ()).outside(async |engine: Engine| {
         let handle = engine.handle(&super::meddling::pays(), "execution");
         let Ok(token) = handle.wait_until("token", |_: &String| true).await else { return };
         let _ = engine.fail(&token, Failure::new("declined")).await;
     });
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), "not paid: declined, true", "{:?}", outcome.crash);
     });
     assert!(crashes.await >= 6);
@@ -175,7 +175,7 @@ fn stations() -> Workflow<u64, Vec<u64>> {
     workflow("stations").run(async |ctx: Ctx, input: u64| {
         let mut gave = Vec::new();
         for number in 0..10u64 {
-            gave.push(ctx.run(&format!("s{number}"), async || Ok::<_, Failure>(input + number)).await?);
+            gave.push(ctx.run(&format!("s{number}"), async || Ok(input + number)).await?);
             if number % 2 == 1 {
                 gave.push(ctx.receive::<u64>("go").await?);
             }
@@ -237,7 +237,7 @@ async fn an_execution_is_forked_at_any_moment() {
     let counts = workflow("counts").run(async |ctx: Ctx, until: u64| {
         let mut sum = 0;
         for number in 0..until {
-            sum += ctx.run("add", async || Ok::<_, Failure>(number)).await?;
+            sum += ctx.run("add", async || Ok(number)).await?;
             ctx.state().workflow::<u64>("all").increment(1u64).await?;
         }
         Ok(sum)

@@ -7,7 +7,7 @@ use latchwork::entity::{Add, EntityError};
 use latchwork::json;
 use latchwork::lock::LockError;
 use latchwork::store::{Bytes, Commit, ErrorKind, Key, Order, Store};
-use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, Workflow, WorkflowError, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionState, Workflow, WorkflowError, workflow};
 
 /// Changes the version of records whose keys contain a text. Returns the changed records.
 async fn set_version(store: &Store, space: &str, text: &str, version: u8) -> Vec<(Key, Bytes)> {
@@ -29,7 +29,7 @@ async fn set_version(store: &Store, space: &str, text: &str, version: u8) -> Vec
 /// Uses a lock and a slot after a signal.
 fn uses() -> Workflow<String, u64> {
     workflow("uses").run(async |ctx: Ctx, name: String| {
-        ctx.run("first", async || Ok::<_, Failure>(())).await?;
+        ctx.run("first", async || Ok(())).await?;
         let by: u64 = ctx.receive("go").await?;
         let guard = ctx.mutex(format!("m-{name}")).acquire().await?;
         let sum = ctx.state().global::<u64>(&format!("s-{name}")).increment(by).await?.value;

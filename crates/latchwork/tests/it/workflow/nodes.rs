@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use latchwork::store::{Commit, Order, Store};
-use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
 
 fn waits() -> Workflow<(), u64> {
     workflow("waits").run(async |ctx: Ctx, ()| {
         let guard = ctx.mutex("m").acquire().await?;
         let number = ctx.receive::<u64>("go").await?;
         guard.release().await?;
-        ctx.run("step", async || Ok::<_, Failure>(())).await?;
+        ctx.run("step", async || Ok(())).await?;
         Ok(number)
     })
 }

@@ -91,7 +91,7 @@ async fn a_step_beside_a_sleep_does_not_hang() {
     let races = workflow("races").run(async |ctx: Ctx, ()| {
         let step = ctx.run("slow", async || {
             tokio::time::sleep(Duration::from_secs(60)).await;
-            Ok::<_, Failure>(())
+            Ok(())
         });
         let slept = either(ctx.sleep(Duration::from_millis(1500)), step.into_future()).await;
         Ok(slept.is_ok())
@@ -108,9 +108,9 @@ async fn a_step_beside_a_sleep_does_not_hang() {
 async fn a_run_that_has_continued_as_new_goes_no_further() {
     let goes_on = workflow("goes_on").run(async |ctx: Ctx, number: u32| {
         if number == 0 {
-            ctx.run("first", async || Ok::<_, Failure>(())).await?;
+            ctx.run("first", async || Ok(())).await?;
             let _ = once(ctx.continue_as_new::<u32>(1u32)).await;
-            ctx.run("late", async || Ok::<_, Failure>(())).await?;
+            ctx.run("late", async || Ok(())).await?;
             return Ok(0);
         }
         Ok(number)
@@ -147,7 +147,7 @@ async fn a_terminated_execution_is_removed() {
 #[tokio::test]
 async fn removals_that_overlap_are_done() {
     let loops = workflow("loops").keep(Duration::ZERO).run(async |ctx: Ctx, number: u32| {
-        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        ctx.run("a", async || Ok(())).await?;
         std::thread::sleep(Duration::from_micros(50));
         if number < 5 { ctx.continue_as_new(number + 1).await } else { Ok(number) }
     });
@@ -202,7 +202,7 @@ async fn no_pause_stays_no_pause() {
 #[tokio::test]
 async fn an_input_that_just_fits_does_not_hang() {
     let echo = workflow("echo").run(async |ctx: Ctx, text: String| {
-        ctx.run("first", async || Ok::<_, Failure>(())).await?;
+        ctx.run("first", async || Ok(())).await?;
         tokio::task::yield_now().await;
         Ok(text)
     });
@@ -239,8 +239,8 @@ async fn on_disk<I: 'static, O: 'static>(workflow: &Workflow<I, O>) -> (tempfile
 #[tokio::test]
 async fn two_first_operations_at_once_do_not_hang() {
     let joins = workflow("joins").run(async |ctx: Ctx, ()| {
-        let a = ctx.run("a", async || Ok::<_, Failure>(1));
-        let b = ctx.run("b", async || Ok::<_, Failure>(2));
+        let a = ctx.run("a", async || Ok(1));
+        let b = ctx.run("b", async || Ok(2));
         let (a, b) = both(a.into_future(), b.into_future()).await;
         Ok(a? + b?)
     });
@@ -262,15 +262,15 @@ async fn a_step_dropped_in_its_commit_does_not_hang() {
                 let is_first_life = is_first_life.clone();
                 async move {
                     if !first {
-                        ctx.run("zero", async || Ok::<_, Failure>(0)).await?;
+                        ctx.run("zero", async || Ok(0)).await?;
                     }
                     if is_first_life.swap(false, Ordering::SeqCst) {
-                        let _ = once(ctx.run("dropped", async || Ok::<_, Failure>(1)).into_future()).await;
+                        let _ = once(ctx.run("dropped", async || Ok(1)).into_future()).await;
                         if way == 0 {
                             std::future::pending::<()>().await;
                         }
                     }
-                    ctx.run("two", async || Ok::<_, Failure>(2)).await
+                    ctx.run("two", async || Ok(2)).await
                 }
             })
         };
@@ -290,8 +290,8 @@ async fn extremes_of_sleep() {
     let sleeps = workflow("sleeps").run(async |ctx: Ctx, ()| {
         ctx.sleep_until(Timestamp(0)).await?;
         ctx.sleep(Duration::ZERO).await?;
-        let step = ctx.run("x", async || Ok::<_, Failure>(()));
-        step.timeout(Duration::MAX).deadline(Duration::MAX).await?;
+        let step = ctx.run("x", async || Ok(()));
+        step.timeout(Duration::MAX).total_timeout(Duration::MAX).await?;
         ctx.sleep(Duration::MAX).await?;
         Ok(7)
     });
@@ -317,7 +317,7 @@ async fn waiting_results_are_committed_with_the_second_try_of_a_change() {
             async move {
                 let step = ctx.run("large", async || {
                     runs.fetch_add(1, Ordering::SeqCst);
-                    Ok::<_, Failure>("x".repeat(3 << 20))
+                    Ok("x".repeat(3 << 20))
                 });
                 step.await?;
                 ctx.state().global::<Vec<u32>>("list").append(number).await?;
@@ -384,7 +384,7 @@ async fn a_change_that_took_too_long_is_the_same_on_replay() {
     let timed = workflow("timed").run(async |ctx: Ctx, ()| {
         let slot = ctx.state().global::<u32>("count").mutation_timeout(Duration::from_millis(100));
         let a = slot.increment(1).await.is_ok();
-        ctx.run("between", async || Ok::<_, Failure>(())).await?;
+        ctx.run("between", async || Ok(())).await?;
         ctx.sleep(Duration::from_millis(1500)).await?;
         Ok(a)
     });
@@ -448,13 +448,13 @@ async fn a_crash_at_the_border_of_what_is_read_ahead() {
                 async move {
                     let mut sum = 0;
                     for number in 0..steps {
-                        sum += ctx.run("step", async || Ok::<_, Failure>(number)).await?;
+                        sum += ctx.run("step", async || Ok(number)).await?;
                     }
                     let last = ctx.run("last", async || {
                         if bodies.fetch_add(1, Ordering::SeqCst) == 0 {
                             std::future::pending::<()>().await;
                         }
-                        Ok::<_, Failure>(1)
+                        Ok(1)
                     });
                     Ok(sum + last.await?)
                 }
@@ -480,20 +480,22 @@ async fn a_crash_at_the_border_of_what_is_read_ahead() {
 #[tokio::test]
 async fn a_step_dropped_in_its_body_parks() {
     let drops = workflow("drops").run(async |ctx: Ctx, ()| {
-        ctx.run("zero", async || Ok::<_, Failure>(0)).await?;
+        ctx.run("zero", async || Ok(0)).await?;
         let slow = ctx.run("slow", async || {
             tokio::time::sleep(Duration::from_secs(60)).await;
-            Ok::<_, Failure>(0)
+            Ok(0)
         });
         let late = tokio::time::timeout(Duration::from_millis(100), slow.into_future()).await.is_err();
-        let two = ctx.run("two", async || Ok::<_, Failure>(2)).await?;
+        let two = ctx.run("two", async || Ok(2)).await?;
         ctx.sleep(Duration::from_millis(1200)).await?;
         Ok((late, two))
     });
     let engine = Engine::on(&Store::memory().await.unwrap()).register(&drops).start().await.unwrap();
     let handle = engine.start(&drops, ()).id("d").await.unwrap();
-    assert!(soon(handle.result()).await.is_none(), "an execution that a replay could not repeat is parked");
-    let ExecutionState::Parked(reason) = engine.history("d").await.unwrap().state else { panic!("it is not parked") };
+    // What a replay could not meet again is parked.
+    let result = soon(handle.result()).await.expect("the caller is told");
+    let Err(WorkflowError::Parked { reason, .. }) = result else { panic!("{result:?}") };
+    assert!(matches!(engine.history("d").await.unwrap().state, ExecutionState::Parked(_)));
     assert!(reason.contains("dropped before its end"), "{reason}");
 }
 
@@ -514,19 +516,19 @@ async fn panics_anywhere_do_not_hang() {
             3 => {
                 let tx = async |tx: latchwork::workflow::Tx| {
                     tx.global::<u32>("q").update(|_| panic!("mutator")).await?;
-                    Ok::<_, Failure>(())
+                    Ok(())
                 };
                 ctx.transaction("t", tx).await?;
             }
             4 => {
                 let _bomb = Bomb;
-                ctx.run("hook", async || Ok::<_, Failure>(())).await?;
+                ctx.run("hook", async || Ok(())).await?;
             }
             _ => {
                 let body = async || {
                     let _bomb = Bomb;
                     tokio::time::sleep(Duration::from_secs(9)).await;
-                    Ok::<_, Failure>(())
+                    Ok(())
                 };
                 ctx.run("t", body).timeout(Duration::from_millis(10)).retry(Retry::never()).await?;
             }
@@ -552,7 +554,7 @@ async fn panics_anywhere_do_not_hang() {
 async fn ids_are_used_again_while_they_are_removed() {
     let quick = workflow("quick").keep(Duration::ZERO).run(async |ctx: Ctx, number: u32| {
         ctx.state().execution::<u32>("own").increment(1).await?;
-        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        ctx.run("a", async || Ok(())).await?;
         if number.is_multiple_of(3) { ctx.continue_as_new(number + 1).await } else { Ok(number) }
     });
     let engine = Engine::on(&Store::memory().await.unwrap()).register(&quick).start().await.unwrap();

@@ -69,7 +69,7 @@ async fn a_crash_at_any_commit_takes_nothing_twice_and_lets_nothing_through_earl
         let full_us = bucket["full_ns"].as_u64().unwrap_or_default() / 1000;
         Ok((seen, full_us))
     });
-    let crashes = Crashes::of(&told, 5).run(|outcome| {
+    let crashes = Crashes::of(|| told.clone(), 5).run(async |outcome| {
         let (times, full_us) = outcome.result.as_ref().unwrap();
         check_windows(times.clone(), 2, 10 * SECOND);
         let taken = (full_us - times[0]).div_ceil(5_000_000);
@@ -138,7 +138,7 @@ async fn a_refused_acquire_is_the_same_on_every_replay() {
         ctx.sleep(3600 * SECOND).await?;
         Ok((first, limit.try_acquire().await?))
     });
-    let crashes = Crashes::of(&tries, ()).run(|outcome| {
+    let crashes = Crashes::of(|| tries.clone(), ()).run(async |outcome| {
         let ((first, _), last) = outcome.result.as_ref().unwrap();
         assert!(*first && *last, "{outcome:?}");
     });

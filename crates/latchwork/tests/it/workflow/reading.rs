@@ -1,9 +1,7 @@
 //! Executions that are read without an engine.
 
 use latchwork::store::{Store, StoreError};
-use latchwork::workflow::{
-    Ctx, Engine, ExecutionState, Executions, Failure, Filter, WaitsFor, WorkflowError, workflow,
-};
+use latchwork::workflow::{Ctx, Engine, ExecutionState, Executions, Filter, WaitsFor, WorkflowError, workflow};
 use serde_json::json;
 
 #[tokio::test]
@@ -11,7 +9,7 @@ async fn without_an_engine_the_same_is_read_and_nothing_is_run() {
     let home = tempfile::tempdir().unwrap();
     let talk = workflow("talk").run(async |ctx: Ctx, n: u32| {
         ctx.publish("asked", &n).await?;
-        let name = ctx.run("name", async || Ok::<_, Failure>("Ada".to_string())).await?;
+        let name = ctx.run("name", async || Ok("Ada".to_string())).await?;
         ctx.set_attribute("name", name.as_str()).await?;
         ctx.receive::<u32>("answer").await
     });

@@ -18,7 +18,7 @@ async fn an_execution_of_an_unregistered_workflow_is_set_aside_and_does_not_stop
     let known = workflow("known").run(async |ctx: Ctx, n: u32| {
         ctx.run("wait", async || {
             tokio::task::yield_now().await;
-            Ok::<_, Failure>(())
+            Ok(())
         })
         .await?;
         Ok(n)
@@ -53,7 +53,7 @@ async fn an_execution_that_is_set_aside_counts_no_crash() {
         async move {
             let wait = ctx.run("wait", async || match asked.load(Ordering::SeqCst) {
                 0 => std::future::pending().await,
-                _ => Ok::<_, Failure>(n),
+                _ => Ok(n),
             });
             wait.await
         }
@@ -80,7 +80,7 @@ async fn a_step_that_never_ends_is_parked_at_its_cap() {
     let poison = workflow("poison").run(move |ctx: Ctx, ()| {
         let bodies = counted.clone();
         async move {
-            ctx.run("first", async || Ok::<_, Failure>(())).await?;
+            ctx.run("first", async || Ok(())).await?;
             let step = ctx.run("poison", async || {
                 bodies.fetch_add(1, Ordering::SeqCst);
                 std::future::pending::<Result<(), Failure>>().await
@@ -128,7 +128,7 @@ async fn a_first_step_is_parked_at_its_cap_however_the_execution_was_set_running
                         seen.lock().unwrap().push(attempt.number);
                         std::future::pending::<()>().await;
                     }
-                    Ok::<_, Failure>(())
+                    Ok(())
                 });
                 step.retry(Retry::exponential().max_attempts(3)).await
             }
@@ -172,7 +172,7 @@ async fn an_execution_that_ends_the_process_is_parked() {
         let poison = workflow("poison").run(move |ctx: Ctx, ()| {
             let taken_up = counted.clone();
             async move {
-                ctx.run("first", async || Ok::<_, Failure>(())).await?;
+                ctx.run("first", async || Ok(())).await?;
                 match how {
                     "asleep" => ctx.sleep(Duration::from_secs(5)).await?,
                     "code" => ctx.sleep(Duration::from_millis(1)).await?,
@@ -256,7 +256,7 @@ async fn a_former_owner_can_change_nothing() {
             });
             first.await?;
             let _ = open.borrow_and_update();
-            ctx.run("second", async || Ok::<_, Failure>(bodies.fetch_add(1, Ordering::SeqCst))).await
+            ctx.run("second", async || Ok(bodies.fetch_add(1, Ordering::SeqCst))).await
         }
     });
     let store = Store::memory().await.unwrap();
@@ -277,7 +277,7 @@ async fn a_long_journal_is_read_as_it_is_needed() {
     let long = workflow("long").run(async |ctx: Ctx, steps: u32| {
         let mut sum = 0u64;
         for number in 0..steps {
-            sum += ctx.run("step", async || Ok::<_, Failure>(u64::from(number))).input(&number).await?;
+            sum += ctx.run("step", async || Ok(u64::from(number))).input(&number).await?;
             if number == steps / 2 {
                 ctx.sleep(Duration::from_secs(60)).await?;
             }
@@ -292,7 +292,7 @@ async fn a_long_journal_is_read_as_it_is_needed() {
 /// Stands for a bad disk under one record.
 #[tokio::test]
 async fn a_damaged_execution_is_set_aside_and_does_not_stop_the_others() {
-    let known = workflow("known").run(async |ctx: Ctx, n: u32| ctx.run("a", async || Ok::<_, Failure>(n)).await);
+    let known = workflow("known").run(async |ctx: Ctx, n: u32| ctx.run("a", async || Ok(n)).await);
     let store = Store::memory().await.unwrap();
     drop(Engine::on(&store).register(&known).start().await.unwrap());
     let space = |name: &'static str| store.space(latchwork::store::SpaceSpec::new(name).keys_used_once());

@@ -10,10 +10,10 @@ type Plan = Workflow<(), String>;
 /// Three steps, a sleep during which the code is changed, and a step after it.
 fn recorded() -> Plan {
     workflow("plan").run(async |ctx: Ctx, ()| {
-        let a = ctx.run("a", async || Ok::<_, Failure>(1)).input(&1).await?;
-        let b = ctx.run("b", async || Ok::<_, Failure>(2)).await?;
+        let a = ctx.run("a", async || Ok(1)).input(&1).await?;
+        let b = ctx.run("b", async || Ok(2)).await?;
         ctx.sleep(Duration::from_secs(3600)).await?;
-        let c = ctx.run("c", async || Ok::<_, Failure>(3)).await?;
+        let c = ctx.run("c", async || Ok(3)).await?;
         Ok(format!("{}", a + b + c))
     })
 }
@@ -21,25 +21,25 @@ fn recorded() -> Plan {
 /// The same workflow with one thing changed.
 fn mutated(number: u32) -> Plan {
     workflow("plan").run(move |ctx: Ctx, ()| async move {
-        let step = async |name: &str, value: i32| ctx.run(name, async || Ok::<_, Failure>(value)).await;
+        let step = async |name: &str, value: i32| ctx.run(name, async || Ok(value)).await;
         match number {
             // Renamed, reordered, inserted, dropped, another input, another kind, another length, ended early.
-            0 => drop(ctx.run("x", async || Ok::<_, Failure>(1)).input(&1).await?),
+            0 => drop(ctx.run("x", async || Ok(1)).input(&1).await?),
             1 => drop(step("b", 2).await?),
             2 => drop(ctx.now().await),
             3 => ctx.sleep(Duration::from_secs(3600)).await?,
-            4 => drop(ctx.run("a", async || Ok::<_, Failure>(1)).input(&2).await?),
+            4 => drop(ctx.run("a", async || Ok(1)).input(&2).await?),
             5 => drop(ctx.random().await),
             6 => return Ok("early".into()),
             7 => drop(ctx.version("v", 1..=1).await),
-            _ => drop(ctx.run("a", async || Ok::<_, Failure>(1)).input(&1).await?),
+            _ => drop(ctx.run("a", async || Ok(1)).input(&1).await?),
         }
         match number {
             8 => drop(step("bb", 2).await?),
             9 => ctx.sleep(Duration::from_secs(3600)).await?,
             10 => drop(ctx.uuid().await),
             11 => return Ok("early".into()),
-            12 => drop(ctx.run("b", async || Ok::<_, Failure>(2)).input(&9).await?),
+            12 => drop(ctx.run("b", async || Ok(2)).input(&9).await?),
             _ => drop(step("b", 2).await?),
         }
         match number {
@@ -49,7 +49,7 @@ fn mutated(number: u32) -> Plan {
             16 => ctx.sleep_until(latchwork::store::Timestamp(7)).await?,
             17 => drop(ctx.now().await),
             18 => drop(step("b", 2).await?),
-            _ => drop(ctx.run("extra", async || Ok::<_, Failure>(0)).await?),
+            _ => drop(ctx.run("extra", async || Ok(0)).await?),
         }
         Ok("the end".into())
     })
@@ -101,7 +101,7 @@ async fn twenty_mutations_of_the_code_are_parked_and_no_body_runs() {
 async fn a_workflow_that_panics_is_parked_and_the_engine_continues() {
     let panics = workflow("panics").run(async |ctx: Ctx, when: u32| {
         assert!(when != 0, "at once");
-        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        ctx.run("a", async || Ok(())).await?;
         assert!(when != 1, "later");
         Ok(when)
     });
@@ -136,7 +136,7 @@ async fn versions_let_code_change_under_running_executions() {
     let new: Workflow<(), String> = workflow("w").run(async |ctx: Ctx, ()| {
         let version = ctx.version("fee", 1..=2).await;
         if version >= 2 {
-            ctx.run("fee", async || Ok::<_, Failure>(())).await?;
+            ctx.run("fee", async || Ok(())).await?;
         }
         ctx.sleep(Duration::from_secs(3600)).await?;
         Ok(format!("{version}"))
@@ -168,20 +168,20 @@ async fn versions_let_code_change_under_running_executions() {
 #[tokio::test]
 async fn a_version_can_be_asked_where_nothing_was_asked_before() {
     let before: Workflow<u64, u32> = workflow("w").run(async |ctx: Ctx, hours: u64| {
-        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        ctx.run("a", async || Ok(())).await?;
         ctx.sleep(Duration::from_secs(3600 * hours)).await?;
-        ctx.run("b", async || Ok::<_, Failure>(0)).await
+        ctx.run("b", async || Ok(0)).await
     });
     let after: Workflow<u64, u32> = workflow("w").run(async |ctx: Ctx, hours: u64| {
-        ctx.run("a", async || Ok::<_, Failure>(())).await?;
+        ctx.run("a", async || Ok(())).await?;
         let early = ctx.version("fee", 0..=1).await;
         if early == 1 {
-            ctx.run("fee", async || Ok::<_, Failure>(())).await?;
+            ctx.run("fee", async || Ok(())).await?;
         }
         ctx.sleep(Duration::from_secs(3600 * hours)).await?;
         // No execution has reached this place yet.
         let late = ctx.version("tip", 0..=1).await;
-        ctx.run("b", async || Ok::<_, Failure>(10 * early + late)).await
+        ctx.run("b", async || Ok(10 * early + late)).await
     });
     let (env, clock) = latchwork::store::Env::seeded(1);
     let store = Store::memory_with(env, latchwork::store::Limits::default()).await.unwrap();

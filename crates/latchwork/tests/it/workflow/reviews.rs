@@ -19,7 +19,7 @@ fn refund() -> Workflow<u64, String> {
     workflow("refund").run(async |ctx: Ctx, amount: u64| {
         let question = json!({"amount": amount, "order": 7});
         let decision = ctx.review("refund", &question, ["approve", "reject"]).await?;
-        ctx.run("tell", async || Ok::<_, Failure>(())).await?;
+        ctx.run("tell", async || Ok(())).await?;
         Ok(format!("{} by {} because {}", decision.option, decision.by, decision.reason))
     })
 }
@@ -83,7 +83,7 @@ async fn a_review_is_listed_while_it_is_open_and_decided_once() {
 #[tokio::test]
 async fn a_crash_at_any_commit_loses_no_review_and_no_decision() {
     let refund = refund();
-    let crashes = Crashes::of(&refund, 80).outside(|engine| async move {
+    let crashes = Crashes::of(|| refund.clone(), 80).outside(|engine| async move {
         loop {
             let Ok(page) = engine.reviews().await else { return };
             for review in page.reviews {
@@ -92,7 +92,7 @@ async fn a_crash_at_any_commit_loses_no_review_and_no_decision() {
             engine.store().env().sleep(SECOND).await;
         }
     });
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), "reject by bob because no", "{:?}", outcome.crash);
     });
     let crashes = crashes.await;
@@ -156,7 +156,8 @@ async fn a_review_that_is_not_decided_in_time_is_closed() {
     assert!(matches!(late, Err(WorkflowError::ReviewClosed { .. })), "{late:?}");
     assert_eq!(test.run(handle.result()).await.unwrap(), None);
     assert_eq!(engine.review(&review.id).describe().await.unwrap().state, ReviewState::Closed);
-    let crashes = Crashes::of(&timed, ()).run(|outcome| assert_eq!(outcome.result.as_ref().unwrap(), &None));
+    let crashes =
+        Crashes::of(|| timed.clone(), ()).run(async |outcome| assert_eq!(outcome.result.as_ref().unwrap(), &None));
     assert!(crashes.await >= 8);
 }
 
@@ -252,12 +253,12 @@ async fn a_review_is_closed_with_the_execution_or_branch_that_opened_it() {
         }
     }
     for how in ["returns", "continues", "races"] {
-        let crashes = Crashes::of(&ends, how.into()).outside(|engine| async move {
+        let crashes = Crashes::of(|| ends.clone(), how.into()).outside(|engine| async move {
             while let Ok(()) = engine.signal("execution", "end", &()).await {
                 engine.store().env().sleep(10 * SECOND).await;
             }
         });
-        let crashes = crashes.run(|outcome| assert!(outcome.result.is_ok(), "{outcome:?}"));
+        let crashes = crashes.run(async |outcome| assert!(outcome.result.is_ok(), "{outcome:?}"));
         assert!(crashes.await >= 4, "{how}");
     }
 }
@@ -467,7 +468,7 @@ async fn a_fork_opens_no_review_that_was_given_up() {
             async |ctx: Ctx| ctx.receive::<()>("end").await,
         ));
         assert!(matches!(first.await, First2::Second(Ok(()))));
-        ctx.run("last", async || Ok::<_, Failure>(())).await?;
+        ctx.run("last", async || Ok(())).await?;
         ctx.receive::<()>("end").await
     });
     let test = TestEngine::new(&races, 1).await.unwrap();

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use latchwork::lock::LockError;
 use latchwork::store::{ErrorKind, Store};
 use latchwork::testing::{Side, TestEngine};
-use latchwork::workflow::{Ctx, Engine, Failure, Workflow, WorkflowError, workflow};
+use latchwork::workflow::{Ctx, Engine, Workflow, WorkflowError, workflow};
 use tokio::sync::{Notify, oneshot};
 
 use crate::lock::letting_go::within_an_hour;
@@ -85,7 +85,7 @@ async fn an_execution_outlives_the_runtime_of_its_caller() {
             async move {
                 let body = || async {
                     goes_on.notified().await;
-                    Ok::<_, Failure>(7)
+                    Ok(7)
                 };
                 ctx.run("wait", body).await
             }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use latchwork::testing::{Crashes, TestEngine};
-use latchwork::workflow::{Ctx, Failure, First2, Saga, Workflow, WorkflowError, workflow};
+use latchwork::store::Uuid;
+use latchwork::testing::{Crashes, TestEngine, crash_everywhere};
+use latchwork::workflow::{Attempt, Ctx, Failure, First2, Saga, Workflow, WorkflowError, workflow};
 use parking_lot::Mutex;
 
 use crate::lock::letting_go::within_an_hour;
@@ -22,13 +23,13 @@ async fn book(ctx: &Ctx, saga: &Saga, booked: &Booked, what: &str, nap: u64) -> 
     let (undone, name) = (booked.clone(), what.to_string());
     saga.compensate(&format!("undo {what}"), move || {
         undone.lock().retain(|other| *other != name);
-        std::future::ready(Ok::<_, Failure>(()))
+        std::future::ready(Ok(()))
     });
     ctx.run(&format!("book {what}"), async || {
         let mut booked = booked.lock();
         booked.retain(|other| other != what);
         booked.push(what.into());
-        Ok::<_, Failure>(())
+        Ok(())
     })
     .await
 }
@@ -67,7 +68,7 @@ async fn branches(ctx: &Ctx, saga: &Saga, booked: &Booked, way: u64) -> Result<(
             let first = ctx.select((
                 async |ctx: Ctx| {
                     ctx.sleep(2 * SECOND).await?;
-                    saga.compensate("undo nothing", async || Ok::<_, Failure>(()));
+                    saga.compensate("undo nothing", async || Ok(()));
                     ctx.receive::<()>("never").await
                 },
                 async |ctx: Ctx| book(&ctx, saga, booked, "train", 3).await,
@@ -107,7 +108,7 @@ async fn branches_of_a_saga_are_undone_under_a_crash_at_every_commit() {
         let handle = test.engine().start(&trip(&booked), way).id("trip").await.unwrap();
         let result = within_an_hour(&test, handle.result()).await.unwrap();
         assert_eq!((&*result, &**booked.lock()), (expected, &[][..]), "way {way}");
-        let crashes = Crashes::of(&trip(&booked), way).run(|outcome| {
+        let crashes = Crashes::of(|| trip(&booked), way).run(async |outcome| {
             let result = outcome.result.as_deref().ok();
             assert_eq!(result, Some(expected), "way {way}, {:?}: {:?}", outcome.crash, outcome.result);
             let left = std::mem::take(&mut *booked.lock());
@@ -126,19 +127,19 @@ async fn compensations_run_in_the_order_of_the_code() {
                 let saga = saga.clone();
                 async move |ctx: Ctx| {
                     ctx.sleep(Duration::from_secs(nap)).await?;
-                    saga.compensate(name, async || Ok::<_, Failure>(()));
+                    saga.compensate(name, async || Ok(()));
                     ctx.sleep(SECOND).await
                 }
             };
-            saga.compensate("a", async || Ok::<_, Failure>(()));
+            saga.compensate("a", async || Ok(()));
             let (first, second) = ctx.join((late(5, "b"), late(1, "c"))).await;
             first.and(second)?;
-            saga.compensate("d", async || Ok::<_, Failure>(()));
+            saga.compensate("d", async || Ok(()));
             Err::<(), _>(Failure::new("enough"))
         });
         Ok(undone.await.unwrap_err().message().to_string())
     });
-    let crashes = Crashes::of(&trip, ()).run(|outcome| {
+    let crashes = Crashes::of(|| trip.clone(), ()).run(async |outcome| {
         assert_eq!(outcome.result.as_deref().ok(), Some("enough"), "{:?}: {:?}", outcome.crash, outcome.result);
         let mut bodies = outcome.bodies.clone();
         bodies.dedup();
@@ -160,8 +161,8 @@ async fn a_compensation_that_is_retried_for_long_forgets_no_other() {
                 let (a, b) = (saga.clone(), saga.clone());
                 let booked = ctx.try_join((
                     async move |ctx: Ctx| {
-                        a.compensate("undo a", async || Ok::<_, Failure>(()));
-                        ctx.run("a", async || Ok::<_, Failure>(())).await
+                        a.compensate("undo a", async || Ok(()));
+                        ctx.run("a", async || Ok(())).await
                     },
                     async move |ctx: Ctx| {
                         b.compensate("undo b", move || {
@@ -190,8 +191,8 @@ async fn a_compensation_may_be_registered_before_the_branch_is_awaited() {
             let a = saga.clone();
             let both = ctx.try_join((
                 move |ctx: Ctx| {
-                    a.compensate("undo a", async || Ok::<_, Failure>(()));
-                    async move { ctx.run("a", async || Ok::<_, Failure>(())).await }
+                    a.compensate("undo a", async || Ok(()));
+                    async move { ctx.run("a", async || Ok(())).await }
                 },
                 async |ctx: Ctx| {
                     ctx.sleep(SECOND).await?;
@@ -214,12 +215,12 @@ async fn a_fork_of_a_saga_knows_nothing_of_the_failure_after_it() {
         ctx.saga(async |_| {
             let both = ctx.try_join((
                 async |ctx: Ctx| {
-                    ctx.run("a", async || Ok::<_, Failure>(())).await?;
+                    ctx.run("a", async || Ok(())).await?;
                     ctx.sleep(10 * SECOND).await?;
-                    ctx.run("c", async || Ok::<_, Failure>(3)).await
+                    ctx.run("c", async || Ok(3)).await
                 },
                 async |ctx: Ctx| {
-                    ctx.run("b", async || Ok::<_, Failure>(())).await?;
+                    ctx.run("b", async || Ok(())).await?;
                     if input == 1 { Err(Failure::new("odd")) } else { Ok(4) }
                 },
             ));
@@ -241,8 +242,8 @@ async fn a_compensation_that_is_registered_in_a_body_parks_the_execution() {
     let wrong = workflow("wrong").run(async |ctx: Ctx, ()| {
         ctx.saga(async |saga| {
             let said = || {
-                saga.compensate("undo", async || Ok::<_, Failure>(()));
-                std::future::ready(Ok::<_, Failure>(()))
+                saga.compensate("undo", async || Ok(()));
+                std::future::ready(Ok(()))
             };
             ctx.run("book", said).await
         })
@@ -251,4 +252,60 @@ async fn a_compensation_that_is_registered_in_a_body_parks_the_execution() {
     let test = TestEngine::new(&wrong, 1).await.unwrap();
     let error = test.complete(&wrong, ()).await.unwrap_err();
     assert!(error.to_string().contains("compensation \"undo\" was said while"), "{error}");
+}
+
+// A receiver that knows charges by their keys: a refund under another key would find nothing.
+#[tokio::test]
+async fn a_compensation_knows_the_key_of_the_step_that_it_undoes() {
+    let charges: Arc<Mutex<Vec<Uuid>>> = Arc::default();
+    let pays = workflow("pays").with(charges.clone()).run(async |ctx: Ctx, charges: Arc<Mutex<Vec<Uuid>>>, ()| {
+        let code = ctx.saga(async |saga| {
+            for name in ["charge", "charge", "fee"] {
+                let (key, refunds) = (ctx.key(name), charges.clone());
+                saga.compensate(&format!("refund {name}"), move || {
+                    refunds.lock().retain(|charge| *charge != key);
+                    std::future::ready(Ok(()))
+                });
+                let charge = ctx.run_with(name, async |attempt: Attempt| {
+                    let mut charges = charges.lock();
+                    charges.retain(|charge| *charge != attempt.idempotency_key);
+                    charges.push(attempt.idempotency_key);
+                    Ok(charges.len())
+                });
+                charge.await?;
+                ctx.sleep(SECOND).await?;
+            }
+            Err::<(), _>("sold out".into())
+        });
+        code.await
+    });
+    let crashes = crash_everywhere(&pays, (), |outcome| {
+        assert!(matches!(outcome.result, Err(WorkflowError::Failed { .. })), "{:?}", outcome.result);
+        assert!(charges.lock().is_empty(), "not refunded: {:?}", outcome.crash);
+    });
+    assert!(crashes.await > 10);
+}
+
+// The next operation is another than the code has said, or one is under way.
+#[tokio::test]
+async fn a_key_that_is_asked_for_in_the_wrong_place_parks() {
+    let asks = workflow("asks").run(async |ctx: Ctx, way: u32| {
+        match way {
+            0 => _ = ctx.key("charge"),
+            1 => _ = ctx.run("body", async || Ok(ctx.key("charge").as_u128())).await?,
+            _ => _ = ctx.key("other"),
+        }
+        ctx.run("other", async || Ok(())).await
+    });
+    let test = TestEngine::new(&asks, 1).await.unwrap();
+    for (way, reason) in [
+        (0, "the key of step \"charge\" was asked for, and the next operation is step \"other\""),
+        (1, "the key of step \"charge\" was asked for while an operation was under way"),
+    ] {
+        match test.complete(&asks, way).await {
+            Err(WorkflowError::Parked { reason: found, .. }) => assert_eq!(found, reason),
+            other => panic!("{other:?}"),
+        }
+    }
+    test.complete(&asks, 2).await.unwrap();
 }

@@ -165,14 +165,14 @@ fn a_signal_whose_answer_was_lost_is_received_by_a_busy_execution() {
                 let works = async |ctx: Ctx| {
                     let step = ctx.run("long", async || {
                         env.sleep(LONG).await;
-                        Ok::<_, Failure>(())
+                        Ok(())
                     });
                     step.retry(Retry::exponential().max_attempts(10_000)).await
                 };
                 let receives = async |ctx: Ctx| {
                     ctx.receive::<()>("go").await?;
                     seen.lock().1.get_or_insert(env.monotonic());
-                    Ok::<_, Failure>(())
+                    Ok(())
                 };
                 let (worked, received) = ctx.join((works, receives)).await;
                 worked.and(received)

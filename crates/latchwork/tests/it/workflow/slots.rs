@@ -8,7 +8,7 @@ use latchwork::json;
 use latchwork::state::{MutationError, StateError};
 use latchwork::store::Store;
 use latchwork::testing::{TestEngine, crash_everywhere};
-use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -63,7 +63,7 @@ async fn every_operation_of_slots_works_and_is_visible_from_outside() {
 /// all.
 #[tokio::test]
 async fn a_crash_at_any_commit_applies_no_change_twice() {
-    let crashes = crash_everywhere(&every_operation(), 5, |outcome| {
+    let crashes = crash_everywhere(every_operation, 5, async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &expected(), "{:?}", outcome.crash);
     })
     .await;
@@ -145,7 +145,7 @@ async fn an_engine_that_was_replaced_changes_nothing() {
                     if is_first.swap(false, Ordering::SeqCst) {
                         release.notified().await;
                     }
-                    Ok::<_, Failure>(())
+                    Ok(())
                 });
                 body.await?;
                 Ok(ctx.state().global::<u64>("count").increment(1).await?.value)
@@ -192,7 +192,7 @@ fn conditional() -> Workflow<(), Value> {
 #[tokio::test]
 async fn a_refused_condition_is_recorded_and_the_same_after_a_crash() {
     let expected = json!([0, 1, [0, 1], 1, 2, 2]);
-    let crashes = crash_everywhere(&conditional(), (), |outcome| {
+    let crashes = crash_everywhere(conditional, (), async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &expected, "{:?}", outcome.crash);
     })
     .await;

@@ -29,7 +29,7 @@ async fn a_start_under_an_idempotency_key_starts_once() {
         workflow("add").run(move |ctx: Ctx, n: u32| {
             let bodies = bodies.clone();
             async move {
-                let step = ctx.run("add", async || Ok::<_, Failure>(bodies.fetch_add(1, Ordering::SeqCst) + n));
+                let step = ctx.run("add", async || Ok(bodies.fetch_add(1, Ordering::SeqCst) + n));
                 step.await
             }
         })
@@ -92,7 +92,7 @@ async fn a_run_that_is_continued_as_new_starts_with_an_empty_journal() {
     let count = workflow("count").run(async |ctx: Ctx, (from, sum): (u64, u64)| {
         let mut sum = sum;
         for number in from..from + 10 {
-            sum += ctx.run("add", async || Ok::<_, Failure>(number)).await?;
+            sum += ctx.run("add", async || Ok(number)).await?;
         }
         if from + 10 < 100 {
             return ctx.continue_as_new((from + 10, sum)).await;
@@ -107,9 +107,13 @@ async fn a_run_that_is_continued_as_new_starts_with_an_empty_journal() {
     assert!(stored(test.engine().store(), "workflow.journal").await <= 10, "of the last run alone");
     let history = test.history("c").await.unwrap();
     assert_eq!((history.run, history.operations.len()), (9, 10));
-    let crashes = crash_everywhere(&count, (0, 0), |outcome| {
-        assert_eq!(outcome.result.as_ref().unwrap(), &4950, "{:?}", outcome.crash);
-    });
+    let crashes = crash_everywhere(
+        || count.clone(),
+        (0, 0),
+        async |outcome| {
+            assert_eq!(outcome.result.as_ref().unwrap(), &4950, "{:?}", outcome.crash);
+        },
+    );
     assert!(crashes.await > 200);
 }
 
@@ -118,7 +122,7 @@ async fn a_run_that_is_continued_as_new_starts_with_an_empty_journal() {
 async fn an_execution_that_has_ended_is_removed_after_its_time_with_all_its_records() {
     let leaves = workflow("leaves").keep(Duration::from_secs(60)).run(async |ctx: Ctx, steps: u32| {
         for _ in 0..steps {
-            ctx.run("step", async || Ok::<_, Failure>("x".repeat(100))).await?;
+            ctx.run("step", async || Ok("x".repeat(100))).await?;
         }
         ctx.state().execution::<u32>("own").set(steps).await?;
         ctx.sleep(Duration::from_secs(5)).await?;
@@ -161,7 +165,7 @@ async fn a_start_does_not_wait_for_the_first_operation() {
             let go = go.clone();
             async move {
                 go.notified().await;
-                ctx.run("step", async || Ok::<_, Failure>(7)).await
+                ctx.run("step", async || Ok(7)).await
             }
         })
     };
@@ -184,7 +188,7 @@ async fn two_starts_at_once_under_one_key_start_one_execution() {
                 0 => {}
                 1 => ctx.sleep(Duration::from_millis(500)).await?,
                 2 => ctx.sleep(Duration::from_secs(5)).await?,
-                3 => ctx.run("step", async || Ok::<_, Failure>(())).await?,
+                3 => ctx.run("step", async || Ok(())).await?,
                 4 => ctx.receive::<()>("signal").await?,
                 _ => drop(ctx.mutex("m").acquire().await?),
             }

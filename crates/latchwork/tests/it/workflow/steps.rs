@@ -1,12 +1,13 @@
 //! Steps: results, retries, timeouts, failures and panics; ends and starts.
 
+use std::error::Error;
 use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, Engine, Failure, Retry, Workflow, WorkflowError, workflow};
+use latchwork::testing::{TestEngine, crash_everywhere};
+use latchwork::workflow::{Ctx, Engine, Failure, Retry, Tx, Workflow, WorkflowError, workflow};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
@@ -82,7 +83,7 @@ async fn attempts_that_take_too_long_or_panic_are_failed_attempts() {
                 std::future::pending::<()>().await;
             }
             assert!(how != 2, "how is 2");
-            Ok::<_, Failure>(how)
+            Ok(how)
         });
         step.timeout(Duration::from_secs(5)).retry(Retry::exponential().max_attempts(2)).await
     });
@@ -101,7 +102,7 @@ async fn attempts_that_take_too_long_or_panic_are_failed_attempts() {
 
 #[tokio::test]
 async fn a_second_start_of_an_id_is_refused_or_joins_as_asked() {
-    let add = workflow("add").run(async |ctx: Ctx, n: u32| ctx.run("add", async || Ok::<_, Failure>(n + 1)).await);
+    let add = workflow("add").run(async |ctx: Ctx, n: u32| ctx.run("add", async || Ok(n + 1)).await);
     let other = workflow("other").run(async |_: Ctx, n: u32| Ok(n));
     let store = latchwork::store::Store::memory().await.unwrap();
     let engine = Engine::on(&store).register(&add).register(&other).start().await.unwrap();
@@ -130,10 +131,83 @@ async fn a_second_start_of_an_id_is_refused_or_joins_as_asked() {
     }
 }
 
+// One workflow that meets every kind of error, in steps and between them. None of its bodies names an error type.
+#[tokio::test]
+async fn the_question_mark_takes_every_kind_of_error() {
+    async fn by(kind: &str) -> Result<(), Failure> {
+        let boxed = || -> Result<(), Box<dyn Error + Send + Sync>> { Err("boxed".into()) };
+        let causes = || anyhow::Context::context(Err::<(), _>(std::fmt::Error), "anyhow");
+        match kind {
+            "std" => "x".parse::<u32>().map(drop)?,
+            "boxed" => boxed()?,
+            "anyhow" => causes()?,
+            "str" => Err("text")?,
+            "string" => Err(String::from("text"))?,
+            "failure" => Err(Failure::new("a failure").with_code("own"))?,
+            "error" => Err(Failure::new("a failure").with_code("own").not_retryable().into_error())?,
+            _ => Err(Box::<dyn Error + Send + Sync>::from(Failure::new("a failure").with_code("own").into_error()))?,
+        }
+        Ok(())
+    }
+    let failing = workflow("failing").run(async |ctx: Ctx, (kind, in_step): (String, bool)| {
+        if in_step {
+            ctx.run("step", async || {
+                by(&kind).await?;
+                Ok(())
+            })
+            .retry(Retry::never())
+            .await?;
+        }
+        by(&kind).await?;
+        Ok(())
+    });
+    let test = TestEngine::new(&failing, 1).await.unwrap();
+    for (kind, code, message) in [
+        ("std", "ParseIntError", "invalid digit found in string"),
+        ("boxed", "", "boxed"),
+        ("anyhow", "", "anyhow: an error occurred when formatting an argument"),
+        ("str", "", "text"),
+        ("string", "", "text"),
+        ("failure", "own", "a failure"),
+        ("error", "own", "a failure"),
+        ("boxed failure", "own", "a failure"),
+    ] {
+        for in_step in [true, false] {
+            let failed = test.complete(&failing, (kind.to_string(), in_step)).await;
+            let Err(WorkflowError::Failed { failure, .. }) = failed else { panic!("{failed:?}") };
+            assert_eq!((failure.code(), failure.message()), (code, message), "{kind}");
+            assert_eq!(failure.step(), in_step.then_some("step"));
+            assert_eq!(failure.is_retryable(), kind != "error");
+        }
+    }
+}
+
+// The failure is recorded, comes back on a replay, is handed on by a second step, and ends the execution.
+#[tokio::test]
+async fn a_failure_names_the_step_it_came_from() {
+    let failing = workflow("failing").run(async |ctx: Ctx, in_transaction: bool| {
+        let failed = match in_transaction {
+            true => ctx.transaction("take", async |_: Tx| Err::<(), _>("sold out".into())).await,
+            false => ctx.run("take", async || Err(Failure::new("sold out").not_retryable())).await,
+        };
+        let failure = failed.unwrap_err();
+        ctx.sleep(Duration::from_secs(3600)).await?;
+        ctx.run("tell", async || Err::<(), _>(failure.clone().not_retryable())).await
+    });
+    for in_transaction in [true, false] {
+        let crashes = crash_everywhere(&failing, in_transaction, |outcome| {
+            let Err(WorkflowError::Failed { failure, .. }) = &outcome.result else { panic!("{:?}", outcome.result) };
+            assert_eq!(failure.step(), Some("take"));
+            assert_eq!((failure.to_string(), failure.message()), ("step \"take\": sold out".into(), "sold out"));
+        });
+        assert!(crashes.await > 4);
+    }
+}
+
 #[tokio::test]
 async fn any_error_passes_through_with_its_causes() {
     let failing = workflow("failing").run(async |ctx: Ctx, text: String| {
-        let number = ctx.run("parse", async || text.parse::<u32>()).retry(Retry::never()).await?;
+        let number = ctx.run("parse", async || Ok(text.parse::<u32>()?)).retry(Retry::never()).await?;
         Ok(number)
     });
     let test = TestEngine::new(&failing, 1).await.unwrap();
@@ -152,7 +226,7 @@ async fn any_error_passes_through_with_its_causes() {
 async fn operations_that_overlap_park_the_execution() {
     let overlaps = workflow("overlaps").run(async |ctx: Ctx, how: u32| {
         if how == 0 {
-            let (a, b) = (ctx.run("a", async || Ok::<_, Failure>(1)), ctx.run("b", async || Ok::<_, Failure>(2)));
+            let (a, b) = (ctx.run("a", async || Ok(1)), ctx.run("b", async || Ok(2)));
             let both = tokio::join!(a.into_future(), b.into_future());
             return Ok(both.0? + both.1?);
         }
@@ -165,7 +239,7 @@ async fn operations_that_overlap_park_the_execution() {
             tokio::task::yield_now().await;
         }
         drop(stuck);
-        ctx.run("next", async || Ok::<_, Failure>(3)).await
+        ctx.run("next", async || Ok(3)).await
     });
     for how in 0..2 {
         let test = TestEngine::new(&overlaps, 1).await.unwrap();
@@ -182,7 +256,7 @@ async fn operations_that_overlap_park_the_execution() {
 async fn a_deadline_lasts_over_restarts() {
     let slow = workflow("slow").run(async |ctx: Ctx, ()| {
         let step = ctx.run("slow", async || std::future::pending::<Result<u32, Failure>>().await);
-        step.deadline(Duration::from_secs(60)).retry(Retry::exponential()).await
+        step.total_timeout(Duration::from_secs(60)).retry(Retry::exponential()).await
     });
     let (env, clock) = latchwork::store::Env::seeded(1);
     let store = latchwork::store::Store::memory_with(env, Default::default()).await.unwrap();
@@ -204,14 +278,14 @@ async fn a_deadline_lasts_over_restarts() {
             continue;
         }
         let failed = engine.handle(&slow, "s").result().await.unwrap_err();
-        assert!(failed.to_string().contains("the deadline of all attempts has passed"), "{failed}");
+        assert!(failed.to_string().contains("all attempts together took too long"), "{failed}");
     }
     assert_eq!(bodies.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]
 async fn an_execution_of_another_workflow_is_a_typed_error() {
-    let add = workflow("add").run(async |ctx: Ctx, n: u32| ctx.run("add", async || Ok::<_, Failure>(n + 1)).await);
+    let add = workflow("add").run(async |ctx: Ctx, n: u32| ctx.run("add", async || Ok(n + 1)).await);
     let test = TestEngine::new(&add, 1).await.unwrap();
     let handle = test.engine().start(&add, 1).await.unwrap();
     assert_eq!(handle.result().await.unwrap(), 2);

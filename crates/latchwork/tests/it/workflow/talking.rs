@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use latchwork::store::Store;
-use latchwork::testing::{Crashes, TestEngine, crash_everywhere};
+use latchwork::testing::{Crashes, TestEngine};
 use latchwork::workflow::{
     Close, Ctx, Engine, ExecutionState, Failure, First2, Retry, WaitsFor, Workflow, WorkflowError, workflow,
 };
@@ -58,13 +58,13 @@ async fn signals_are_received_once_and_in_order() {
 #[tokio::test]
 async fn signals_survive_a_crash_at_every_commit() {
     let collects = collects();
-    let crashes = Crashes::of(&collects, 4).outside(async |engine: Engine| {
+    let crashes = Crashes::of(|| collects.clone(), 4).outside(async |engine: Engine| {
         for number in 0..4u32 {
             let _ = engine.signal("execution", "number", &number).id(format!("s{number}")).await;
             engine.store().env().sleep(Duration::from_millis(700)).await;
         }
     });
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &[0, 1, 2, 3], "{:?}", outcome.crash);
     });
     assert!(crashes.await >= 10);
@@ -82,7 +82,7 @@ async fn a_signal_or_a_time() {
     test.run(test.env().sleep(HOUR + Duration::from_secs(1))).await;
     handle.signal("go", &2).await.unwrap();
     assert_eq!(test.run(handle.result()).await.unwrap(), (None, Some(2)));
-    let crashes = crash_everywhere(&waits, (), |outcome| {
+    let crashes = Crashes::of(|| waits.clone(), ()).run(async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &(None, None), "{:?}", outcome.crash);
     });
     crashes.await;
@@ -153,7 +153,7 @@ use std::future::IntoFuture;
 #[tokio::test]
 async fn updates_survive_a_crash_at_every_commit() {
     let account = account();
-    let crashes = Crashes::of(&account, 6).outside(async |engine: Engine| {
+    let crashes = Crashes::of(|| account.clone(), 6).outside(async |engine: Engine| {
         for number in 1..=3i64 {
             let update = engine.update::<u64>("execution", "add", &number).id(format!("u{number}"));
             if let Ok(answer) = update.await {
@@ -161,7 +161,7 @@ async fn updates_survive_a_crash_at_every_commit() {
             }
         }
     });
-    let crashes = crashes.run(|outcome| assert_eq!(*outcome.result.as_ref().unwrap(), 6, "{:?}", outcome.crash));
+    let crashes = crashes.run(async |outcome| assert_eq!(*outcome.result.as_ref().unwrap(), 6, "{:?}", outcome.crash));
     assert!(crashes.await >= 10);
 }
 
@@ -171,7 +171,7 @@ fn doubles() -> Workflow<u32, u32> {
             return Err(Failure::new("thirteen"));
         }
         ctx.sleep(Duration::from_secs(u64::from(number))).await?;
-        ctx.run("double", async || Ok::<_, Failure>(2 * number)).retry(often()).await
+        ctx.run("double", async || Ok(2 * number)).retry(often()).await
     })
 }
 
@@ -192,7 +192,7 @@ fn parent() -> Workflow<u32, (u32, Vec<u32>, String)> {
 
 #[tokio::test]
 async fn children_survive_a_crash_at_every_commit() {
-    let crashes = Crashes::of(&parent(), 5).register(&doubles()).run(|outcome| {
+    let crashes = Crashes::of(parent, 5).register(doubles).run(async |outcome| {
         let expected = (10, vec![6, 2, 4], "thirteen".to_string());
         assert_eq!(outcome.result.as_ref().unwrap(), &expected, "{:?}", outcome.crash);
         let doubled = outcome.bodies.iter().filter(|body| *body == "double").count();
@@ -238,9 +238,7 @@ async fn the_end_of_a_parent_is_what_the_policy_says_for_its_children() {
 #[tokio::test]
 async fn branches_survive_a_crash_at_every_commit() {
     let forks = workflow("forks").run(async |ctx: Ctx, number: u32| {
-        let step = async |ctx: &Ctx, name: &str, number: u32| {
-            ctx.run(name, async || Ok::<_, Failure>(number)).retry(often()).await
-        };
+        let step = async |ctx: &Ctx, name: &str, number: u32| ctx.run(name, async || Ok(number)).retry(often()).await;
         let (a, b) = ctx
             .join((
                 async |ctx: Ctx| {
@@ -276,7 +274,7 @@ async fn branches_survive_a_crash_at_every_commit() {
             .await;
         Ok((a?, b?, first, failed.is_err()))
     });
-    let crashes = crash_everywhere(&forks, 7, |outcome| {
+    let crashes = Crashes::of(|| forks.clone(), 7).run(async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &(10, 6, 1, true), "{:?} {:?}", outcome.crash, outcome.bodies);
     });
     assert!(crashes.await >= 20);
@@ -305,26 +303,26 @@ async fn a_signal_that_a_lost_branch_did_not_receive_stays() {
 
 fn cleans_up() -> Workflow<(), String> {
     workflow("cleans_up").run(async |ctx: Ctx, ()| {
-        ctx.run("begin", async || Ok::<_, Failure>(())).retry(often()).await?;
+        ctx.run("begin", async || Ok(())).retry(often()).await?;
         let waited = ctx.receive::<u32>("go").await;
         let Err(failure) = waited else { return Ok("it went".to_string()) };
         assert!(failure.is_cancelled(), "{failure}");
-        let after = ctx.run("not any more", async || Ok::<_, Failure>(())).await;
+        let after = ctx.run("not any more", async || Ok(())).await;
         assert!(after.unwrap_err().is_cancelled());
         let ctx = ctx.shielded();
         ctx.sleep(Duration::from_secs(30)).await?;
-        ctx.run("clean up", async || Ok::<_, Failure>(())).retry(often()).await?;
+        ctx.run("clean up", async || Ok(())).retry(often()).await?;
         Err(failure)
     })
 }
 
 #[tokio::test]
 async fn cancellation_lets_clean_up_and_survives_a_crash_at_every_commit() {
-    let crashes = Crashes::of(&cleans_up(), ()).outside(async |engine: Engine| {
+    let crashes = Crashes::of(cleans_up, ()).outside(async |engine: Engine| {
         engine.store().env().sleep(Duration::from_secs(20)).await;
         let _ = engine.cancel("execution", "enough").await;
     });
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         let result = outcome.result.as_ref();
         assert!(matches!(result, Err(WorkflowError::Cancelled { reason, .. }) if reason == "enough"), "{result:?}");
         let count = |name: &str| outcome.bodies.iter().filter(|body| *body == name).count();
@@ -337,7 +335,7 @@ async fn cancellation_lets_clean_up_and_survives_a_crash_at_every_commit() {
 async fn a_step_under_way_is_cancelled_and_terminate_runs_nothing_more() {
     let stuck = workflow("stuck").run(async |ctx: Ctx, ()| {
         let stuck = ctx.run("stuck", async || std::future::pending::<Result<(), Failure>>().await).await;
-        ctx.shielded().run("clean up", async || Ok::<_, Failure>(())).await?;
+        ctx.shielded().run("clean up", async || Ok(())).await?;
         stuck
     });
     let test = TestEngine::new(&stuck, 1).await.unwrap();
@@ -380,17 +378,17 @@ async fn a_saga_is_undone_in_reverse_order_under_a_crash_at_every_commit() {
     let books = workflow("books").run(async |ctx: Ctx, ()| {
         let booked = ctx.saga(async |saga| {
             for name in ["flight", "hotel", "car"] {
-                saga.compensate(&format!("cancel {name}"), async || Ok::<_, Failure>(()));
+                saga.compensate(&format!("cancel {name}"), async || Ok(()));
                 if name == "car" {
                     return Err(Failure::new("no car"));
                 }
-                ctx.run(&format!("book {name}"), async || Ok::<_, Failure>(())).retry(often()).await?;
+                ctx.run(&format!("book {name}"), async || Ok(())).retry(often()).await?;
             }
             Ok(())
         });
         Ok(booked.await.unwrap_err().message().to_string())
     });
-    let crashes = crash_everywhere(&books, (), |outcome| {
+    let crashes = Crashes::of(|| books.clone(), ()).run(async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), "no car");
         let mut bodies = outcome.bodies.clone();
         bodies.dedup();
@@ -425,9 +423,7 @@ async fn progress_is_kept_for_the_next_attempt() {
     let test = TestEngine::new(&imports, 1).await.unwrap();
     assert_eq!(test.complete(&imports, ()).await.unwrap(), 5);
     assert_eq!(begun.load(Ordering::SeqCst), 10);
-    let crashes = crash_everywhere(&imports, (), |outcome| {
-        outcome.result.as_ref().unwrap();
-    });
+    let crashes = Crashes::of(|| imports.clone(), ()).run(async |outcome| assert!(outcome.result.is_ok()));
     assert!(crashes.await >= 20);
 }
 
@@ -462,12 +458,12 @@ async fn a_token_completes_once() {
     assert!(matches!(engine.complete(&token, &43).await, Err(WorkflowError::TokenUsed { .. })));
     assert_eq!(test.run(handle.result()).await.unwrap(), 42);
     assert!(matches!(engine.fail("nonsense", Failure::new("no")).await, Err(WorkflowError::UnknownToken { .. })));
-    let crashes = Crashes::of(&asks, ()).outside(async |engine: Engine| {
+    let crashes = Crashes::of(|| asks.clone(), ()).outside(async |engine: Engine| {
         let handle = engine.handle(&workflow("asks").run(async |_: Ctx, ()| Ok(0u32)), "execution");
         let Ok(token) = handle.wait_until("token", |_: &String| true).await else { return };
         let _ = engine.complete(&token, &42).await;
     });
-    let crashes = crashes.run(|outcome| assert_eq!(*outcome.result.as_ref().unwrap(), 42));
+    let crashes = crashes.run(async |outcome| assert_eq!(*outcome.result.as_ref().unwrap(), 42));
     assert!(crashes.await >= 4);
 }
 
@@ -507,12 +503,12 @@ async fn messages_that_were_not_received_move_to_the_new_run() {
         let next = ctx.receive::<u32>("number").await?;
         ctx.continue_as_new(received.into_iter().chain([next]).collect::<Vec<u32>>()).await
     });
-    let crashes = Crashes::of(&carries, Vec::new()).outside(async |engine: Engine| {
+    let crashes = Crashes::of(|| carries.clone(), Vec::new()).outside(async |engine: Engine| {
         for number in 0..3u32 {
             let _ = engine.signal("execution", "number", &number).id(format!("s{number}")).await;
         }
     });
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &[0, 1, 2], "{:?}", outcome.crash);
     });
     assert!(crashes.await >= 8);
@@ -555,7 +551,8 @@ async fn a_branch_waits_for_what_another_publishes() {
             .await;
         seen
     });
-    let crashes = crash_everywhere(&counts, (), |outcome| assert_eq!(*outcome.result.as_ref().unwrap(), 3));
+    let crashes = Crashes::of(|| counts.clone(), ());
+    let crashes = crashes.run(async |outcome| assert_eq!(*outcome.result.as_ref().unwrap(), 3));
     assert!(crashes.await >= 8);
 }
 

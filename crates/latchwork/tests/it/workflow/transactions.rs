@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use latchwork::entity::{Add, Entities, EntityError, Query, TypeSpec, Update, field};
 use latchwork::json;
-use latchwork::store::Store;
+use latchwork::store::{Rev, Store};
 use latchwork::testing::{TestEngine, crash_everywhere};
-use latchwork::workflow::{Ctx, Engine, Failure, Kind, Tx, Workflow, WorkflowError, workflow};
+use latchwork::workflow::{Ctx, Engine, Failure, Kind, RevisionConflict, Tx, Workflow, WorkflowError, workflow};
 
 async fn balance(tx: &Tx, id: &str) -> Result<i64, EntityError> {
     let account = tx.get(id).await?;
@@ -24,7 +24,7 @@ async fn transfer(ctx: &Ctx, from: &str, to: &str, amount: i64) -> Result<u64, F
         let count = tx.global::<u64>("transfers");
         count.increment(1).await?;
         let seen = count.get().await?.unwrap_or(0);
-        Ok::<_, Failure>(seen)
+        Ok(seen)
     });
     moved.input(&(from, to, amount)).await
 }
@@ -35,15 +35,14 @@ fn accounts() -> Workflow<i64, Vec<i64>> {
             for name in ["alice", "bob"] {
                 tx.add(Add::new("account").id(name).data(json!({"balance": 100})));
             }
-            Ok::<_, Failure>(())
+            Ok(())
         })
         .await?;
         let first = transfer(&ctx, "alice", "bob", amount).await?;
         ctx.sleep(Duration::from_secs(60)).await?;
         let second = transfer(&ctx, "alice", "bob", amount).await?;
-        let balances = ctx.transaction("look", async |tx: Tx| {
-            Ok::<_, Failure>((balance(&tx, "alice").await?, balance(&tx, "bob").await?))
-        });
+        let balances =
+            ctx.transaction("look", async |tx: Tx| Ok((balance(&tx, "alice").await?, balance(&tx, "bob").await?)));
         let (alice, bob) = balances.await?;
         Ok(vec![first as i64, second as i64, alice, bob])
     })
@@ -52,7 +51,7 @@ fn accounts() -> Workflow<i64, Vec<i64>> {
 /// A crash on either side of each commit: the balances would show a transfer that was made twice or by half.
 #[tokio::test]
 async fn a_crash_at_any_commit_moves_the_money_once() {
-    let crashes = crash_everywhere(&accounts(), 10, |outcome| {
+    let crashes = crash_everywhere(accounts, 10, async |outcome| {
         assert_eq!(outcome.result.as_ref().unwrap(), &[1, 2, 80, 120], "{:?}", outcome.crash);
     })
     .await;
@@ -105,7 +104,7 @@ async fn a_transaction_depends_on_the_values_at_its_commit() {
                         outside.update(Update::new("n").data(json!(2))).await?;
                     }
                     tx.add(Add::new("copy").data(json!(seen)));
-                    Ok::<_, Failure>(seen)
+                    Ok(seen)
                 });
                 read.await
             }
@@ -170,8 +169,8 @@ async fn a_result_that_cannot_be_stored_is_a_failure() {
     let large = workflow("large").run(async |ctx: Ctx, how: u32| {
         let text = "x".repeat(5 << 20);
         match how {
-            0 => ctx.run("step", async || Ok::<_, Failure>(text.clone())).await,
-            1 => ctx.transaction("tx", async |_: Tx| Ok::<_, Failure>(text.clone())).await,
+            0 => ctx.run("step", async || Ok(text.clone())).await,
+            1 => ctx.transaction("tx", async |_: Tx| Ok(text.clone())).await,
             2 => {
                 let slot = ctx.state().global::<String>("slot");
                 slot.set(text).await?;
@@ -203,7 +202,7 @@ async fn a_transaction_can_be_guarded_by_a_token_and_fails_once_that_is_lost() {
                 tx.guard(&token);
                 tx.add(Add::new("t").id(name));
                 let count = tx.global::<u64>("count").increment(1).await?;
-                Ok::<_, Failure>(count.value)
+                Ok(count.value)
             };
             ctx.transaction(name, body).await
         };
@@ -213,13 +212,40 @@ async fn a_transaction_can_be_guarded_by_a_token_and_fails_once_that_is_lost() {
         assert_eq!(lost.code(), "latchwork.entity");
         let end = ctx.transaction("look", async |tx: Tx| {
             let there = [tx.get("held").await?.is_some(), tx.get("lost").await?.is_some()];
-            Ok::<_, Failure>((there, tx.global::<u64>("count").get().await?))
+            Ok((there, tx.global::<u64>("count").get().await?))
         });
         Ok((held, end.await?, lost.message().contains("of lock \"m\" is no longer held")))
     });
-    let crashes = crash_everywhere(&guarded, (), |outcome| {
-        assert_eq!(outcome.result.as_ref().unwrap(), &(1, ([true, false], Some(1)), true), "{:?}", outcome.crash);
-    })
+    let crashes = crash_everywhere(
+        || guarded.clone(),
+        (),
+        async |outcome| {
+            assert_eq!(outcome.result.as_ref().unwrap(), &(1, ([true, false], Some(1)), true), "{:?}", outcome.crash);
+        },
+    )
     .await;
     assert!(crashes >= 6, "{crashes}");
+}
+
+// The entity has moved on since the caller read it. That is recorded with its value, and no attempt would help.
+#[tokio::test]
+async fn a_failed_if_rev_is_a_typed_failure_that_is_not_retryable() {
+    let changes = workflow("changes").run(async |ctx: Ctx, expected: u64| {
+        let change = ctx.transaction("change", async |tx: Tx| {
+            tx.require_exists("other");
+            tx.update(Update::new("room").if_rev(Rev(expected)).data(json!({})));
+            Ok(())
+        });
+        let failure = change.await.unwrap_err();
+        ctx.sleep(Duration::from_secs(3600)).await?;
+        assert_eq!((failure.code(), failure.is_retryable()), ("latchwork.revision_conflict", false));
+        assert_eq!(failure.step(), Some("change"));
+        Ok(failure.get::<RevisionConflict>())
+    });
+    let test = TestEngine::new(&changes, 1).await.unwrap();
+    for id in ["room", "other"] {
+        test.engine().entities().add(Add::new("room").id(id).data(json!({}))).await.unwrap();
+    }
+    let conflict = test.complete(&changes, 5).await.unwrap();
+    assert_eq!(conflict, Some(RevisionConflict { id: "room".into(), expected: Rev(5), actual: Rev(1) }));
 }

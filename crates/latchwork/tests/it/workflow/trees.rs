@@ -20,7 +20,7 @@ fn family() -> Workflow<u64, u64> {
             let family = workflow("family").run(async |_: Ctx, depth: u64| Ok(depth));
             ctx.child(&family, depth - 1).id(format!("{}-{depth}", ctx.id())).await?;
         }
-        ctx.transaction("tx", async |tx| Ok::<_, Failure>(tx.tree::<u64>("sum").increment(10).await?.value)).await
+        ctx.transaction("tx", async |tx| Ok(tx.tree::<u64>("sum").increment(10).await?.value)).await
     })
 }
 
@@ -58,7 +58,7 @@ async fn add_under_lock(ctx: &Ctx, within: &Within) -> Result<u64, Failure> {
         assert!(before.as_ref().is_none_or(|id| id == ctx.id()), "{before:?} holds the lock");
         tokio::task::yield_now().await;
         *within.lock() = None;
-        Ok::<_, Failure>(())
+        Ok(())
     })
     .await?;
     number.set(seen + 1).await?;
@@ -97,7 +97,7 @@ async fn a_parent_and_its_children_contend_for_a_lock_in_a_slot_of_their_tree() 
         })
     };
     let reset = within.clone();
-    let crashes = Crashes::of(&parent, 3).register(&child).run(|outcome| {
+    let crashes = Crashes::of(|| parent.clone(), 3).register(|| child.clone()).run(async |outcome| {
         *reset.lock() = None;
         assert_eq!(outcome.result.as_ref().unwrap(), &[1, 2, 3, 4], "{:?}", outcome.crash);
     });

@@ -7,13 +7,14 @@ use std::time::Duration;
 use latchwork::store::Timestamp;
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{Ctx, Failure, WorkflowError, workflow};
+use tokio::sync::Semaphore;
 
 #[tokio::test]
 async fn sleeps_end_when_they_are_due_and_long_ones_leave_memory() {
     let sleeper = workflow("sleeper").run(async |ctx: Ctx, ms: u64| {
         let before = ctx.now().await;
         ctx.sleep(Duration::from_millis(ms)).await?;
-        let after = ctx.run("after", async || Ok::<_, Failure>(())).await.map(|()| ctx.clone())?.now().await;
+        let after = ctx.run("after", async || Ok(())).await.map(|()| ctx.clone())?.now().await;
         Ok(after.0 - before.0)
     });
     let test = TestEngine::new(&sleeper, 1).await.unwrap();
@@ -33,7 +34,7 @@ async fn sleeps_end_when_they_are_due_and_long_ones_leave_memory() {
 async fn many_timers_in_any_order_fire_in_the_order_they_are_due() {
     let sleeper = workflow("sleeper").run(async |ctx: Ctx, seconds: u64| {
         ctx.sleep(Duration::from_secs(seconds)).await?;
-        ctx.run("woke", async || Ok::<_, Failure>(())).await?;
+        ctx.run("woke", async || Ok(())).await?;
         Ok(ctx.now().await.0)
     });
     let test = TestEngine::new(&sleeper, 1).await.unwrap();
@@ -153,9 +154,39 @@ async fn a_value_that_is_chosen_once_stays() {
         let other = (ctx.now().await.0, ctx.uuid().await.to_string(), ctx.random().await);
         // The execution leaves memory and is loaded again: everything above is replayed.
         ctx.sleep(Duration::from_secs(60)).await?;
-        let recorded = ctx.run("look", async || Ok::<_, Failure>(first.clone())).await?;
+        let recorded = ctx.run("look", async || Ok(first.clone())).await?;
         Ok((recorded == first, first.1 != other.1, first.2 != other.2, ctx.version("change", 1..=3).await))
     });
     let test = TestEngine::new(&chooser, 1).await.unwrap();
     assert_eq!(test.complete(&chooser, ()).await.unwrap(), (true, true, true, 3));
+}
+
+/// What is asked of an execution is asked of all its runs.
+#[tokio::test]
+async fn an_execution_that_is_to_be_cancelled_still_is_after_it_has_continued_as_new() {
+    let (begun, goes_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let gates = (begun.clone(), goes_on.clone());
+    let anew = workflow("anew").run(move |ctx: Ctx, run: u32| {
+        let (begun, goes_on) = gates.clone();
+        async move {
+            if run > 0 {
+                ctx.sleep(Duration::from_secs(3600)).await?;
+                return Ok(run);
+            }
+            let clean_up = async || {
+                begun.add_permits(1);
+                goes_on.acquire().await.unwrap().forget();
+                Ok::<_, Failure>(())
+            };
+            ctx.shielded().run("clean up", clean_up).await?;
+            ctx.shielded().continue_as_new(1).await
+        }
+    });
+    let test = TestEngine::new(&anew, 1).await.unwrap();
+    let handle = test.engine().start(&anew, 0).id("a").await.unwrap();
+    begun.acquire().await.unwrap().forget();
+    test.engine().cancel("a", "enough").await.unwrap();
+    goes_on.add_permits(1);
+    let result = test.run(handle.result()).await;
+    assert!(matches!(&result, Err(WorkflowError::Cancelled { reason, .. }) if reason == "enough"), "{result:?}");
 }

@@ -3,12 +3,13 @@
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use latchwork_store::{Commit, Committed, Generation, History, Space, Store, StoreError, Watch};
 use tokio::task::coop::unconstrained;
 
 use super::{apply, assert_fails, delete, put, settle, space, text};
-use crate::backends::{Bench, on_every_backend};
+use crate::backends::{Bench, on_every_backend, patience};
 
 on_every_backend!(
     a_watch_from_the_start_delivers_everything_once,
@@ -44,7 +45,10 @@ async fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
         }
         tokio::task::yield_now().await;
     }
-    None
+    match patience() {
+        Duration::ZERO => None,
+        patience => tokio::time::timeout(patience, future).await.ok(),
+    }
 }
 
 /// Returns all commits that the watch can return without waiting.

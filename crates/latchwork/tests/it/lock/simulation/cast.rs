@@ -143,7 +143,7 @@ async fn taken(log: &Log, ctx: &Ctx, take: &Take, kept: &mut Vec<CtxGuard>) -> D
     kept.push(guard);
     ctx.sleep(ms(take.hold)).await?;
     let often = Retry::exponential().max_attempts(10_000).longest_pause(ms(4000));
-    ctx.run("work", async || Ok::<_, Failure>(())).retry(often).await?;
+    ctx.run("work", async || Ok(())).retry(often).await?;
     match (take.then, kept.pop()) {
         (Then::Release, Some(guard)) => lets_go(log, guard).await?,
         (Then::Keep, Some(guard)) => kept.push(guard),

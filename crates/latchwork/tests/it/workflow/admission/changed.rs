@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use latchwork::store::Commit;
 use latchwork::workflow::{
-    Batch, Ctx, Debounce, Engine, ExecutionState, Failure, Filter, Queue, RateLimit, Supersede, Workflow,
-    WorkflowBuilder, WorkflowError, workflow,
+    Batch, Ctx, Debounce, Engine, ExecutionState, Filter, Queue, RateLimit, Supersede, Workflow, WorkflowBuilder,
+    WorkflowError, workflow,
 };
 
 use super::{Lives, held, import, settle, used};
@@ -246,8 +247,7 @@ async fn a_queue_under_a_lowered_maximum_waits_until_the_running_executions_fit(
 
 /// Returns its input, of any type.
 fn echo(builder: WorkflowBuilder) -> Workflow<serde_json::Value, serde_json::Value> {
-    builder
-        .run(async |ctx: Ctx, input: serde_json::Value| ctx.run("echo", async || Ok::<_, Failure>(input.clone())).await)
+    builder.run(async |ctx: Ctx, input: serde_json::Value| ctx.run("echo", async || Ok(input.clone())).await)
 }
 
 fn batches() -> Workflow<u64, u64> {
@@ -329,4 +329,32 @@ async fn a_batch_and_a_debounce_that_follows_it_gather_beside_each_other() {
     assert_eq!(second.id(), first.id(), "it still gathers");
     assert_eq!(lives.run(second.result()).await.unwrap(), 4);
     assert_eq!(lives.records().await, 0, "nothing gathers");
+}
+
+/// A newer program has stored the first in line. It stays the first: those behind it are admitted while this program
+/// cannot read it, and when it can be read again, it is the next.
+#[tokio::test]
+async fn one_of_a_newer_program_keeps_its_place_while_those_behind_it_are_admitted() {
+    let queued = |limit| held(import().concurrency(limit).when_full(Queue::new()));
+    let (lives, one, three) = (Lives::new().await, queued(1), queued(3));
+    let engine = lives.begin(&one).await;
+    for (id, told) in [("h", Runs), ("a", Waits), ("b", Waits), ("c", Waits)] {
+        assert_eq!(start(&engine, &one, id).await, told, "{id}");
+    }
+    engine.stop();
+    let spaces = lives.store.spaces().await.unwrap();
+    let key = spaces.iter().find(|space| space.name() == "workflow.executions").unwrap().key("a");
+    let known = lives.store.view().await.unwrap().get(&key).await.unwrap().unwrap().value;
+    let newer = [&[known[0] + 1], &known[1..]].concat();
+    lives.store.commit(Commit::new().put(&key, newer)).await.unwrap().applied().unwrap();
+    // Two may begin beside the one that runs.
+    let engine = lives.begin(&three).await;
+    assert_eq!(used(&engine, None).await, (2, 2));
+    assert!(engine.why("b").await.unwrap().queue.is_none() && engine.why("c").await.unwrap().queue.is_some());
+    engine.stop();
+    lives.store.commit(Commit::new().put(&key, known)).await.unwrap().applied().unwrap();
+    let engine = lives.begin(&three).await;
+    assert_eq!(used(&engine, None).await, (3, 1));
+    assert!(engine.why("a").await.unwrap().queue.is_none() && engine.why("c").await.unwrap().queue.is_some());
+    engine.stop();
 }

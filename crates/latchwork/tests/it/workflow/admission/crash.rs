@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use latchwork::testing::Crashes;
-use latchwork::workflow::{Batch, Ctx, Failure, Queue, Retry, Workflow, workflow};
+use latchwork::workflow::{Batch, Ctx, Queue, Retry, Workflow, workflow};
 
 fn often() -> Retry {
     Retry::exponential().max_attempts(100)
@@ -15,12 +15,12 @@ fn often() -> Retry {
 async fn permits_and_positions_in_the_queue_survive_a_crash_at_any_commit() {
     let limited: Workflow<u32, u32> =
         workflow("limited").concurrency(1).when_full(Queue::new()).run(async |ctx: Ctx, n: u32| {
-            ctx.run("one", async || Ok::<_, Failure>(())).retry(often()).await?;
+            ctx.run("one", async || Ok(())).retry(often()).await?;
             ctx.sleep(Duration::from_secs(5)).await?;
-            ctx.run("two", async || Ok::<_, Failure>(n)).retry(often()).await
+            ctx.run("two", async || Ok(n)).retry(often()).await
         });
     let others = limited.clone();
-    let crashes = Crashes::of(&limited, 1).outside(move |engine| {
+    let crashes = Crashes::of(|| limited.clone(), 1).outside(move |engine| {
         let limited = others.clone();
         async move {
             for n in 2..=3 {
@@ -31,7 +31,7 @@ async fn permits_and_positions_in_the_queue_survive_a_crash_at_any_commit() {
         }
     });
     let mut ended = 0;
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert_eq!(outcome.result.as_ref().ok(), Some(&1), "{:?}", outcome.crash);
         ended += 1;
     });
@@ -44,14 +44,14 @@ async fn permits_and_positions_in_the_queue_survive_a_crash_at_any_commit() {
 async fn batches_survive_a_crash_at_any_commit() {
     let summed: Workflow<u32, u32> =
         workflow("summed").batch(Batch::new(3, Duration::from_secs(1))).run(async |ctx: Ctx, inputs: Vec<u32>| {
-            ctx.run("sum", async || Ok::<_, Failure>(inputs.iter().map(|n| n * 10).collect())).retry(often()).await
+            ctx.run("sum", async || Ok(inputs.iter().map(|n| n * 10).collect())).retry(often()).await
         });
     let gathers = summed.clone();
     let drives = workflow("drives").run(async |ctx: Ctx, (): ()| {
         let sums: Vec<u32> = ctx.receive("sums").await?;
-        ctx.run("end", async || Ok::<_, Failure>(sums.clone())).retry(often()).await
+        ctx.run("end", async || Ok(sums.clone())).retry(often()).await
     });
-    let crashes = Crashes::of(&drives, ()).register(&summed).outside(move |engine| {
+    let crashes = Crashes::of(|| drives.clone(), ()).register(|| summed.clone()).outside(move |engine| {
         let summed = gathers.clone();
         async move {
             let mut handles = Vec::new();
@@ -72,7 +72,7 @@ async fn batches_survive_a_crash_at_any_commit() {
         }
     });
     let mut ended = 0;
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert_eq!(outcome.result.as_ref().ok(), Some(&vec![10, 20, 30, 40, 50]), "{:?}", outcome.crash);
         ended += 1;
     });

@@ -29,7 +29,7 @@ async fn once<T: Clone + Serialize + DeserializeOwned + Send + Sync>(
 ) -> Result<T, Failure> {
     let step = ctx.run_with("once", async |attempt: Attempt| {
         attempts.lock().push(attempt.number);
-        Ok::<_, Failure>(input.clone())
+        Ok(input.clone())
     });
     step.retry(Retry::never()).await
 }
@@ -182,7 +182,7 @@ async fn a_first_step_that_takes_long_is_in_the_history() {
                 std::future::pending::<()>().await;
             }
             tokio::task::yield_now().await;
-            Ok::<_, Failure>(n)
+            Ok(n)
         });
         step.await
     });

@@ -93,7 +93,7 @@ fn double(builder: WorkflowBuilder, batch: Batch) -> Workflow<u64, u64> {
             return Err(Failure::new("unlucky"));
         }
         let length = numbers.len() as u64;
-        ctx.run("double", async || Ok::<_, Failure>(numbers.iter().map(|n| n * 1000 + length).collect())).await
+        ctx.run("double", async || Ok(numbers.iter().map(|n| n * 1000 + length).collect())).await
     })
 }
 

@@ -153,7 +153,7 @@ async fn inputs_that_together_are_more_than_a_record_holds_are_several_batches()
     let lengths = workflow("lengths").batch(Batch::new(100, SECOND));
     let lengths = lengths.run(async |ctx: Ctx, texts: Vec<String>| {
         let all: Vec<usize> = texts.iter().map(String::len).collect();
-        ctx.run("measure", async || Ok::<_, latchwork::workflow::Failure>(all.clone())).await
+        ctx.run("measure", async || Ok(all.clone())).await
     });
     let test = TestEngine::new(&lengths, 1).await.unwrap();
     let engine = test.engine();

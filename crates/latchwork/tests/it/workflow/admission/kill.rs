@@ -28,7 +28,7 @@ fn visit() -> Workflow<usize, usize> {
             Ok(inside.len())
         });
         let seen = enter.await?;
-        ctx.run("look around", async || Ok::<_, Failure>(())).retry(Retry::exponential()).await?;
+        ctx.run("look around", async || Ok(())).retry(Retry::exponential()).await?;
         let leave = ctx.transaction("leave", async |tx: Tx| {
             let slot = tx.global::<Vec<usize>>("inside");
             let mut inside = slot.get().await?.unwrap_or_default();

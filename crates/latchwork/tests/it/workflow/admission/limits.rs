@@ -260,7 +260,7 @@ async fn a_large_fork_that_is_rejected_leaves_nothing() {
         for n in 0..2500_u32 {
             ctx.publish("n", &n).await?;
         }
-        ctx.run("last", async || Ok::<_, Failure>(())).await?;
+        ctx.run("last", async || Ok(())).await?;
         if input != "ends" { ctx.receive::<()>("end").await } else { Ok(()) }
     });
     let stage = Stage::new(|builder| builder.register(&import)).await;

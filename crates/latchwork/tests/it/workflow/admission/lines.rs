@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Ctx, ExecutionState, Failure, Filter, Is, Queue, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
+    Ctx, ExecutionState, Filter, Queue, Status, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
 };
 
 use super::{engine_of, held, import, settle, used};
@@ -54,7 +54,7 @@ async fn a_queued_start_is_an_execution_that_waits() {
     }
     settle().await;
     assert_eq!(used(engine, None).await, (1, 3));
-    let listed = engine.list(Filter::new().is(Is::Waiting).tag("t")).await.unwrap();
+    let listed = engine.list(Filter::new().is(Status::Waiting).tag("t")).await.unwrap();
     assert_eq!(listed.executions.len(), 3);
     let waiting = engine.list(Filter::new().waits_for(WaitsFor::Admission("import".into()))).await.unwrap();
     assert_eq!(waiting.executions.len(), 3);
@@ -270,7 +270,7 @@ async fn several_children_leave_one_queue_with_their_parent() {
 #[tokio::test]
 async fn the_commit_of_an_end_admits_the_next_in_the_queue() {
     let once = workflow("once").concurrency(1).when_full(Queue::new());
-    let once = once.run(async |ctx: Ctx, n: u32| ctx.run("once", async || Ok::<_, Failure>(n)).await);
+    let once = once.run(async |ctx: Ctx, n: u32| ctx.run("once", async || Ok(n)).await);
     let test = TestEngine::new(&once, 1).await.unwrap();
     let engine = test.engine();
     let generation = async || engine.store().generation().await.unwrap().0;

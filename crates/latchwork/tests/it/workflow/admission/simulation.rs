@@ -60,14 +60,14 @@ fn often() -> Retry {
 
 /// Does what the job says.
 async fn work(ctx: Ctx, job: Job) -> Result<u64, Failure> {
-    ctx.run("begin", async || Ok::<_, Failure>(())).retry(often()).await?;
+    ctx.run("begin", async || Ok(())).retry(often()).await?;
     ctx.sleep(Duration::from_millis(job.pause_ms)).await?;
     match job.how % 8 {
         0 => Err(Failure::new("no luck").not_retryable()),
         1 => ctx.continue_as_new(&Job { how: 7, ..job }).await,
         // Longer than the time limit of the workflow.
         2 => ctx.sleep(Duration::from_secs(100)).await.map(|()| 0),
-        _ => ctx.run("end", async || Ok::<_, Failure>(job.how)).retry(often()).await,
+        _ => ctx.run("end", async || Ok(job.how)).retry(often()).await,
     }
 }
 
@@ -102,11 +102,11 @@ impl Play {
         let debounce = debounce.by(|n: &u64| (n % 2).to_string());
         let debounced = workflow("debounced")
             .debounce(debounce)
-            .run(async |ctx: Ctx, n: u64| ctx.run("end", async || Ok::<_, Failure>(n)).retry(often()).await);
+            .run(async |ctx: Ctx, n: u64| ctx.run("end", async || Ok(n)).retry(often()).await);
         let batched = workflow("batched").concurrency(2).when_full(Queue::new());
         let batched = batched.batch(Batch::new(3, Duration::from_secs(2)));
         let batched = batched.run(async |ctx: Ctx, numbers: Vec<u64>| {
-            let doubled = || Ok::<_, Failure>(numbers.iter().map(|n| n * 2).collect());
+            let doubled = || Ok(numbers.iter().map(|n| n * 2).collect());
             ctx.run("double", async || doubled()).retry(often()).await
         });
         Play { seen: Arc::default(), rejecting, queueing, fair, parent, debounced, batched }

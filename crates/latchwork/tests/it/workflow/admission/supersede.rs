@@ -148,18 +148,18 @@ async fn no_crash_leaves_both_or_none() {
     for how in [Supersede::Cancel, Supersede::Terminate] {
         let report: Workflow<u32, u32> = workflow("report").concurrency(1).run(async |ctx: Ctx, n: u32| {
             let often = Retry::exponential().max_attempts(100);
-            ctx.run("begin", async || Ok::<_, Failure>(())).retry(often.clone()).await?;
+            ctx.run("begin", async || Ok(())).retry(often.clone()).await?;
             if n == 1 {
                 ctx.receive::<()>("never").await?;
             }
-            ctx.run("end", async || Ok::<_, Failure>(n)).retry(often).await
+            ctx.run("end", async || Ok(n)).retry(often).await
         });
         let second = report.clone();
         let drives = workflow("drives").run(async |ctx: Ctx, (): ()| {
             let n: u32 = ctx.receive("done").await?;
             Ok(n)
         });
-        let crashes = Crashes::of(&drives, ()).register(&report).outside(move |engine| {
+        let crashes = Crashes::of(|| drives.clone(), ()).register(|| report.clone()).outside(move |engine| {
             let report = second.clone();
             async move {
                 let first = engine.start(&report, 1).id("r").or_join().await;
@@ -185,7 +185,7 @@ async fn no_crash_leaves_both_or_none() {
             }
         });
         let mut ended = 0;
-        let crashes = crashes.run(|outcome| {
+        let crashes = crashes.run(async |outcome| {
             assert_eq!(outcome.result.as_ref().ok(), Some(&2), "{how:?} {:?}", outcome.crash);
             ended += 1;
         });
@@ -201,13 +201,13 @@ async fn an_execution_that_continues_as_new_is_still_superseded() {
     for how in [Supersede::Cancel, Supersede::Terminate] {
         let report: Workflow<u32, u32> = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
             let often = Retry::exponential().max_attempts(100);
-            ctx.run("begin", async || Ok::<_, Failure>(())).retry(often.clone()).await?;
+            ctx.run("begin", async || Ok(())).retry(often.clone()).await?;
             match n {
-                2 => ctx.run("end", async || Ok::<_, Failure>(n)).retry(often).await,
+                2 => ctx.run("end", async || Ok(n)).retry(often).await,
                 // It cleans up in three further runs.
                 10..13 => {
                     let cleans = ctx.shielded();
-                    cleans.run("clean", async || Ok::<_, Failure>(())).retry(often).await?;
+                    cleans.run("clean", async || Ok(())).retry(often).await?;
                     cleans.continue_as_new(n + 1).await
                 }
                 13 => Err(Failure::new("it has cleaned up")),
@@ -219,7 +219,7 @@ async fn an_execution_that_continues_as_new_is_still_superseded() {
         });
         let second = report.clone();
         let drives = workflow("drives").run(async |ctx: Ctx, (): ()| ctx.receive::<(u32, u64)>("done").await);
-        let crashes = Crashes::of(&drives, ()).register(&report).outside(move |engine| {
+        let crashes = Crashes::of(|| drives.clone(), ()).register(|| report.clone()).outside(move |engine| {
             let report = second.clone();
             async move {
                 // If the second execution has already ended in an earlier process, there is nothing more to do.
@@ -249,7 +249,7 @@ async fn an_execution_that_continues_as_new_is_still_superseded() {
             }
         });
         let mut ended = 0;
-        let crashes = crashes.run(|outcome| {
+        let crashes = crashes.run(async |outcome| {
             assert_eq!(outcome.result.as_ref().ok(), Some(&(2, 0)), "{how:?} {:?}", outcome.crash);
             ended += 1;
         });
@@ -273,13 +273,13 @@ async fn a_marked_execution_is_ended_by_the_next_engine() {
     const ID: &str = "superseded one";
     let stands = workflow("import").concurrency(1).run(async |ctx: Ctx, n: u32| {
         // The body of a step keeps the execution in memory.
-        let stays = ctx.run("stay", async || if n == 1 { std::future::pending().await } else { Ok::<_, Failure>(n) });
+        let stays = ctx.run("stay", async || if n == 1 { std::future::pending().await } else { Ok(n) });
         stays.retry(Retry::exponential().max_attempts(100)).await
     });
     let (second, seen) = (stands.clone(), Arc::new(AtomicU32::new(0)));
     let marked = seen.clone();
     let drives = workflow("drives").run(async |ctx: Ctx, (): ()| ctx.receive::<bool>("done").await);
-    let crashes = Crashes::of(&drives, ()).register(&stands).outside(move |engine| {
+    let crashes = Crashes::of(|| drives.clone(), ()).register(|| stands.clone()).outside(move |engine| {
         let (stands, marked) = (second.clone(), marked.clone());
         async move {
             let was_marked = is_marked(&engine, ID).await;
@@ -298,7 +298,7 @@ async fn a_marked_execution_is_ended_by_the_next_engine() {
             let _ = engine.signal("execution", "done", &(is_second || !was_marked)).id("done").await;
         }
     });
-    crashes.run(|outcome| assert_eq!(outcome.result.as_ref().ok(), Some(&true), "{:?}", outcome.crash)).await;
+    crashes.run(async |outcome| assert_eq!(outcome.result.as_ref().ok(), Some(&true), "{:?}", outcome.crash)).await;
     assert!(seen.load(Ordering::SeqCst) >= 2, "it is marked after one crash and before another");
 }
 
@@ -334,7 +334,7 @@ async fn a_parked_execution_is_cancelled_at_once() {
     let test = TestEngine::new(&parks, 1).await.unwrap();
     let engine = test.engine();
     let first = engine.start(&parks, 1).id("p").await.unwrap();
-    let waits = tokio::spawn(async move { first.result().await });
+    let waits = tokio::spawn(async move { first.result_through_parks().await });
     settle().await;
     assert_eq!(engine.parked().await.unwrap().len(), 1);
     let second = engine.start(&parks, 2).id("p").supersede(Supersede::Cancel).await.unwrap();
@@ -345,7 +345,7 @@ async fn a_parked_execution_is_cancelled_at_once() {
     // The process ends right before and right after each commit.
     let (second, drives) = (parks.clone(), workflow("drives"));
     let drives = drives.run(async |ctx: Ctx, (): ()| ctx.receive::<(u32, u64)>("done").await);
-    let crashes = Crashes::of(&drives, ()).register(&parks).outside(move |engine| {
+    let crashes = Crashes::of(|| drives.clone(), ()).register(|| parks.clone()).outside(move |engine| {
         let parks = second.clone();
         async move {
             if engine.start(&parks, 1).id("p").or_join().await.is_err() {
@@ -365,6 +365,6 @@ async fn a_parked_execution_is_cancelled_at_once() {
         }
     });
     let crashes =
-        crashes.run(|outcome| assert_eq!(outcome.result.as_ref().ok(), Some(&(21, 0)), "{:?}", outcome.crash));
+        crashes.run(async |outcome| assert_eq!(outcome.result.as_ref().ok(), Some(&(21, 0)), "{:?}", outcome.crash));
     assert!(crashes.await >= 6);
 }

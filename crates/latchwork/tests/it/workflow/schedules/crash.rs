@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use latchwork::testing::Crashes;
-use latchwork::workflow::{Ctx, Engine, Failure, Filter, Overlap, Retry, Schedule, workflow};
+use latchwork::workflow::{Ctx, Engine, Filter, Overlap, Retry, Schedule, workflow};
 use parking_lot::Mutex;
 
 use super::kit::{SECOND, at, report};
@@ -55,10 +55,10 @@ async fn crash(overlap: Overlap, expected: &'static [&'static str]) {
     let waits = workflow("waits").run(async |ctx: Ctx, (): ()| {
         ctx.receive::<()>("done").await?;
         let often = Retry::exponential().max_attempts(100);
-        ctx.run("end", async || Ok::<_, Failure>(())).retry(often).await
+        ctx.run("end", async || Ok(())).retry(often).await
     });
     let told = looked.clone();
-    let crashes = Crashes::of(&waits, ()).register(&report()).outside(move |engine| {
+    let crashes = Crashes::of(|| waits.clone(), ()).register(report).outside(move |engine| {
         let looked = told.clone();
         async move {
             let Some(found) = look(&engine, overlap).await else { return };
@@ -67,7 +67,7 @@ async fn crash(overlap: Overlap, expected: &'static [&'static str]) {
         }
     });
     let mut checked = 0;
-    let crashes = crashes.run(|outcome| {
+    let crashes = crashes.run(async |outcome| {
         assert!(outcome.result.is_ok(), "{:?}: {:?}", outcome.crash, outcome.result);
         let looked = std::mem::take(&mut *looked.lock());
         let last = looked.last().expect("the last life looks");

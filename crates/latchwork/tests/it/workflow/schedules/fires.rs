@@ -234,7 +234,7 @@ async fn a_refused_start_is_reported_as_rejected_and_the_schedule_continues() {
     let engine = Engine::on(&store).register(&report).start().await.unwrap();
     engine.schedules().put(Schedule::every("s", 60 * SECOND).workflow(&report, 7)).await.unwrap();
     engine.stop();
-    let other = workflow("report").run(async |_: Ctx, text: String| Ok::<_, Failure>(text));
+    let other = workflow("report").run(async |_: Ctx, text: String| Ok(text));
     let engine = Engine::on(&store).register(&other).start().await.unwrap();
     for _ in 0..2 {
         for _ in 0..2000 {

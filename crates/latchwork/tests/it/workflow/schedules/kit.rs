@@ -5,7 +5,7 @@ use std::time::Duration;
 use latchwork::store::Timestamp;
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Ctx, ExecutionId, ExecutionState, Failure, Filter, RunOutcome, Schedule, ScheduleRun, Workflow, workflow,
+    Ctx, ExecutionId, ExecutionState, Filter, RunOutcome, Schedule, ScheduleRun, Workflow, workflow,
 };
 
 /// The first second of 2026, at which virtual time begins.
@@ -22,7 +22,7 @@ pub(super) fn at(seconds: u64) -> Timestamp {
 pub(super) fn report() -> Workflow<u64, u64> {
     workflow("report").keep(Duration::from_secs(10 * 365 * 86_400)).run(async |ctx: Ctx, seconds: u64| {
         ctx.sleep(Duration::from_secs(seconds)).await?;
-        Ok::<_, Failure>(seconds)
+        Ok(seconds)
     })
 }
 

@@ -4,8 +4,8 @@
 use latchwork::store::{Env, Limits, Store};
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Ctx, Engine, Failure, Overlap, RunCause, Schedule, ScheduleDescription, ScheduleError, StoredSchedules,
-    WorkflowError, workflow,
+    Ctx, Engine, Overlap, RunCause, Schedule, ScheduleDescription, ScheduleError, StoredSchedules, WorkflowError,
+    workflow,
 };
 
 use super::kit::{Kit, SECOND, at, report, word};
@@ -258,7 +258,7 @@ async fn an_execution_that_continues_as_new_still_runs() {
         if times > 0 {
             return ctx.continue_as_new(&(times - 1)).await;
         }
-        Ok::<_, Failure>(times)
+        Ok(times)
     });
     let kit = Kit { test: TestEngine::new(&again, 1).await.unwrap(), report: again };
     kit.put(kit.minutely(2)).await;

@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use latchwork::testing::{Caller, Faults, Report, Simulation};
-use latchwork::workflow::{
-    Ctx, Engine, Failure, Filter, Overlap, Schedule, ScheduleError, Workflow, WorkflowError, workflow,
-};
+use latchwork::workflow::{Ctx, Engine, Filter, Overlap, Schedule, ScheduleError, Workflow, WorkflowError, workflow};
 use parking_lot::Mutex;
 
 use super::kit::{SECOND, at};
@@ -38,7 +36,7 @@ struct Play {
 fn job() -> Workflow<u64, u64> {
     workflow("job").keep(Duration::from_secs(365 * 86_400)).run(async |ctx: Ctx, seconds: u64| {
         ctx.sleep(Duration::from_secs(seconds)).await?;
-        Ok::<_, Failure>(seconds)
+        Ok(seconds)
     })
 }
 

@@ -152,7 +152,7 @@ async fn work(oracle: Arc<Oracle>, ctx: Ctx, job: Job) -> std::result::Result<Ou
             Op::Count { in_transaction: true } => {
                 let counted = ctx.transaction(&name, async |tx: Tx| {
                     tx.global::<u64>("all").increment(1).await?;
-                    Ok::<_, Failure>(tx.execution::<u64>("own").increment(1).await?.value)
+                    Ok(tx.execution::<u64>("own").increment(1).await?.value)
                 });
                 json!(counted.await?)
             }

@@ -25,7 +25,7 @@ fn often() -> Retry {
 async fn step(log: &Log, ctx: &Ctx, name: &str, length: u64) -> Done<u64> {
     let body = ctx.run(name, async || {
         log.env().sleep(ms(length)).await;
-        Ok::<_, Failure>(length)
+        Ok(length)
     });
     body.retry(often()).await
 }
@@ -170,14 +170,14 @@ async fn duet(log: &Arc<Log>, ctx: &Ctx, turn: usize) -> Done<u64> {
             while !log.has_heard(&key) {
                 log.env().sleep(ms(50)).await;
             }
-            Ok::<_, Failure>(())
+            Ok(())
         });
         body.retry(often()).await
     };
     let hears = async |ctx: Ctx| {
         let heard = word(ctx).await?;
         log.hears(&key);
-        Ok::<_, Failure>(heard)
+        Ok(heard)
     };
     let (heard, waited) = ctx.join((hears, waits)).await;
     waited?;

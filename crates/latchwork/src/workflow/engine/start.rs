@@ -1,0 +1,540 @@
+//! Starting executions.
+
+use std::future::IntoFuture;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use crate::json::{self, JsonError};
+use crate::lane::Part;
+use crate::record::Record;
+use crate::store::Timestamp;
+use crate::workflow::admission::{Asked, Started, Stored};
+use crate::workflow::ctx::signal::{Signal, written};
+use crate::workflow::definition::{Definition, Workflow};
+use crate::workflow::engine::handle::Handle;
+use crate::workflow::engine::{Engine, Inner, check_name};
+use crate::workflow::run::{Run, hash_text, largest};
+use crate::workflow::stored::kept::{Delivered, Letter, Message};
+use crate::workflow::stored::record::{Attribute, Execution, Keyed, Labels, Status, Supersede, fetch, keyed_key};
+use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
+
+/// A start that is about to be awaited.
+#[must_use = "nothing starts until this is awaited"]
+pub struct Start<O> {
+    start: UntypedStart,
+    output: PhantomData<fn() -> O>,
+}
+
+/// What a start was given, without types.
+struct UntypedStart {
+    engine: Engine,
+    workflow: String,
+    /// As JSON text.
+    input: Result<String, JsonError>,
+    id: Option<ExecutionId>,
+    key: Option<String>,
+    join: bool,
+    restart: bool,
+    begins: Begins,
+    signal: Option<(String, Result<String>, Option<String>)>,
+    labels: Labels,
+    supersede: Option<Supersede>,
+}
+
+/// When an execution begins.
+enum Begins {
+    Now,
+    After(Duration),
+    At(Timestamp),
+}
+
+impl Engine {
+    /// Starts an execution. Await it: when that returns, the execution is stored and survives anything.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// let result = engine.start(&order, 7).id("order-7").await?.result().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn start<I: Serialize, O>(&self, workflow: &Workflow<I, O>, input: I) -> Start<O> {
+        self.start_as(workflow.name(), &input)
+    }
+
+    /// Starts an execution of the workflow that is registered under this name, with any input that fits its input type
+    /// as JSON. An input that does not fit is refused, and nothing is started.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, workflow};
+    /// use serde_json::json;
+    /// # let add = workflow("add").run(async |_: Ctx, (a, b): (u64, u64)| Ok(a + b));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&add).start().await?;
+    /// let handle = engine.start_by_name("add", json!([1, 2])).id("add-1").await?;
+    /// assert_eq!(handle.result().await?, json!(3));
+    /// let refused = engine.start_by_name("add", json!([1, "2"])).await.unwrap_err();
+    /// assert!(refused.to_string().contains("the value at [1] does not fit"));
+    /// # Ok(()) }
+    /// ```
+    pub fn start_by_name(&self, workflow: &str, input: impl Serialize) -> Start<Value> {
+        self.start_as(workflow, &input)
+    }
+
+    fn start_as<O>(&self, workflow: &str, input: &impl Serialize) -> Start<O> {
+        let start = UntypedStart {
+            engine: self.clone(),
+            workflow: workflow.into(),
+            input: json::to_value(input).map(|input| input.to_string()),
+            id: None,
+            key: None,
+            join: false,
+            restart: false,
+            begins: Begins::Now,
+            signal: None,
+            labels: Labels::default(),
+            supersede: None,
+        };
+        Start { start, output: PhantomData }
+    }
+}
+
+impl<O> Start<O> {
+    /// Under this id; without one, a UUIDv7 is made. An id that is taken is refused.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// engine.start(&order, 7).id("order-7").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn id(mut self, id: impl Into<ExecutionId>) -> Start<O> {
+        self.start.id = Some(id.into());
+        self
+    }
+
+    /// Under this idempotency key: however often a start of this workflow is sent under one key, it starts once, and
+    /// all callers get the same execution, until that is removed some time after its end. With another input it is an
+    /// error.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// engine.start(&order, 7).idempotency_key("cart-9").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Start<O> {
+        self.start.key = Some(key.into());
+        self
+    }
+
+    /// Joins the execution of that id if there is one, whatever its input was.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// let handle = engine.start(&order, 7).id("order-7").or_join().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn or_join(mut self) -> Start<O> {
+        self.start.join = true;
+        self
+    }
+
+    /// Starts anew if there is an execution of that id and it has ended: what is left of it is removed. One that has
+    /// not ended is joined or refused as without this.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// let handle = engine.start(&order, 7).id("order-7").or_restart().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn or_restart(mut self) -> Start<O> {
+        self.start.restart = true;
+        self
+    }
+
+    /// After so long. Until then the execution waits, and costs no memory.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// engine.start(&order, 7).delay(Duration::from_secs(3600)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn delay(mut self, delay: Duration) -> Start<O> {
+        self.start.begins = Begins::After(delay);
+        self
+    }
+
+    /// At this time. Until then the execution waits, and costs no memory.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// engine.start(&order, 7).at(tomorrow).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn at(mut self, time: Timestamp) -> Start<O> {
+        self.start.begins = Begins::At(time);
+        self
+    }
+
+    /// With a signal, in the same commit. If there is an execution of that id and it has not ended, that is sent the
+    /// signal and joined.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// engine.start(&order, 7).id("order-7").signal("paid", &42).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn signal(mut self, name: &str, payload: &impl Serialize) -> Start<O> {
+        let payload = written(&self.start.engine.inner, "the payload of a signal", payload);
+        self.start.signal = Some((name.into(), payload, None));
+        self
+    }
+
+    /// The id of that signal: however often it is sent, it counts once.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// engine.start(&order, 7).id("order-7").signal("paid", &42).signal_id("payment-1").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn signal_id(mut self, id: impl Into<String>) -> Start<O> {
+        let id = id.into();
+        if let Some((_, _, signal_id)) = &mut self.start.signal {
+            *signal_id = Some(id);
+        }
+        self
+    }
+
+    /// Takes the place of the execution of that id, if there is one that has not ended: in one step, which no crash can
+    /// leave half done, that one is made to end, and this follows it. One that has ended is removed. The other's
+    /// callers are told that it was cancelled or terminated.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result, Supersede, Workflow};
+    /// # async fn example(engine: Engine, report: Workflow<u32, u32>) -> Result<()> {
+    /// engine.start(&report, 7).id("report").supersede(Supersede::Cancel).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn supersede(mut self, how: Supersede) -> Start<O> {
+        self.start.supersede = Some(how);
+        self
+    }
+
+    /// With this tag, that it is found by.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// engine.start(&order, 7).tag("urgent").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn tag(mut self, tag: impl Into<String>) -> Start<O> {
+        self.start.labels.tags.insert(tag.into());
+        self
+    }
+
+    /// With this search attribute, that it is found by.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>, tomorrow: Timestamp) -> Result<()> {
+    /// engine.start(&order, 7).attribute("customer", "Ada").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Start<O> {
+        self.start.labels.attributes.insert(name.into(), value.into());
+        self
+    }
+}
+
+impl<O: 'static> IntoFuture for Start<O> {
+    type Output = Result<Handle<O>>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let engine = self.start.engine.inner.clone();
+        let started = self.start.execute();
+        Box::pin(async move {
+            let Started { id, item } = started.await?;
+            Ok(Handle::new(engine, id, None).with_item(item))
+        })
+    }
+}
+
+impl Inner {
+    /// The definition of that name, and an input for it that can be stored.
+    pub(crate) fn accept(&self, name: &str, input: Result<String, JsonError>) -> Result<(Arc<Definition>, String)> {
+        let definition = self.definition(name).ok_or_else(|| WorkflowError::NotRegistered { name: name.into() })?;
+        let input = input.map_err(|cause| WorkflowError::Input { workflow: name.into(), cause })?;
+        match (input.len(), largest(self)) {
+            (length, limit) if length > limit => {
+                Err(WorkflowError::InputTooLong { workflow: name.into(), length, limit })
+            }
+            _ => Ok((definition.clone(), input)),
+        }
+    }
+}
+
+/// Adds a signal to a start.
+fn with_signal(
+    engine: &Inner,
+    id: &ExecutionId,
+    mut part: Part,
+    (name, payload, signal_id): &(String, String, Option<String>),
+) -> Part {
+    let (kept, env) = (engine.kept(id), engine.store.env());
+    if let Some(signal_id) = signal_id {
+        part = part.put(&kept.signal(signal_id), Delivered::signal(name, payload).encode());
+    }
+    let body = Letter::Signal { name: name.clone(), payload: payload.clone() };
+    let message = Message { at_us: env.now().0, body };
+    part.put(&kept.count(), Vec::new()).put(&kept.message(env.uuid()), message.encode())
+}
+
+impl UntypedStart {
+    async fn execute(self) -> Result<Started> {
+        let (inner, name) = (self.engine.inner.clone(), self.workflow);
+        let (definition, input) = inner.accept(&name, self.input)?;
+        self.labels.check().map_err(|failure| WorkflowError::Labels { reason: failure.message().into() })?;
+        if inner.is_stopped() || inner.idle {
+            return Err(WorkflowError::Stopped);
+        }
+        let signal = match self.signal {
+            Some((name, payload, signal_id)) => {
+                check_name("the name of a signal", &name)?;
+                signal_id.iter().try_for_each(|id| check_name("the id of a signal", id))?;
+                Some((name, payload?, signal_id))
+            }
+            None => None,
+        };
+        if definition.policy.gather().is_some() {
+            let (workflow, reason) =
+                (name.clone(), "its starts are gathered, so none has a signal or a time of its own");
+            let is_alone = signal.is_some() || !matches!(self.begins, Begins::Now);
+            if is_alone {
+                return Err(WorkflowError::Start { workflow, reason });
+            }
+        }
+        let is_gathered = definition.policy.gather().is_some();
+        if self.supersede.is_some() && (self.key.is_some() || signal.is_some() || self.join || is_gathered) {
+            let reason =
+                "one that takes the place of another has no idempotency key or signal, joins none and is not gathered";
+            return Err(WorkflowError::Start { workflow: name, reason });
+        }
+        let now = inner.store.env().now();
+        let begins = match self.begins {
+            Begins::Now => now,
+            Begins::After(delay) => now.plus(delay),
+            Begins::At(time) => time,
+        };
+        let first = definition.first_record(input, self.labels, now, begins);
+        let execution = Execution { key: self.key, ..first };
+        let is_given = self.id.is_some();
+        let id = self.id.unwrap_or_else(|| inner.store.env().uuid().to_string().into());
+        check_name("the id of an execution", &id)?;
+        let (join, restart, supersede) = (self.join, self.restart || self.supersede.is_some(), self.supersede);
+        let starting = Starting { inner, id, execution, definition, signal, join, restart, supersede };
+        starting.execution.key.iter().try_for_each(|key| check_name("an idempotency key", key))?;
+        match starting.keyed().await? {
+            Some(started) => Ok(started),
+            None => starting.start(is_given).await,
+        }
+    }
+}
+
+/// A start whose parts were found to be good.
+struct Starting {
+    inner: Arc<Inner>,
+    id: ExecutionId,
+    execution: Execution,
+    definition: Arc<Definition>,
+    signal: Option<(String, String, Option<String>)>,
+    join: bool,
+    restart: bool,
+    supersede: Option<Supersede>,
+}
+
+impl Starting {
+    async fn start(&self, is_given: bool) -> Result<Started> {
+        let inner = &self.inner;
+        // Most often there is no other start, and nothing to wait for. A start that is gathered need not have its id.
+        let is_gathered = self.definition.policy.gather().is_some() || self.supersede.is_some();
+        if is_given
+            && !is_gathered
+            && let Some(started) = self.existing().await?
+        {
+            return Ok(started);
+        }
+        // An input that no execution would be given, as in a repeated start or a join, need not fit.
+        self.definition.check(&self.execution.input)?;
+        let asked = self.definition.asked(&self.execution.input)?;
+        loop {
+            if is_given
+                && let Some(how) = self.supersede
+                && inner.take_place(&self.id, &self.execution, asked.as_ref(), how).await?
+            {
+                return Ok(self.id.clone().into());
+            }
+            let mut begun = std::pin::pin!(inner.begun.notified());
+            begun.as_mut().enable();
+            let first = self.first(&asked).await;
+            if let Ok(Some(started)) = first {
+                inner.metrics.started(&self.execution.workflow);
+                return Ok(started);
+            }
+            // It is being started at this moment, or was just now. One that is to be joined needs no permit.
+            if let Some(started) = self.keyed().await? {
+                return Ok(started);
+            }
+            if first.is_ok() || self.join {
+                match self.existing().await {
+                    Err(WorkflowError::AlreadyStarted { .. }) if self.supersede.is_some() => {}
+                    Err(error) => return Err(error),
+                    Ok(Some(started)) => return Ok(started),
+                    Ok(None) => {}
+                }
+            }
+            first?;
+            if inner.is_stopped() {
+                return Err(WorkflowError::Stopped);
+            }
+            if inner.is_resident(&self.id) {
+                begun.await;
+            }
+        }
+    }
+
+    /// The execution that was started under that key, if there is one. The signal goes to that.
+    async fn keyed(&self) -> Result<Option<Started>> {
+        let (inner, Execution { workflow, input, key, .. }) = (&self.inner, &self.execution);
+        let Some(key) = key else { return Ok(None) };
+        let place = inner.spaces.keys.key(keyed_key(workflow, key));
+        let found = fetch::<Keyed>(&inner.store.view().await?, &place, || format!("idempotency key {key:?}")).await?;
+        let Some((found, _)) = found else { return Ok(None) };
+        let id = ExecutionId::from(found.id);
+        if found.input != hash_text(input) {
+            return Err(WorkflowError::KeyReused { key: key.into(), id });
+        }
+        if let Some(signal) = self.signal(&id) {
+            signal.send().await?;
+        }
+        Ok(Some(Started { id, item: found.item }))
+    }
+
+    /// What is to be sent to one that has been started.
+    fn signal(&self, id: &ExecutionId) -> Option<Signal> {
+        let (name, payload, signal_id) = self.signal.clone()?;
+        Some(Signal { engine: self.inner.clone(), id: id.clone(), name, payload: Ok(payload), signal_id })
+    }
+
+    /// Starts it, unless there is one of that id or under that key.
+    async fn first(&self, asked: &Option<Asked>) -> Result<Option<Started>> {
+        let (inner, id) = (&self.inner, &self.id);
+        let runs = match asked {
+            Some(asked) => inner.would_run(&self.definition, asked).await?,
+            None => true,
+        };
+        let execution = self.execution.clone();
+        if self.signal.is_none() && execution.status == Status::Running && runs {
+            let (started, answer) = oneshot::channel();
+            let run = Run::new(inner.clone(), self.definition.clone(), id.clone(), execution, None);
+            if !inner.spawn(Arc::new(run.starting(started).asking(asked.clone()))) {
+                return Ok(None);
+            }
+            return match answer.await {
+                Ok(Ok(())) => Ok(Some(id.clone().into())),
+                Ok(Err(WorkflowError::AlreadyStarted { .. })) | Err(_) => Ok(None),
+                Ok(Err(error)) => Err(error),
+            };
+        }
+        let (engine, receiver, signal) = (inner.clone(), id.clone(), self.signal.clone());
+        let stored = Stored::new(inner, id, move |part| match &signal {
+            Some(signal) => with_signal(&engine, &receiver, part, signal),
+            None => part,
+        });
+        match asked {
+            Some(asked) => {
+                let admissions = &inner.admissions;
+                let started =
+                    admissions.start(&self.definition, asked.clone(), id, execution, Box::new(stored)).await?;
+                // Refused for its id, or because this engine is no longer the owner of that.
+                let is_lost = started.is_none() && !inner.node.owns(id);
+                if is_lost { Err(WorkflowError::Stopped) } else { Ok(started) }
+            }
+            None => Ok(inner.perform(stored.part(&execution)).await?.then(|| id.clone().into())),
+        }
+    }
+
+    /// The execution of that id, if there is one and it is to be joined. One that is to be replaced is removed.
+    async fn existing(&self) -> Result<Option<Started>> {
+        let (inner, id) = (&self.inner, &self.id);
+        let Some((found, _)) = inner.read(id).await? else { return Ok(None) };
+        let is_other = found.workflow != self.execution.workflow;
+        let other = || WorkflowError::OtherWorkflow {
+            id: id.clone(),
+            asked: self.execution.workflow.clone(),
+            found: found.workflow.clone(),
+        };
+        if found.status.is_terminal() {
+            if self.restart {
+                if is_other {
+                    return Err(other());
+                }
+                self.definition.check(&self.execution.input)?;
+                inner.purge(id).await?;
+                return Ok(None);
+            }
+        } else if let Some(signal) = self.signal(id) {
+            if is_other {
+                return Err(other());
+            }
+            return match signal.send().await {
+                Ok(_) => Ok(Some(id.clone().into())),
+                // It has ended at this very moment.
+                Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Box::pin(self.existing()).await,
+                Err(error) => Err(error),
+            };
+        }
+        match (self.join && self.signal.is_none(), is_other) {
+            (true, false) => Ok(Some(id.clone().into())),
+            (true, true) => Err(other()),
+            (false, _) if self.signal.is_some() => Err(WorkflowError::Ended { id: id.clone() }),
+            (false, _) => Err(WorkflowError::AlreadyStarted { id: id.clone() }),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Reading: versions of keys, ranges and commits at a generation. Each read is one round trip. The floor is read after
+//! what it guards: floors only rise, so what was found is whole if the generation is not below the floor then.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use futures_util::future::try_join;
+use tokio_postgres::Row;
+
+use crate::backend::{Before, Changes, Order, Scan};
+use crate::codec::Reader;
+use crate::postgres::Shared;
+use crate::postgres::link::{Param, failed};
+use crate::postgres::schema::Sql;
+use crate::postgres::writer::key_of;
+use crate::{Change, Committed, Generation, Key, Range, Result, Rev, SpaceId, StoreError, Timestamp, Version};
+
+/// How many records are asked for at once.
+const PAGE: usize = 1000;
+
+pub(super) fn version_of(row: &Row) -> Result<(Key, Version)> {
+    let version = Version {
+        rev: Rev(row.get::<_, i64>(1) as u64),
+        generation: Generation(row.get::<_, i64>(2) as u64),
+        time: Timestamp(row.get::<_, i64>(3) as u64),
+        value: row.get::<_, Option<&[u8]>>(4).map(Bytes::copy_from_slice),
+    };
+    Ok((key_of(row.get(0))?, version))
+}
+
+/// The keys of a row of `touched`.
+pub(super) fn keys_of(bytes: &[u8]) -> Result<Vec<Key>> {
+    let mut reader = Reader(Bytes::copy_from_slice(bytes));
+    let mut keys = Vec::new();
+    while !reader.0.is_empty() {
+        let key = reader.string().and_then(Key::from_encoded);
+        keys.push(key.ok_or_else(|| StoreError::corrupt("table touched", "its keys cannot be read"))?);
+    }
+    Ok(keys)
+}
+
+impl Shared {
+    /// Runs a read of one space at a generation, and checks that the space can be read there.
+    async fn read(&self, space: SpaceId, at: Generation, sql: &Sql, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        let link = self.reader().await?;
+        let number = i64::from(space.0);
+        let asked: [Param<'_>; 1] = [&number];
+        let found = try_join(link.query(sql, params), link.query(&self.sql.floor, &asked)).await;
+        let (rows, floor) = found.map_err(|error| failed("read from", &error))?;
+        if let Some(row) = floor.first() {
+            self.learn_floor(space, Generation(row.get::<_, i64>(0) as u64));
+        }
+        self.check(space, at)?;
+        Ok(rows)
+    }
+
+    pub(super) async fn get(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
+        let asked = signed(at);
+        let rows = self.read(key.space(), at, &self.sql.get, &[&key.encoded(), &asked]).await?;
+        rows.first().map(|row| version_of(row).map(|(_, version)| version)).transpose()
+    }
+
+    pub(super) async fn scan(&self, scan: Scan, at: Generation) -> Result<Vec<(Key, Version)>> {
+        let (asked, mut range, mut room) = (signed(at), scan.range.clone(), scan.room());
+        let sql = match scan.order {
+            Order::Ascending => &self.sql.scan_up,
+            Order::Descending => &self.sql.scan_down,
+        };
+        let mut found = Vec::new();
+        while room.is_left() && !range.is_empty() {
+            let page = PAGE.min(scan.limit.saturating_sub(found.len()));
+            let limit = page as i64;
+            let rows = self
+                .read(range.space(), at, sql, &[&range.start(), &range.end(), &asked, &limit, &scan.with_deleted])
+                .await?;
+            let is_last = rows.len() < page;
+            for row in &rows {
+                if !room.is_left() {
+                    return Ok(found);
+                }
+                let (key, version) = version_of(row)?;
+                room.take(&key, &version);
+                found.push((key, version));
+            }
+            let Some((last, _)) = found.last().filter(|_| !is_last) else { break };
+            range = match scan.order {
+                Order::Ascending => range.after(last),
+                Order::Descending => range.before(last),
+            };
+        }
+        Ok(found)
+    }
+
+    pub(super) async fn versions(&self, key: &Key, at: Generation, limit: usize) -> Result<Vec<Version>> {
+        let (asked, most) = (signed(at), i64::try_from(limit).unwrap_or(i64::MAX));
+        let rows = self.read(key.space(), at, &self.sql.versions, &[&key.encoded(), &asked, &most]).await?;
+        let (floor, mut versions) = (self.floor(key.space()), Vec::new());
+        for row in &rows {
+            let (_, version) = version_of(row)?;
+            let is_oldest = version.generation <= floor;
+            versions.push(version);
+            if is_oldest {
+                break;
+            }
+        }
+        Ok(versions)
+    }
+
+    pub(super) async fn changes(&self, range: Range, after: Generation, limit: usize) -> Result<Changes> {
+        self.check(range.space(), after)?;
+        let latest = self.latest().await?;
+        if after >= latest || limit == 0 {
+            return Ok(Changes { commits: Vec::new(), through: after });
+        }
+        let (space, to, page) = (i64::from(range.space().0), signed(latest), limit.min(PAGE) as i64);
+        let mut changes = Changes { commits: Vec::new(), through: latest };
+        let mut from = signed(after);
+        loop {
+            let rows = self.read(range.space(), after, &self.sql.touched, &[&space, &from, &to, &page]).await?;
+            let commits = self.commits(&range, &rows).await?;
+            // What the commits wrote was read after the floor was.
+            self.refresh_floor(range.space()).await?;
+            self.check(range.space(), after)?;
+            for committed in commits {
+                changes.through = committed.generation;
+                changes.commits.push(committed);
+                if changes.commits.len() >= limit {
+                    return Ok(changes);
+                }
+            }
+            match rows.last().filter(|_| rows.len() as i64 == page) {
+                Some(row) => from = row.get(0),
+                None => {
+                    changes.through = latest;
+                    return Ok(changes);
+                }
+            }
+        }
+    }
+
+    /// The commits of rows of `touched`, with their changes in a range. Commits without any are left out.
+    async fn commits(&self, range: &Range, rows: &[Row]) -> Result<Vec<Committed>> {
+        let mut wanted: Vec<(i64, Vec<Key>)> = Vec::with_capacity(rows.len());
+        for row in rows {
+            let keys = keys_of(row.get(3))?.into_iter().filter(|key| range.contains(key)).collect();
+            wanted.push((row.get(0), keys));
+        }
+        let keys: Vec<&[u8]> = wanted.iter().flat_map(|(_, keys)| keys.iter().map(Key::encoded)).collect();
+        let at: Vec<i64> = wanted.iter().flat_map(|(at, keys)| keys.iter().map(|_| *at)).collect();
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let link = self.reader().await?;
+        let found = link.query(&self.sql.changed, &[&keys, &at]).await.map_err(|error| failed("read from", &error))?;
+        let mut versions: BTreeMap<(u64, Key), Version> = BTreeMap::new();
+        for row in &found {
+            let (key, version) = version_of(row)?;
+            versions.insert((version.generation.0, key), version);
+        }
+        let mut commits = Vec::with_capacity(rows.len());
+        for (row, (generation, keys)) in rows.iter().zip(wanted) {
+            let change = |key: Key| {
+                let version = versions.remove(&(generation as u64, key.clone()))?;
+                Some(Change { key, rev: version.rev, value: version.value })
+            };
+            let changes: Vec<Change> = keys.into_iter().filter_map(change).collect();
+            if !changes.is_empty() {
+                commits.push(Committed {
+                    generation: Generation(generation as u64),
+                    time: Timestamp(row.get::<_, i64>(1) as u64),
+                    meta: Bytes::copy_from_slice(row.get(2)),
+                    changes,
+                });
+            }
+        }
+        Ok(commits)
+    }
+
+    pub(super) async fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Result<Before> {
+        let time = i64::try_from(time.0).unwrap_or(i64::MAX);
+        let numbers: Vec<i64> = spaces.iter().map(|(space, _)| i64::from(space.0)).collect();
+        let floors: Vec<i64> = spaces.iter().map(|(_, floor)| signed(*floor)).collect();
+        let link = self.reader().await?;
+        let rows = link.query(&self.sql.before, &[&time, &numbers, &floors]).await;
+        let rows = rows.map_err(|error| failed("read from", &error))?;
+        let row = rows.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
+        Ok(match row.get(1) {
+            true => Before::Latest(Generation(row.get::<_, i64>(0) as u64)),
+            false => Before::Touched(row.get::<_, Option<i64>>(2).map(|found| Generation(found as u64))),
+        })
+    }
+}
+
+pub(super) fn signed(generation: Generation) -> i64 {
+    i64::try_from(generation.0).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,268 @@
+//! What is forgotten: pins of this process as a row with a lease, floors by the rules of spaces, and clean-up in slices.
+//! A floor never passes a pin of any live process.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio_postgres::Row;
+
+use crate::backend::{Pin, Rules, generation_at};
+use crate::postgres::Shared;
+use crate::postgres::link::{Link, failed};
+use crate::postgres::read::{keys_of, signed, version_of};
+use crate::space::{SPACES, SpaceRecord};
+use crate::{Generation, History, Key, Range, Result, SpaceId, StoreError, Timestamp};
+
+/// How many commits a slice of clean-up looks at.
+const SLICE: i64 = 500;
+
+/// What this process pins, and what it knows of floors.
+#[derive(Default)]
+pub(super) struct Pins {
+    local: BTreeMap<Generation, usize>,
+    /// What the row of this process says.
+    stored: Option<Generation>,
+    floors: BTreeMap<SpaceId, Generation>,
+}
+
+/// A pin of this process. The row of the process is brought up to date in the background.
+struct LocalPin {
+    pins: Arc<Mutex<Pins>>,
+    at: Generation,
+}
+
+impl LocalPin {
+    fn new(pins: &Arc<Mutex<Pins>>, at: Generation) -> LocalPin {
+        *pins.lock().local.entry(at).or_default() += 1;
+        LocalPin { pins: pins.clone(), at }
+    }
+}
+
+impl Drop for LocalPin {
+    fn drop(&mut self) {
+        let mut pins = self.pins.lock();
+        if let Some(count) = pins.local.get_mut(&self.at) {
+            *count -= 1;
+            if *count == 0 {
+                pins.local.remove(&self.at);
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Pins the present. No row is written: that of this process pins everything from an older generation on.
+    async fn pin_present(&self) -> Result<Pin> {
+        loop {
+            // Until the answer is there, nothing from what is known on is given up.
+            let bound = LocalPin::new(&self.pins, self.seen());
+            let (latest, declared) = self.head().await?;
+            let pin = LocalPin::new(&self.pins, latest);
+            drop(bound);
+            let is_whole = self.pins.lock().floors.values().all(|floor| *floor <= latest);
+            if is_whole {
+                return Ok(Pin::leased(latest, declared, pin));
+            }
+            drop(pin);
+        }
+    }
+
+    pub(super) async fn pin(&self, at: Option<Generation>) -> Result<Pin> {
+        let Some(at) = at else { return self.pin_present().await };
+        let pin = LocalPin::new(&self.pins, at);
+        let is_pinned = self.pins.lock().stored.is_some_and(|stored| stored <= at);
+        let (_, declared) = self.head().await?;
+        if !is_pinned {
+            let (process, asked, link) = (self.process, signed(at), self.reader().await?);
+            link.query(&self.sql.pin_old, &[&process, &asked]).await.map_err(|error| failed("write to", &error))?;
+            let mut pins = self.pins.lock();
+            pins.stored = pins.stored.map(|stored| stored.min(at));
+        }
+        Ok(Pin::leased(at, declared, pin))
+    }
+
+    /// Writes the row of this process: what it pins, and that it lives.
+    pub(super) async fn renew(&self) -> Result<()> {
+        let (oldest, views) = {
+            let seen = self.seen();
+            let mut pins = self.pins.lock();
+            let oldest = pins.local.keys().next().copied().unwrap_or(seen);
+            // A pin that comes before the statement has run is not below this.
+            pins.stored = Some(oldest);
+            (signed(oldest), pins.local.values().sum::<usize>() as i64)
+        };
+        let (process, lease, link) = (self.process, self.lease.as_secs_f64(), self.reader().await?);
+        let written = link.query(&self.sql.renew, &[&process, &oldest, &views, &lease]).await;
+        written.map(drop).map_err(|error| failed("write to", &error))
+    }
+
+    pub(super) fn views(&self) -> usize {
+        self.pins.lock().local.values().sum()
+    }
+
+    pub(super) fn floor(&self, space: SpaceId) -> Generation {
+        self.pins.lock().floors.get(&space).copied().unwrap_or_default()
+    }
+
+    pub(super) fn learn_floor(&self, space: SpaceId, floor: Generation) {
+        let mut pins = self.pins.lock();
+        let known = pins.floors.entry(space).or_default();
+        *known = (*known).max(floor);
+    }
+
+    pub(super) fn learn_floors(&self, rows: &[Row]) {
+        for row in rows {
+            let (space, floor): (i64, i64) = (row.get(0), row.get(1));
+            self.learn_floor(SpaceId(space as u32), Generation(floor as u64));
+        }
+    }
+
+    pub(super) async fn refresh_floor(&self, space: SpaceId) -> Result<()> {
+        let (number, link) = (i64::from(space.0), self.reader().await?);
+        let rows = link.query(&self.sql.floor, &[&number]).await.map_err(|error| failed("read from", &error))?;
+        rows.first().into_iter().for_each(|row| self.learn_floor(space, Generation(row.get::<_, i64>(0) as u64)));
+        Ok(())
+    }
+
+    /// Refuses a read of a space below its floor.
+    pub(super) fn check(&self, space: SpaceId, asked: Generation) -> Result<()> {
+        let oldest = self.floor(space);
+        if asked >= oldest { Ok(()) } else { Err(StoreError::HistoryDropped { space, asked, oldest }) }
+    }
+
+    /// Raises the floors to what the rules and pins allow, and drops a slice of what lies below them. Gives whether more
+    /// is left.
+    pub(super) async fn maintain(&self) -> Result<bool> {
+        self.renew().await?;
+        let link = self.open().await?;
+        let worked = self.raise_and_drop(&link).await;
+        if worked.is_err() {
+            let _ = link.run("ROLLBACK").await;
+        }
+        worked
+    }
+
+    async fn raise_and_drop(&self, link: &Link) -> Result<bool> {
+        let error = |error: tokio_postgres::Error| failed("write to", &error);
+        link.run("BEGIN").await.map_err(error)?;
+        link.query(&self.sql.expire, &[]).await.map_err(error)?;
+        let rows = link.query(&self.sql.oldest, &[]).await.map_err(error)?;
+        let row = rows.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
+        let (latest, time) = (Generation(row.get::<_, i64>(0) as u64), Timestamp(row.get::<_, i64>(1) as u64));
+        let pinned = row.get::<_, Option<i64>>(2).map(|pinned| Generation(pinned as u64));
+        let rules = self.declared(link).await?;
+        let wanted = self.wanted(&rules, latest, self.env.now().max(time)).await?;
+        let bound = |floor: Generation| pinned.map_or(floor, |pinned| floor.min(pinned));
+        let spaces: Vec<i64> = wanted.iter().map(|(space, _)| i64::from(space.0)).collect();
+        let floors: Vec<i64> = wanted.iter().map(|(_, floor)| signed(bound(*floor))).collect();
+        let raised = link.query(&self.sql.raise, &[&spaces, &floors]).await.map_err(error)?;
+        link.query(&self.sql.forget_writers, &[]).await.map_err(error)?;
+        link.run("COMMIT").await.map_err(error)?;
+        self.learn_floors(&raised);
+        let mut left = SLICE;
+        for row in &raised {
+            let (space, floor) = (SpaceId(row.get::<_, i64>(0) as u32), row.get::<_, i64>(1));
+            left -= self.drop_below(link, space, floor, rules.get(&space).copied().unwrap_or_default(), left).await?;
+            if left <= 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Drops a slice of what lies below the floor of a space. Gives how many commits were looked at.
+    async fn drop_below(&self, link: &Link, space: SpaceId, floor: i64, rules: Rules, most: i64) -> Result<i64> {
+        let error = |error: tokio_postgres::Error| failed("write to", &error);
+        let number = i64::from(space.0);
+        let rows = link.query(&self.sql.below, &[&number, &floor, &most]).await.map_err(error)?;
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        let mut keys: Vec<Key> = Vec::new();
+        for row in &rows {
+            keys.extend(keys_of(row.get(1))?);
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        let keys: Vec<&[u8]> = keys.iter().map(Key::encoded).collect();
+        let dropped: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+        link.run("BEGIN").await.map_err(error)?;
+        link.query(&self.sql.drop_past, &[&keys, &floor]).await.map_err(error)?;
+        if rules.forgets(false) || rules.forgets(true) {
+            let also_live = rules.forgets(true);
+            link.query(&self.sql.forget, &[&keys, &floor, &also_live]).await.map_err(error)?;
+        }
+        link.query(&self.sql.drop_touched, &[&number, &dropped]).await.map_err(error)?;
+        link.run("COMMIT").await.map_err(error)?;
+        Ok(rows.len() as i64)
+    }
+
+    /// The rules of all spaces as they are declared at this moment.
+    async fn declared(&self, link: &Link) -> Result<BTreeMap<SpaceId, Rules>> {
+        let range = Range::of_space(SPACES);
+        let (at, most, deleted) = (i64::MAX, i64::MAX, false);
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+            [&range.start(), &range.end(), &at, &most, &deleted];
+        let rows = link.query(&self.sql.scan_up, &params).await.map_err(|error| failed("read from", &error))?;
+        let mut rules: BTreeMap<SpaceId, Rules> = self.rules.lock().iter().map(|(space, it)| (*space, it.0)).collect();
+        rules.extend(Rules::own());
+        for row in &rows {
+            let (key, version) = version_of(row)?;
+            let record = version.value.as_ref().and_then(SpaceRecord::decode);
+            let place = || format!("the declaration of space {:?}", String::from_utf8_lossy(key.bytes()));
+            let record = record.ok_or_else(|| StoreError::corrupt(place(), "it cannot be read"))?;
+            rules.insert(record.id, record.rules);
+        }
+        Ok(rules)
+    }
+
+    /// The floors that the rules ask for.
+    async fn wanted(
+        &self,
+        rules: &BTreeMap<SpaceId, Rules>,
+        latest: Generation,
+        now: Timestamp,
+    ) -> Result<Vec<(SpaceId, Generation)>> {
+        let kept = rules.iter().filter(|(_, rules)| rules.history != History::None);
+        let kept: Vec<(SpaceId, Generation)> = kept.map(|(space, _)| (*space, self.floor(*space))).collect();
+        let mut wanted = Vec::with_capacity(rules.len());
+        for (space, rules) in rules {
+            let floor = match rules.history {
+                History::None => latest,
+                History::Generations(count) => Generation(latest.0.saturating_sub(count)),
+                History::For(duration) => {
+                    let time = now.minus(duration);
+                    let before = self.before(time, kept.clone()).await?;
+                    generation_at(time, &kept, before).unwrap_or_default()
+                }
+                History::Forever => continue,
+            };
+            wanted.push((*space, floor));
+        }
+        Ok(wanted)
+    }
+}
+
+/// Renews the row of the process and cleans up, until the store is closed or dropped.
+pub(super) async fn keep(shared: Weak<Shared>) {
+    let mut cleaned = Generation(0);
+    loop {
+        let Some(store) = shared.upgrade().filter(|shared| !shared.is_closed()) else { return };
+        let seen = store.seen();
+        // An idle store only renews its lease.
+        let worked = if seen > cleaned { store.maintain().await } else { store.renew().await.map(|()| false) };
+        let pause = match worked {
+            Ok(true) => Duration::from_millis(10),
+            Ok(false) => {
+                cleaned = seen;
+                store.pace
+            }
+            Err(_) => store.pace,
+        };
+        let sleep = store.env.sleep(pause);
+        drop(store);
+        sleep.await;
+    }
+}

@@ -1,0 +1,332 @@
+//! The tables of a store in PostgreSQL, and every statement on them. One schema holds one store. Statements name the
+//! schema, so they work behind a pooler that gives each transaction another connection.
+
+use tokio_postgres::types::Type;
+
+use crate::{Result, StoreError};
+
+/// The version of the tables. A program refuses a store with a higher one.
+pub(super) const VERSION: i32 = 1;
+
+/// A statement: its text, and the types of its parameters.
+pub(super) struct Sql {
+    pub(super) text: String,
+    pub(super) types: &'static [Type],
+}
+
+/// Every statement of the backend, for one schema.
+pub(super) struct Statements {
+    pub(super) schema: String,
+    pub(super) channel: String,
+    pub(super) opened: Sql,
+    pub(super) lock_head: Sql,
+    pub(super) heads: Sql,
+    pub(super) range: Sql,
+    pub(super) floors: Sql,
+    pub(super) keep_old: Sql,
+    pub(super) keep_past: Sql,
+    pub(super) put: Sql,
+    pub(super) touch: Sql,
+    pub(super) advance: Sql,
+    pub(super) group: Sql,
+    pub(super) notify: Sql,
+    pub(super) landed: Sql,
+    pub(super) head: Sql,
+    pub(super) get: Sql,
+    pub(super) floor: Sql,
+    pub(super) scan_up: Sql,
+    pub(super) scan_down: Sql,
+    pub(super) versions: Sql,
+    pub(super) touched: Sql,
+    pub(super) changed: Sql,
+    pub(super) before: Sql,
+    pub(super) renew: Sql,
+    pub(super) pin_old: Sql,
+    pub(super) unpin: Sql,
+    pub(super) expire: Sql,
+    pub(super) oldest: Sql,
+    pub(super) raise: Sql,
+    pub(super) below: Sql,
+    pub(super) drop_past: Sql,
+    pub(super) forget: Sql,
+    pub(super) drop_touched: Sql,
+    pub(super) forget_writers: Sql,
+    pub(super) views_elsewhere: Sql,
+    pub(super) all: Sql,
+    pub(super) delete: Sql,
+    pub(super) stats: Sql,
+    pub(super) verify: Sql,
+}
+
+/// The name of a schema must be plain: it is part of every statement.
+pub(super) fn check_name(schema: &str) -> Result<()> {
+    let is_first = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+    let is_plain = schema.bytes().all(|byte| is_first(byte) || byte.is_ascii_digit());
+    let is_own = !schema.starts_with("pg_");
+    match schema.as_bytes() {
+        [first, ..] if is_first(*first) && is_plain && is_own && schema.len() <= 48 => Ok(()),
+        _ => Err(StoreError::Option {
+            what: format!(
+                "the schema name {schema:?}: a schema name has 1 to 48 lower-case letters, digits and underscores, \
+                 and starts neither with a digit nor with pg_"
+            ),
+        }),
+    }
+}
+
+/// Creates the schema and its tables. It runs under an advisory lock, in one transaction.
+pub(super) fn create(schema: &str, identity: &str) -> String {
+    format!(
+        "SELECT pg_advisory_xact_lock(hashtext('latchwork.{schema}'));
+         CREATE SCHEMA IF NOT EXISTS {schema};
+         CREATE TABLE IF NOT EXISTS {schema}.store (
+           one boolean PRIMARY KEY DEFAULT true CHECK (one), version integer NOT NULL, identity text NOT NULL);
+         CREATE TABLE IF NOT EXISTS {schema}.head (
+           one boolean PRIMARY KEY DEFAULT true CHECK (one), generation bigint NOT NULL, time_us bigint NOT NULL,
+           declared bigint NOT NULL) WITH (fillfactor = 10);
+         CREATE TABLE IF NOT EXISTS {schema}.current (
+           key bytea PRIMARY KEY, rev bigint NOT NULL, generation bigint NOT NULL, time_us bigint NOT NULL,
+           value bytea) WITH (fillfactor = 80);
+         CREATE TABLE IF NOT EXISTS {schema}.past (
+           key bytea NOT NULL, generation bigint NOT NULL, rev bigint NOT NULL, time_us bigint NOT NULL, value bytea,
+           until bigint NOT NULL, PRIMARY KEY (key, generation));
+         CREATE TABLE IF NOT EXISTS {schema}.touched (
+           space bigint NOT NULL, generation bigint NOT NULL, time_us bigint NOT NULL, meta bytea NOT NULL,
+           keys bytea NOT NULL, PRIMARY KEY (space, generation));
+         CREATE INDEX IF NOT EXISTS touched_time ON {schema}.touched (space, time_us, generation);
+         CREATE TABLE IF NOT EXISTS {schema}.floors (space bigint PRIMARY KEY, generation bigint NOT NULL);
+         CREATE TABLE IF NOT EXISTS {schema}.pins (
+           process uuid PRIMARY KEY, oldest bigint NOT NULL, views bigint NOT NULL, renewed timestamptz NOT NULL,
+           lease interval NOT NULL);
+         CREATE TABLE IF NOT EXISTS {schema}.writers (
+           writer uuid PRIMARY KEY, number bigint NOT NULL, seen timestamptz NOT NULL);
+         INSERT INTO {schema}.store (version, identity) VALUES ({VERSION}, '{identity}') ON CONFLICT DO NOTHING;
+         INSERT INTO {schema}.head (generation, time_us, declared) VALUES (0, 0, 0) ON CONFLICT DO NOTHING;"
+    )
+}
+
+impl Statements {
+    pub(super) fn of(schema: &str) -> Statements {
+        let version = "key, rev, generation, time_us, value";
+        let visible = |order: &str| {
+            format!(
+                "SELECT {version} FROM (
+                   (SELECT {version} FROM {schema}.current
+                     WHERE key >= $1 AND key < $2 AND generation <= $3 AND ($5 OR value IS NOT NULL)
+                     ORDER BY key {order} LIMIT $4)
+                   UNION ALL
+                   (SELECT {version} FROM {schema}.past
+                     WHERE key >= $1 AND key < $2 AND generation <= $3 AND until > $3 AND ($5 OR value IS NOT NULL)
+                       AND (SELECT generation FROM {schema}.head) > $3
+                     ORDER BY key {order} LIMIT $4)
+                 ) AS visible ORDER BY key {order} LIMIT $4"
+            )
+        };
+        let sql = |types: &'static [Type], text: &str| Sql { text: text.replace("{s}", schema), types };
+        const KEY_AT: &[Type] = &[Type::BYTEA, Type::INT8];
+        const SCAN: &[Type] = &[Type::BYTEA, Type::BYTEA, Type::INT8, Type::INT8, Type::BOOL];
+        Statements {
+            schema: schema.into(),
+            channel: format!("latchwork_{schema}"),
+            opened: sql(&[], "SELECT version, identity FROM {s}.store"),
+            lock_head: sql(&[], "SELECT generation, time_us, declared FROM {s}.head FOR UPDATE"),
+            heads: sql(
+                &[Type::BYTEA_ARRAY, Type::BYTEA, Type::BYTEA],
+                "SELECT key, rev, generation, time_us, value IS NOT NULL,
+                   CASE WHEN key >= $2 AND key < $3 THEN value END
+                 FROM {s}.current WHERE key = ANY($1)",
+            ),
+            range: sql(
+                &[Type::BYTEA, Type::BYTEA, Type::INT8],
+                "SELECT key, generation FROM {s}.current
+                 WHERE key >= $1 AND key < $2 AND generation > $3 ORDER BY key LIMIT 1",
+            ),
+            floors: sql(&[], "SELECT space, generation FROM {s}.floors"),
+            keep_old: sql(
+                &[Type::BYTEA_ARRAY, Type::INT8_ARRAY],
+                "INSERT INTO {s}.past (key, generation, rev, time_us, value, until)
+                 SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until
+                 FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {s}.current AS c ON c.key = n.key",
+            ),
+            keep_past: sql(
+                &[
+                    Type::BYTEA_ARRAY,
+                    Type::INT8_ARRAY,
+                    Type::INT8_ARRAY,
+                    Type::INT8_ARRAY,
+                    Type::BYTEA_ARRAY,
+                    Type::INT8_ARRAY,
+                ],
+                "INSERT INTO {s}.past (key, generation, rev, time_us, value, until)
+                 SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[])",
+            ),
+            put: sql(
+                &[Type::BYTEA_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY, Type::BYTEA_ARRAY],
+                "INSERT INTO {s}.current (key, rev, generation, time_us, value)
+                 SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[])
+                 ON CONFLICT (key) DO UPDATE SET rev = excluded.rev, generation = excluded.generation,
+                   time_us = excluded.time_us, value = excluded.value",
+            ),
+            touch: sql(
+                &[Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY, Type::BYTEA_ARRAY, Type::BYTEA_ARRAY],
+                "INSERT INTO {s}.touched (space, generation, time_us, meta, keys)
+                 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bytea[], $5::bytea[])",
+            ),
+            advance: sql(
+                &[Type::INT8, Type::INT8, Type::INT8],
+                "UPDATE {s}.head SET generation = $1, time_us = $2, declared = $3",
+            ),
+            group: sql(
+                &[Type::UUID, Type::INT8],
+                "INSERT INTO {s}.writers (writer, number, seen) VALUES ($1, $2, clock_timestamp())
+                 ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen",
+            ),
+            notify: sql(&[Type::TEXT, Type::TEXT], "SELECT pg_notify($1, $2)"),
+            landed: sql(&[Type::UUID], "SELECT number FROM {s}.writers WHERE writer = $1"),
+            head: sql(&[], "SELECT generation, declared FROM {s}.head"),
+            get: sql(
+                KEY_AT,
+                "(SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key = $1 AND generation <= $2)
+                 UNION ALL
+                 (SELECT key, rev, generation, time_us, value FROM {s}.past
+                   WHERE key = $1 AND generation <= $2 AND until > $2)
+                 LIMIT 1",
+            ),
+            floor: sql(&[Type::INT8], "SELECT generation FROM {s}.floors WHERE space = $1"),
+            scan_up: sql(SCAN, &visible("ASC")),
+            scan_down: sql(SCAN, &visible("DESC")),
+            versions: sql(
+                &[Type::BYTEA, Type::INT8, Type::INT8],
+                "SELECT key, rev, generation, time_us, value FROM (
+                   SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key = $1 AND generation <= $2
+                   UNION ALL
+                   SELECT key, rev, generation, time_us, value FROM {s}.past WHERE key = $1 AND generation <= $2
+                 ) AS versions ORDER BY generation DESC LIMIT $3",
+            ),
+            touched: sql(
+                &[Type::INT8, Type::INT8, Type::INT8, Type::INT8],
+                "SELECT generation, time_us, meta, keys FROM {s}.touched
+                 WHERE space = $1 AND generation > $2 AND generation <= $3 ORDER BY generation LIMIT $4",
+            ),
+            changed: sql(
+                &[Type::BYTEA_ARRAY, Type::INT8_ARRAY],
+                "SELECT c.key, c.rev, c.generation, c.time_us, c.value
+                 FROM unnest($1::bytea[], $2::bigint[]) AS n (key, generation)
+                 JOIN {s}.current AS c ON c.key = n.key AND c.generation = n.generation
+                 UNION ALL
+                 SELECT p.key, p.rev, p.generation, p.time_us, p.value
+                 FROM unnest($1::bytea[], $2::bigint[]) AS n (key, generation)
+                 JOIN {s}.past AS p ON p.key = n.key AND p.generation = n.generation",
+            ),
+            before: sql(
+                &[Type::INT8, Type::INT8_ARRAY, Type::INT8_ARRAY],
+                "SELECT h.generation, h.time_us <= $1, (
+                   SELECT max(last.generation) FROM unnest($2::bigint[], $3::bigint[]) AS s (space, floor),
+                     LATERAL (SELECT generation FROM {s}.touched AS t
+                       WHERE t.space = s.space AND t.time_us <= $1 AND t.generation > s.floor
+                       ORDER BY t.time_us DESC, t.generation DESC LIMIT 1) AS last)
+                 FROM {s}.head AS h",
+            ),
+            renew: sql(
+                &[Type::UUID, Type::INT8, Type::INT8, Type::FLOAT8],
+                "INSERT INTO {s}.pins (process, oldest, views, renewed, lease)
+                 VALUES ($1, $2, $3, clock_timestamp(), make_interval(secs => $4))
+                 ON CONFLICT (process) DO UPDATE SET oldest = excluded.oldest, views = excluded.views,
+                   renewed = excluded.renewed, lease = excluded.lease",
+            ),
+            pin_old: sql(
+                &[Type::UUID, Type::INT8],
+                "WITH raising AS (SELECT 1 FROM {s}.store FOR SHARE)
+                 UPDATE {s}.pins SET oldest = least(oldest, $2) FROM raising WHERE process = $1",
+            ),
+            unpin: sql(&[Type::UUID], "DELETE FROM {s}.pins WHERE process = $1"),
+            expire: sql(&[], "DELETE FROM {s}.pins WHERE renewed + lease < clock_timestamp()"),
+            oldest: sql(
+                &[],
+                "SELECT h.generation, h.time_us, (SELECT min(oldest) FROM {s}.pins)
+                 FROM {s}.head AS h, (SELECT 1 FROM {s}.store FOR UPDATE) AS raising",
+            ),
+            raise: sql(
+                &[Type::INT8_ARRAY, Type::INT8_ARRAY],
+                "INSERT INTO {s}.floors AS f (space, generation) SELECT * FROM unnest($1::bigint[], $2::bigint[])
+                 ON CONFLICT (space) DO UPDATE SET generation = greatest(f.generation, excluded.generation)
+                 RETURNING space, generation",
+            ),
+            below: sql(
+                &[Type::INT8, Type::INT8, Type::INT8],
+                "SELECT generation, keys FROM {s}.touched WHERE space = $1 AND generation <= $2
+                 ORDER BY generation LIMIT $3",
+            ),
+            drop_past: sql(
+                &[Type::BYTEA_ARRAY, Type::INT8],
+                "DELETE FROM {s}.past WHERE key = ANY($1) AND until <= $2",
+            ),
+            // A row that a writer is changing at this moment is left: the writer's commit touches it again.
+            forget: sql(
+                &[Type::BYTEA_ARRAY, Type::INT8, Type::BOOL],
+                "DELETE FROM {s}.current WHERE key IN (
+                   SELECT key FROM {s}.current
+                   WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL) FOR UPDATE SKIP LOCKED)",
+            ),
+            drop_touched: sql(
+                &[Type::INT8, Type::INT8_ARRAY],
+                "DELETE FROM {s}.touched WHERE space = $1 AND generation = ANY($2)",
+            ),
+            forget_writers: sql(
+                &[],
+                "DELETE FROM {s}.writers WHERE seen < clock_timestamp() - interval '1 day'",
+            ),
+            views_elsewhere: sql(
+                &[Type::UUID],
+                "SELECT coalesce(sum(views), 0)::bigint FROM {s}.pins
+                 WHERE process <> $1 AND renewed + lease >= clock_timestamp()",
+            ),
+            all: sql(
+                &[Type::BYTEA, Type::INT8],
+                "SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key >= $1 ORDER BY key LIMIT $2",
+            ),
+            delete: sql(&[Type::BYTEA_ARRAY], "DELETE FROM {s}.current WHERE key = ANY($1)"),
+            stats: sql(
+                &[],
+                "SELECT (SELECT generation FROM {s}.head), (SELECT count(*) FROM {s}.current),
+                   (SELECT count(*) FROM {s}.past), (SELECT sum(pg_total_relation_size(c.oid))::bigint
+                     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+                     WHERE n.nspname = '{s}' AND c.relkind = 'r')",
+            ),
+            verify: sql(
+                &[],
+                "SELECT 'current', key, 'its generation is above that of the store' FROM {s}.current
+                   WHERE generation > (SELECT generation FROM {s}.head)
+                 UNION ALL
+                 SELECT 'current', key, 'its key has no space' FROM {s}.current WHERE length(key) < 4
+                 UNION ALL
+                 SELECT 'current', key, 'its rev or generation is not positive' FROM {s}.current
+                   WHERE rev < 1 OR generation < 1
+                 UNION ALL
+                 SELECT 'past', p.key, 'it ends where no version begins' FROM {s}.past AS p
+                   WHERE NOT EXISTS (SELECT 1 FROM {s}.current AS c WHERE c.key = p.key AND c.generation = p.until)
+                     AND NOT EXISTS (SELECT 1 FROM {s}.past AS n WHERE n.key = p.key AND n.generation = p.until)
+                     AND p.until > coalesce((SELECT f.generation FROM {s}.floors AS f WHERE f.space =
+                       (get_byte(p.key, 0)::bigint << 24) + (get_byte(p.key, 1)::bigint << 16)
+                       + (get_byte(p.key, 2)::bigint << 8) + get_byte(p.key, 3)::bigint), 0)
+                 LIMIT 1000",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_plain_name_can_be_a_schema() {
+        for name in ["latchwork", "a", "_x9", "app_2"] {
+            assert!(check_name(name).is_ok(), "{name}");
+        }
+        let long = "a".repeat(49);
+        for name in ["", "9a", "pg_temp", "Upper", "a-b", "a\"b", "a;drop schema x", "ä", &long] {
+            assert!(matches!(check_name(name), Err(StoreError::Option { .. })), "{name}");
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! The writer of a process: it takes the commits that wait and makes one transaction of them. A transaction has two round
+//! trips: the first locks the row with the generation and reads what the commits are decided on, the second writes and
+//! commits. Commits are decided by [`evaluate`] on [`Facts`]; no rule of a commit is here.
+//!
+//! After a lost connection the outcome of a transaction is looked up: each transaction writes its number into the row of
+//! its writer. So a commit is answered as landed exactly if it landed, and is never applied twice.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{try_join, try_join_all, try_join3};
+use tokio::sync::{mpsc, oneshot};
+use tokio_postgres::Row;
+
+use crate::backend::{Decision, Facts, Head, Needs, evaluate};
+use crate::codec::put_string;
+use crate::postgres::Shared;
+use crate::postgres::link::{Link, Param, failed, is_refusal};
+use crate::postgres::read::signed;
+use crate::space::{RECEIPTS, SPACES};
+use crate::{
+    Commit, Committed, Generation, Key, Outcome, Range, Result, Rev, SpaceId, StoreError, Timestamp, Uuid, Version,
+};
+
+/// How many commits share a transaction at the most, and how many bytes of them.
+const MOST: usize = 1024;
+const MOST_BYTES: usize = 16 << 20;
+
+/// The pauses between attempts to reach the server.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A commit that waits, and its caller.
+pub(super) struct Job {
+    pub(super) commit: Commit,
+    pub(super) answer: oneshot::Sender<Result<Outcome>>,
+}
+
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    jobs: mpsc::UnboundedReceiver<Job>,
+    link: Option<Link>,
+    /// Names the row that holds the number of the last transaction.
+    id: Uuid,
+    number: i64,
+}
+
+/// What the commits of a group come to, if the transaction lands.
+struct Decided {
+    answers: Vec<Result<Outcome>>,
+    applied: Vec<Committed>,
+    declared: i64,
+}
+
+/// Why a transaction was not answered.
+enum Trouble {
+    /// It has not landed.
+    Failed(StoreError),
+    /// It may have landed.
+    Unknown(StoreError, Decided),
+}
+
+impl Writer {
+    pub(super) fn new(shared: Arc<Shared>, jobs: mpsc::UnboundedReceiver<Job>, link: Link) -> Writer {
+        let id = shared.env.uuid();
+        Writer { shared, jobs, link: Some(link), id, number: 0 }
+    }
+
+    /// Works until the store is closed.
+    pub(super) async fn work(mut self) {
+        let (mut waiting, mut group) = (Vec::new(), Vec::new());
+        loop {
+            if waiting.is_empty() && self.jobs.recv_many(&mut waiting, MOST).await == 0 {
+                return;
+            }
+            let mut bytes = 0;
+            let fits = |job: &Job| {
+                bytes += job.commit.writes.iter().map(|write| write.key().encoded().len()).sum::<usize>();
+                bytes += job.commit.writes.iter().filter_map(written).map(Bytes::len).sum::<usize>();
+                bytes <= MOST_BYTES
+            };
+            let count = waiting.iter().map(fits).take_while(|fits| *fits).count().max(1);
+            group.extend(waiting.drain(..count));
+            self.commit(&mut group).await;
+        }
+    }
+
+    /// Commits a group, however often the connection is lost, until it is answered or the patience is over.
+    async fn commit(&mut self, group: &mut Vec<Job>) {
+        let (began, mut pause) = (self.shared.env.monotonic(), FIRST_PAUSE);
+        let mut unknown: Option<Decided> = None;
+        loop {
+            let tried = match unknown.take() {
+                None => self.transact(group).await,
+                Some(decided) => self.look_up(decided).await,
+            };
+            let error = match tried {
+                Ok(Some(decided)) => return self.answer(group, decided),
+                // It is known not to have landed: once more.
+                Ok(None) => continue,
+                Err(Trouble::Failed(error)) => error,
+                Err(Trouble::Unknown(error, decided)) => {
+                    unknown = Some(decided);
+                    error
+                }
+            };
+            let is_over = self.shared.env.monotonic().saturating_sub(began) >= self.shared.patience;
+            if self.shared.is_closed() || is_over || !error.is_passing() && unknown.is_none() {
+                let error = match unknown {
+                    Some(_) => StoreError::Uncertain { cause: error.to_string().into() },
+                    None => error,
+                };
+                return group.drain(..).for_each(|job| drop(job.answer.send(Err(error.clone()))));
+            }
+            self.shared.env.sleep(pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+
+    fn answer(&self, group: &mut Vec<Job>, decided: Decided) {
+        let (counters, applied) = (&self.shared.counters, decided.applied.len() as u64);
+        counters.applied.fetch_add(applied, Ordering::Relaxed);
+        if let Some(last) = decided.applied.last() {
+            counters.groups.fetch_add(1, Ordering::Relaxed);
+            self.shared.saw(last.generation);
+        }
+        for (job, answer) in group.drain(..).zip(decided.answers) {
+            if let Ok(Outcome::Refused(_)) = &answer {
+                counters.refused.fetch_add(1, Ordering::Relaxed);
+            }
+            let _ = job.answer.send(answer);
+        }
+    }
+
+    /// The connection of the writer; a new one if the last was lost.
+    async fn link(&mut self) -> Result<&Link, Trouble> {
+        if self.link.as_ref().is_none_or(Link::is_closed) {
+            let link = self.shared.open().await.map_err(Trouble::Failed)?;
+            self.link = Some(link);
+        }
+        self.link.as_ref().ok_or(Trouble::Failed(StoreError::Closed))
+    }
+
+    /// One transaction.
+    async fn transact(&mut self, group: &[Job]) -> Result<Option<Decided>, Trouble> {
+        self.number += 1;
+        let (shared, id, number) = (self.shared.clone(), self.id, self.number);
+        let link = self.link().await?;
+        let facts = gather(&shared, link, group).await;
+        let (mut facts, time, declared) = match facts {
+            Ok(facts) => facts,
+            Err(error) => {
+                let _ = link.run("ROLLBACK").await;
+                return Err(Trouble::Failed(error));
+            }
+        };
+        let decided = decide(&shared, group, &mut facts, time, declared);
+        if decided.applied.is_empty() {
+            let ended = link.run("COMMIT").await;
+            return ended.map(|()| Some(decided)).map_err(|error| Trouble::Failed(failed("read from", &error)));
+        }
+        match write(&shared, link, &decided, (id, number)).await {
+            Ok(()) => Ok(Some(decided)),
+            Err(error) if is_refusal(&error) => {
+                let _ = link.run("ROLLBACK").await;
+                Err(Trouble::Failed(failed("write to", &error)))
+            }
+            Err(error) => {
+                self.link = None;
+                Err(Trouble::Unknown(failed("write to", &error), decided))
+            }
+        }
+    }
+
+    /// Looks whether a transaction has landed whose answer was lost. The lock waits until it has ended: it held the
+    /// same lock when its last statements were sent.
+    async fn look_up(&mut self, decided: Decided) -> Result<Option<Decided>, Trouble> {
+        let (shared, id, number) = (self.shared.clone(), self.id, self.number);
+        let link = match self.link().await {
+            Ok(link) => link,
+            Err(Trouble::Failed(error) | Trouble::Unknown(error, _)) => return Err(Trouble::Unknown(error, decided)),
+        };
+        let asked = async {
+            link.run("BEGIN").await?;
+            link.query(&shared.sql.lock_head, &[]).await?;
+            let rows = link.query(&shared.sql.landed, &[&id]).await?;
+            link.run("COMMIT").await?;
+            Ok(rows.first().map(|row| row.get::<_, i64>(0)))
+        };
+        let asked: Result<Option<i64>, tokio_postgres::Error> = asked.await;
+        match asked {
+            Ok(last) if last == Some(number) => Ok(Some(decided)),
+            Ok(_) => Ok(None),
+            Err(error) => {
+                self.link = None;
+                Err(Trouble::Unknown(failed("read from", &error), decided))
+            }
+        }
+    }
+}
+
+fn written(write: &crate::Write) -> Option<&Bytes> {
+    match write {
+        crate::Write::Put(_, value) | crate::Write::PutStamped(_, value, _) => Some(value),
+        crate::Write::Delete(_) => None,
+    }
+}
+
+/// Begins a transaction, locks the head, and reads all that the commits are decided on, in one round trip. Gives the
+/// facts, the time of the last commit, and the generation of the newest declaration.
+async fn gather(shared: &Shared, link: &Link, group: &[Job]) -> Result<(Facts, Timestamp, i64)> {
+    let needs: Vec<Needs<'_>> = group.iter().map(|job| Needs::of(&job.commit)).collect();
+    let receipts: Vec<Key> = needs.iter().filter_map(Needs::receipt).collect();
+    let mut keys: Vec<&[u8]> = needs.iter().flat_map(Needs::heads).chain(&receipts).map(Key::encoded).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    let ranges: Vec<(&Range, Generation)> = needs.iter().flat_map(Needs::ranges).collect();
+    let of_receipts = Range::of_space(RECEIPTS);
+    let (from, to) = (of_receipts.start(), of_receipts.end());
+    let begin = async {
+        // In the order in which they are sent; the others see what is committed when the lock is taken.
+        let (_, head) = try_join(link.run("BEGIN"), link.query(&shared.sql.lock_head, &[])).await?;
+        Ok::<_, tokio_postgres::Error>(head)
+    };
+    let asked: [Param<'_>; 3] = [&keys, &from, &to];
+    let heads = link.query(&shared.sql.heads, &asked);
+    let looked = async {
+        if ranges.is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let looks = ranges.iter().map(|(range, since)| async move {
+            link.query(&shared.sql.range, &[&range.start(), &range.end(), &signed(*since)]).await
+        });
+        try_join(try_join_all(looks), link.query(&shared.sql.floors, &[])).await
+    };
+    let (head, heads, (looked, floors)) =
+        try_join3(begin, heads, looked).await.map_err(|error| failed("read from", &error))?;
+    let head = head.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
+    let (generation, time, declared): (i64, i64, i64) = (head.get(0), head.get(1), head.get(2));
+    let mut facts = Facts::new(Generation(generation as u64));
+    add_heads(&mut facts, &keys, &receipts, &heads)?;
+    shared.learn_floors(&floors);
+    for ((range, since), found) in ranges.iter().zip(looked) {
+        let changed = shared.check(range.space(), *since).and_then(|()| match found.first() {
+            Some(row) => Ok(Some((key_of(row.get(0))?, Generation(row.get::<_, i64>(1) as u64)))),
+            None => Ok(None),
+        });
+        facts.add_range((*range).clone(), *since, changed);
+    }
+    Ok((facts, Timestamp(time as u64), declared))
+}
+
+fn add_heads(facts: &mut Facts, keys: &[&[u8]], receipts: &[Key], rows: &[Row]) -> Result<()> {
+    let mut found: BTreeMap<&[u8], &Row> = rows.iter().map(|row| (row.get::<_, &[u8]>(0), row)).collect();
+    for receipt in receipts {
+        let version = found.get(receipt.encoded()).map(|row| Version {
+            rev: Rev(row.get::<_, i64>(1) as u64),
+            generation: Generation(row.get::<_, i64>(2) as u64),
+            time: Timestamp(row.get::<_, i64>(3) as u64),
+            value: row.get::<_, Option<&[u8]>>(5).map(Bytes::copy_from_slice),
+        });
+        facts.add_receipt(receipt.clone(), version);
+    }
+    for key in keys {
+        let head = found.remove(key).map(|row| Head {
+            rev: Rev(row.get::<_, i64>(1) as u64),
+            generation: Generation(row.get::<_, i64>(2) as u64),
+            live: row.get(4),
+        });
+        facts.add_head(key_of(key)?, head);
+    }
+    Ok(())
+}
+
+pub(super) fn key_of(bytes: &[u8]) -> Result<Key> {
+    let key = Key::from_encoded(Bytes::copy_from_slice(bytes));
+    key.ok_or_else(|| StoreError::corrupt("a key in the database", "it is too short"))
+}
+
+/// Decides the commits of a group, each on what those before it leave.
+fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp, mut declared: i64) -> Decided {
+    let (mut answers, mut applied) = (Vec::with_capacity(group.len()), Vec::new());
+    for job in group {
+        let now = shared.env.now().max(time);
+        answers.push(match evaluate(job.commit.clone(), facts, now) {
+            Err(error) => Err(error),
+            Ok(Decision::Answer(receipt)) => Ok(Outcome::Applied(receipt)),
+            Ok(Decision::Refuse(refusal)) => Ok(Outcome::Refused(refusal)),
+            Ok(Decision::Apply(committed, receipt)) => {
+                facts.apply(&committed);
+                time = committed.time;
+                if committed.changes.iter().any(|change| change.key.space() == SPACES) {
+                    declared = committed.generation.0 as i64;
+                }
+                applied.push(committed);
+                Ok(Outcome::Applied(receipt))
+            }
+        });
+    }
+    Decided { answers, applied, declared }
+}
+
+/// The rows of a table, as columns.
+#[derive(Default)]
+struct Versions<'a> {
+    keys: Vec<&'a [u8]>,
+    revs: Vec<i64>,
+    generations: Vec<i64>,
+    times: Vec<i64>,
+    values: Vec<Option<&'a [u8]>>,
+    /// Of versions that are overwritten: at which generation.
+    until: Vec<i64>,
+}
+
+impl<'a> Versions<'a> {
+    fn push(&mut self, key: &'a [u8], (rev, generation, time, value): Columns<'a>, until: i64) {
+        self.keys.push(key);
+        self.revs.push(rev);
+        self.generations.push(generation);
+        self.times.push(time);
+        self.values.push(value);
+        self.until.push(until);
+    }
+}
+
+/// Rev, generation, time, value.
+type Columns<'a> = (i64, i64, i64, Option<&'a [u8]>);
+
+/// Writes what is decided, and commits. All statements are sent together.
+async fn write(
+    shared: &Shared,
+    link: &Link,
+    decided: &Decided,
+    (writer, number): (Uuid, i64),
+) -> Result<(), tokio_postgres::Error> {
+    let mut newest: BTreeMap<&[u8], Columns<'_>> = BTreeMap::new();
+    let (mut between, mut present) = (Versions::default(), Versions::default());
+    let (mut old, mut old_until) = (Vec::new(), Vec::new());
+    let (mut spaces, mut generations, mut times, mut metas, mut keys) = (vec![], vec![], vec![], vec![], vec![]);
+    for committed in &decided.applied {
+        let (generation, time) = (committed.generation.0 as i64, committed.time.0 as i64);
+        let mut touched: BTreeMap<SpaceId, Vec<u8>> = BTreeMap::new();
+        for change in &committed.changes {
+            let key = change.key.encoded();
+            let columns = (change.rev.0 as i64, generation, time, change.value.as_deref());
+            match newest.insert(key, columns) {
+                Some(before) => between.push(key, before, generation),
+                None => {
+                    old.push(key);
+                    old_until.push(generation);
+                }
+            }
+            put_string(touched.entry(change.key.space()).or_default(), key);
+        }
+        for (space, touched) in touched {
+            spaces.push(i64::from(space.0));
+            generations.push(generation);
+            times.push(time);
+            metas.push(&committed.meta[..]);
+            keys.push(touched);
+        }
+    }
+    newest.into_iter().for_each(|(key, columns)| present.push(key, columns, 0));
+    let Some(last) = decided.applied.last() else { return Ok(()) };
+    let (generation, time) = (last.generation.0 as i64, last.time.0 as i64);
+    let (sql, payload) = (&shared.sql, generation.to_string());
+    let kept = async {
+        let Versions { keys, revs, generations, times, values, until } = &between;
+        if !keys.is_empty() {
+            link.query(&sql.keep_past, &[keys, generations, revs, times, values, until]).await?;
+        }
+        Ok(())
+    };
+    let Versions { keys: all, revs, generations: made, times: at, values, .. } = &present;
+    let written = async {
+        let (old, put): ([Param<'_>; 2], [Param<'_>; 5]) = ([&old, &old_until], [all, revs, made, at, values]);
+        let touch: [Param<'_>; 5] = [&spaces, &generations, &times, &metas, &keys];
+        let (old, put) = (link.query(&sql.keep_old, &old), link.query(&sql.put, &put));
+        try_join(try_join3(old, kept, put), link.query(&sql.touch, &touch)).await
+    };
+    let ended = async {
+        let head: [Param<'_>; 3] = [&generation, &time, &decided.declared];
+        let (group, notify): ([Param<'_>; 2], [Param<'_>; 2]) = ([&writer, &number], [&sql.channel, &payload]);
+        let (head, group) = (link.query(&sql.advance, &head), link.query(&sql.group, &group));
+        try_join(try_join3(head, group, link.query(&sql.notify, &notify)), link.run("COMMIT")).await
+    };
+    try_join(written, ended).await?;
+    Ok(())
+}
