@@ -279,10 +279,14 @@ async fn a_compensation_knows_the_key_of_the_step_that_it_undoes() {
         });
         code.await
     });
-    let crashes = crash_everywhere(&pays, (), |outcome| {
-        assert!(matches!(outcome.result, Err(WorkflowError::Failed { .. })), "{:?}", outcome.result);
-        assert!(charges.lock().is_empty(), "not refunded: {:?}", outcome.crash);
-    });
+    let crashes = crash_everywhere(
+        || pays.clone(),
+        (),
+        async |outcome| {
+            assert!(matches!(outcome.result, Err(WorkflowError::Failed { .. })), "{:?}", outcome.result);
+            assert!(charges.lock().is_empty(), "not refunded: {:?}", outcome.crash);
+        },
+    );
     assert!(crashes.await > 10);
 }
 

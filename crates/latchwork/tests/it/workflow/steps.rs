@@ -195,11 +195,17 @@ async fn a_failure_names_the_step_it_came_from() {
         ctx.run("tell", async || Err::<(), _>(failure.clone().not_retryable())).await
     });
     for in_transaction in [true, false] {
-        let crashes = crash_everywhere(&failing, in_transaction, |outcome| {
-            let Err(WorkflowError::Failed { failure, .. }) = &outcome.result else { panic!("{:?}", outcome.result) };
-            assert_eq!(failure.step(), Some("take"));
-            assert_eq!((failure.to_string(), failure.message()), ("step \"take\": sold out".into(), "sold out"));
-        });
+        let crashes = crash_everywhere(
+            || failing.clone(),
+            in_transaction,
+            async |outcome| {
+                let Err(WorkflowError::Failed { failure, .. }) = &outcome.result else {
+                    panic!("{:?}", outcome.result)
+                };
+                assert_eq!(failure.step(), Some("take"));
+                assert_eq!((failure.to_string(), failure.message()), ("step \"take\": sold out".into(), "sold out"));
+            },
+        );
         assert!(crashes.await > 4);
     }
 }
