@@ -8,7 +8,8 @@ use crate::store::{Commit, Env, Limits, Rev, Store, Timestamp};
 use crate::workflow::journal::place::Path;
 use crate::workflow::run::driver::{Ended, live};
 use crate::workflow::run::{Run, Stop};
-use crate::workflow::stored::record::{Entry, EntryState, Execution, FailedAttempt, failure_text, journal_key};
+use crate::workflow::stored::keys::journal_key;
+use crate::workflow::stored::record::{Entry, EntryState, Execution, FailedAttempt, failure_text};
 use crate::workflow::{
     Ctx, Engine, ExecutionState, History, Operation, OperationState, Result, Workflow, WorkflowError,
 };

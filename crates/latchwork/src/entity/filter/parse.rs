@@ -1,5 +1,5 @@
-//! Filters as JSON: `{"data.email": "x@y.com", "data.age": {"at_least": 18}, "or": [{…}, {…}]}`. An object holds if all
-//! of its parts do. The value of a path is an object of operators, or anything else to be equal to.
+//! Filters as JSON: `{"data.email": "x@y.com", "data.age": {"at_least": 18}, "or": [{…}, {…}]}`. An object holds if
+//! all of its parts hold. The value of a path is an object of operators, or a value that must be equal.
 
 use serde_json::Value;
 

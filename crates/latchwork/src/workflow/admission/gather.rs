@@ -9,8 +9,9 @@ use crate::workflow::admission::stored::{Gathering, Partition};
 use crate::workflow::engine::Inner;
 use crate::workflow::run::{hash_text, largest};
 use crate::workflow::stored::kept::Inputs;
+use crate::workflow::stored::keys::keyed_key;
 use crate::workflow::stored::record::{
-    Admission, Execution, Gathers, Keyed, Status, fetch, fetch_execution, keyed_key, next_page,
+    Admission, Execution, Gathers, Keyed, Status, fetch, fetch_execution, next_page,
 };
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 

@@ -20,7 +20,8 @@ use crate::workflow::engine::handle::Handle;
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::run::{Run, hash_text, largest};
 use crate::workflow::stored::kept::{Delivered, Letter, Message};
-use crate::workflow::stored::record::{Attribute, Execution, Keyed, Labels, Status, Supersede, fetch, keyed_key};
+use crate::workflow::stored::keys::keyed_key;
+use crate::workflow::stored::record::{Attribute, Execution, Keyed, Labels, Status, Supersede, fetch};
 use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
 /// A start that is about to be awaited.

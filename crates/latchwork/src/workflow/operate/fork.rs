@@ -19,8 +19,9 @@ use crate::workflow::journal::place::{Path, Place};
 use crate::workflow::operate::history::{Recorded, entries};
 use crate::workflow::run::{CALLED_OFF, turn};
 use crate::workflow::stored::kept::{ReviewRecord, Token};
+use crate::workflow::stored::keys::{journal_key, review_key};
 use crate::workflow::stored::record::{
-    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch, fetch_execution, journal_key, next_page, review_key,
+    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch, fetch_execution, next_page,
 };
 use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
 

@@ -12,9 +12,8 @@ use crate::store::{Generation, Item, Key, Space, Store, Timestamp, View};
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::engine::{Engine, Spaces};
 use crate::workflow::journal::place::{Path, Place};
-use crate::workflow::stored::record::{
-    Entry, EntryState, Execution, Intent, Kind, Status, fetch_execution, next_page, read_place, run_key,
-};
+use crate::workflow::stored::keys::{read_place, run_key};
+use crate::workflow::stored::record::{Entry, EntryState, Execution, Intent, Kind, Status, fetch_execution, next_page};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// How many operations are read in one go.
