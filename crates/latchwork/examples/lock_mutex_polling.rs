@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use latchwork::lock::{DurableMutex, FencingToken, LockRecord, initial_lock_record};
+use latchwork::lock::{DurableMutex, LockRecord, initial_lock_record};
 use latchwork::store::Store;
 use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
 
@@ -13,7 +13,7 @@ type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 const POLL: Duration = Duration::from_millis(100);
 
 /// Takes money from the account. It reads the balance and writes it a while later: two at once would lose one.
-pub fn transfer(mutex: DurableMutex) -> Workflow<i64, (FencingToken, i64)> {
+pub fn transfer(mutex: DurableMutex) -> Workflow<i64, (u64, i64)> {
     workflow("transfer").run(move |ctx: Ctx, amount: i64| async move {
         let slot = ctx.state().workflow::<LockRecord>("account-42:lock").initial(initial_lock_record());
         let done = async {
@@ -37,7 +37,7 @@ async fn acquire(
     ctx: &Ctx,
     mutex: &DurableMutex,
     slot: &latchwork::state::Slot<LockRecord>,
-) -> std::result::Result<FencingToken, Failure> {
+) -> std::result::Result<u64, Failure> {
     for _ in 0..1000 {
         let attempt = mutex.try_acquire(slot, ctx.id(), ctx.now().await, None).await?;
         if let Some(token) = attempt.token {
@@ -60,7 +60,7 @@ pub async fn force_release(engine: &Engine) -> Result<Option<String>> {
 }
 
 /// Somebody takes the lock for an hour and is not seen again; transfers wait until the operator has had a look.
-pub async fn run(engine: &Engine, transfer: &Workflow<i64, (FencingToken, i64)>, transfers: i64) -> Result<i64> {
+pub async fn run(engine: &Engine, transfer: &Workflow<i64, (u64, i64)>, transfers: i64) -> Result<i64> {
     let slot = engine.states().workflow("transfer").slot::<LockRecord>("account-42:lock");
     let (mutex, env) = (DurableMutex::default(), engine.states().store().env().clone());
     let hour = Duration::from_secs(3600);
@@ -74,7 +74,7 @@ pub async fn run(engine: &Engine, transfer: &Workflow<i64, (FencingToken, i64)>,
     let waiting = mutex.inspect(&slot).await?.map_or(0, |record| record.waiters.len());
     println!("{waiting} transfers wait for {:?}", force_release(engine).await?);
 
-    let mut last = (FencingToken(0), 0);
+    let mut last = (0, 0);
     for handle in handles {
         let done = handle.result().await?;
         println!("grant {}: the balance is {}", done.0, done.1);

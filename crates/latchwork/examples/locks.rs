@@ -67,7 +67,7 @@ async fn within(engine: &Engine) -> Result {
 async fn outside(engine: &Engine) -> Result {
     let guard = engine.mutex("nightly").acquire().await?;
     assert!(engine.mutex("nightly").try_acquire().await?.is_none());
-    let soon = engine.mutex("nightly").wait_at_most(Duration::from_millis(10)).acquire().await?;
+    let soon = engine.mutex("nightly").acquire_within(Duration::from_millis(10)).await?;
     assert!(soon.is_none());
     tokio::select! {
         () = work() => println!("the work is done"),

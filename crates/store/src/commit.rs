@@ -44,6 +44,8 @@ pub struct Commit {
     pub(crate) meta: Bytes,
     pub(crate) checks: Vec<Check>,
     pub(crate) writes: Vec<Write>,
+    /// Of checks that stand for a right: their places, and what an error says once the right is lost.
+    pub(crate) rights: Vec<(usize, Arc<str>)>,
     pub(crate) decided: Option<Decided>,
 }
 
@@ -93,9 +95,9 @@ pub trait Right {
     /// The check that holds as long as the right exists.
     fn check(&self) -> Check;
 
-    /// The name of the right in error messages.
-    fn name(&self) -> String {
-        "the right to write".into()
+    /// What an error says once the right is lost.
+    fn lost(&self) -> String {
+        "the right to write is lost".into()
     }
 }
 
@@ -177,8 +179,9 @@ impl Commit {
         self.check(Check::Present(key.clone()))
     }
 
-    /// Checks that a right to write, such as a lock, still exists. Once the right is lost, the commit is refused.
-    pub fn guard(self, right: &impl Right) -> Commit {
+    /// Lands only as long as a right to write is held, such as a lock. Once it is lost, the refusal says so.
+    pub fn guard(mut self, right: &impl Right) -> Commit {
+        self.rights.push((self.checks.len(), right.lost().into()));
         self.check(right.check())
     }
 
@@ -289,6 +292,8 @@ pub struct FailedCheck {
     pub check: Check,
     /// What was found.
     pub actual: Actual,
+    /// What there is to say of it, if the check stands for a right that is lost.
+    pub right: Option<Arc<str>>,
 }
 
 /// What a failed check found.
@@ -306,6 +311,9 @@ pub enum Actual {
 
 impl fmt::Display for FailedCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(lost) = &self.right {
+            return f.write_str(lost);
+        }
         match &self.check {
             Check::AtRev(key, rev) => write!(f, "{key} expected at rev {rev}, ")?,
             Check::Absent(key) => write!(f, "{key} expected absent, ")?,

@@ -4,6 +4,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use crate::{Generation, Key, SpaceId, Timestamp};
 
 /// The crate's result.
@@ -73,7 +75,11 @@ pub enum StoreError {
     ReadOnly,
     /// A write or sync failed, and the store stopped.
     #[error("the store has stopped: {cause}; open it again to go on from what was acknowledged")]
-    Stopped { cause: Arc<str> },
+    Stopped {
+        cause: Arc<str>,
+        /// What the operating system said, if the cause was an I/O error.
+        io: Option<std::io::ErrorKind>,
+    },
     /// The answer to a commit was lost. The commit was applied, or it never will be: a read shows which.
     #[error("whether the commit landed is not known: {cause}")]
     Uncertain { cause: Arc<str> },
@@ -98,6 +104,9 @@ pub enum StoreError {
     /// A restore while views are open.
     #[error("a restore replaces everything; drop all views first (open views: {views})")]
     ViewsOpen { views: usize },
+    /// An error that was written down, or that another process has sent: its class, and what it said.
+    #[error("{message}")]
+    Told { kind: ErrorKind, message: Arc<str> },
     /// A database server could not be reached, or refused a statement.
     #[error("cannot {action} the database: {cause}")]
     Server { action: &'static str, cause: Arc<str>, is_passing: bool },
@@ -107,7 +116,8 @@ pub enum StoreError {
 }
 
 /// What a failure means to a caller. The layers above derive status codes, exit codes and retries from this alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
     /// The request is not valid. The same request always fails.
     Invalid,
@@ -130,6 +140,32 @@ impl StoreError {
     /// True if no call through this handle can succeed any more, because the store was closed or has stopped.
     pub fn is_final(&self) -> bool {
         matches!(self, StoreError::Closed | StoreError::Stopped { .. })
+    }
+
+    /// What the operating system said, if this is an I/O error or the store has stopped for one.
+    ///
+    /// ```
+    /// use std::io;
+    ///
+    /// use latchwork_store::StoreError;
+    ///
+    /// let error = StoreError::Stopped { cause: "no space left".into(), io: Some(io::ErrorKind::StorageFull) };
+    /// assert_eq!(error.io_kind(), Some(io::ErrorKind::StorageFull));
+    /// assert!(error.is_disk_full());
+    /// ```
+    pub fn io_kind(&self) -> Option<std::io::ErrorKind> {
+        match self {
+            StoreError::Stopped { io, .. } => *io,
+            StoreError::Io { cause, .. } => Some(cause.kind()),
+            _ => None,
+        }
+    }
+
+    /// Whether the disk, or what this user may have of it, is full. An operator makes room and opens the store again;
+    /// after another I/O error, the disk itself needs a look.
+    pub fn is_disk_full(&self) -> bool {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self.io_kind(), Some(StorageFull | QuotaExceeded))
     }
 
     /// The class of the failure.
@@ -162,6 +198,7 @@ impl StoreError {
                 ErrorKind::Unavailable
             }
             Corrupt { .. } => ErrorKind::Corrupt,
+            Told { kind, .. } => *kind,
         }
     }
 
@@ -171,5 +208,25 @@ impl StoreError {
 
     pub(crate) fn corrupt(place: impl Into<String>, detail: impl Into<String>) -> Self {
         StoreError::Corrupt { place: place.into(), detail: detail.into() }
+    }
+}
+
+/// An error as it is written down: its class and what it says. What only this process can make use of is left out.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    kind: ErrorKind,
+    message: Arc<str>,
+}
+
+impl Serialize for StoreError {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Written { kind: self.kind(), message: self.to_string().into() }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for StoreError {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<StoreError, D::Error> {
+        let Written { kind, message } = Written::deserialize(deserializer)?;
+        Ok(StoreError::Told { kind, message })
     }
 }

@@ -104,7 +104,10 @@ fn failed_checks(commit: &Commit, present: &impl Present, latest: Generation) ->
                 present.changed_since(range, *since)?.map(|(key, generation)| Actual::Changed(key, generation))
             }
         };
-        failed.extend(actual.map(|actual| FailedCheck { index, check: check.clone(), actual }));
+        failed.extend(actual.map(|actual| {
+            let right = commit.rights.iter().find(|(guarded, _)| *guarded == index).map(|(_, lost)| lost.clone());
+            FailedCheck { index, check: check.clone(), actual, right }
+        }));
     }
     Ok(failed)
 }

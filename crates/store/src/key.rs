@@ -5,14 +5,69 @@ use std::fmt;
 use std::ops::Bound;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
 
 /// How often a key was written, deletes included. It starts at 1 and is never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+///
+/// It compares with a plain number, and is one in JSON:
+///
+/// ```
+/// use latchwork_store::Rev;
+///
+/// assert!(Rev(1) == 1 && Rev(2) > 1);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Rev(pub u64);
 
 /// The number of a commit in the store's order. 0 is the empty store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+/// It compares with a plain number, and is one in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Generation(pub u64);
+
+/// Lets a counter be made from a plain number and be compared with one, from both sides.
+macro_rules! as_number {
+    ($($counter:ty),*) => {$(
+        impl From<u64> for $counter {
+            fn from(number: u64) -> Self {
+                Self(number)
+            }
+        }
+
+        impl From<$counter> for u64 {
+            fn from(counter: $counter) -> u64 {
+                counter.0
+            }
+        }
+
+        impl PartialEq<u64> for $counter {
+            fn eq(&self, number: &u64) -> bool {
+                self.0 == *number
+            }
+        }
+
+        impl PartialEq<$counter> for u64 {
+            fn eq(&self, counter: &$counter) -> bool {
+                *self == counter.0
+            }
+        }
+
+        impl PartialOrd<u64> for $counter {
+            fn partial_cmp(&self, number: &u64) -> Option<std::cmp::Ordering> {
+                self.0.partial_cmp(number)
+            }
+        }
+
+        impl PartialOrd<$counter> for u64 {
+            fn partial_cmp(&self, counter: &$counter) -> Option<std::cmp::Ordering> {
+                self.partial_cmp(&counter.0)
+            }
+        }
+    )*};
+}
+
+as_number!(Rev, Generation, crate::Timestamp);
 
 /// The number of a space, which stands for its name in keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,6 +112,12 @@ pub(crate) const SPACE_BYTES: usize = 4;
 pub struct Key(Bytes);
 
 impl Key {
+    /// A key from its parts, as [`Key::space`] and [`Key::bytes`] have told them. [`Space::key`](crate::Space::key)
+    /// is the usual way to one.
+    pub fn from_parts(space: SpaceId, bytes: impl AsRef<[u8]>) -> Key {
+        Key::new(space, bytes.as_ref())
+    }
+
     pub(crate) fn new(space: SpaceId, bytes: &[u8]) -> Key {
         let mut encoded = BytesMut::with_capacity(SPACE_BYTES + bytes.len());
         encoded.put_u32(space.0);

@@ -164,11 +164,11 @@ impl RequestFields {
             token: request.token,
             permits: if is_written { 1 } else { request.permits },
             exclusive: is_written || kind == LockKind::Mutex,
-            since: Time(request.since()),
-            granted_at: request.granted_us.map(Time::from_us),
+            since: Time(request.since),
+            granted_at: request.granted.map(Time),
             position: request.position,
-            lease_renewed_at: request.lease.map(|(renewed, _)| Time::from_us(renewed)),
-            lease_until: request.lease.map(|(renewed, lease)| Time::from_us(renewed.saturating_add(lease))),
+            lease_renewed_at: request.lease.map(|lease| Time(lease.renewed)),
+            lease_until: request.lease.map(|lease| Time(lease.until())),
         }
     }
 
@@ -214,7 +214,7 @@ impl ForcedFields {
             owner: OwnerFields::of(&forced.owner, None),
             token: forced.token,
             was_held: forced.was_held,
-            at: Time::from_us(forced.at_us),
+            at: Time(forced.at),
             reason: forced.reason.clone(),
         }
     }

@@ -82,8 +82,8 @@ impl Right for ClaimToken {
         Check::AtRev(self.key.clone(), self.rev)
     }
 
-    fn name(&self) -> String {
-        format!("claim {} on entity {:?}", self.rev.0, self.entity)
+    fn lost(&self) -> String {
+        format!("the claim on entity {:?} is not held under token {}", self.entity, self.rev)
     }
 }
 

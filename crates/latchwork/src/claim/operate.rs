@@ -71,13 +71,12 @@ pub struct Transition {
     /// The reason. Usually empty for a step that was fired and has succeeded.
     pub reason: String,
     /// The entity's rev after the change.
-    #[serde(with = "crate::json::RevNumber")]
     pub rev: Rev,
     /// When the claim was made.
-    #[serde(rename = "since_us", with = "crate::json::Micros")]
+    #[serde(rename = "since_us")]
     pub since: Timestamp,
     /// When the change was made.
-    #[serde(rename = "at_us", with = "crate::json::Micros")]
+    #[serde(rename = "at_us")]
     pub at: Timestamp,
 }
 

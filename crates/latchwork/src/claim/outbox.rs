@@ -552,7 +552,7 @@ pub struct DeadLetter {
     /// The error of the last attempt.
     pub error: String,
     /// The approximate time of the last attempt.
-    #[serde(rename = "at_us", with = "crate::json::Micros")]
+    #[serde(rename = "at_us")]
     pub at: Timestamp,
 }
 

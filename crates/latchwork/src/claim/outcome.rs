@@ -100,7 +100,6 @@ pub struct Transitioned {
     /// The status after.
     pub to: String,
     /// The entity's rev after the transition.
-    #[serde(with = "crate::json::RevNumber")]
     pub rev: Rev,
     /// The output of the action.
     pub output: Value,
@@ -129,7 +128,7 @@ pub struct Holder {
     /// The step that was fired.
     pub step: String,
     /// When the claim was made.
-    #[serde(rename = "since_us", with = "crate::json::Micros")]
+    #[serde(rename = "since_us")]
     pub since: Timestamp,
     /// The rest of the lease, if it is not renewed. An execution has no lease.
     #[serde(rename = "lease_left_ms", serialize_with = "millis")]
@@ -149,7 +148,6 @@ pub struct Conflict {
     /// Its status now. `None` if the entity was removed.
     pub status: Option<String>,
     /// The rev at which the action ran.
-    #[serde(with = "crate::json::RevNumber")]
     pub expected: Rev,
 }
 

@@ -23,7 +23,11 @@ impl Entities {
     /// Declares indexes and unique values of a type. What is declared already stays; what is new is built over the
     /// entities that there are, while others go on, and is used from then on. If they hold a value twice that is to be
     /// unique, this fails, names two of them, and leaves no trace.
-    pub async fn declare(&self, spec: TypeSpec) -> Result<()> {
+    pub fn declare(&self, spec: TypeSpec) -> impl Future<Output = Result<()>> + Send + use<> {
+        self.clone().add_declared(spec)
+    }
+
+    async fn add_declared(self, spec: TypeSpec) -> Result<()> {
         let asked = spec.checked()?;
         self.change_declaration(&spec.name, |declaration| declaration.with_missing(&spec.name, &asked)).await?;
         // What somebody else was building has failed for them, and for whoever asked for it beside them.
@@ -38,7 +42,11 @@ impl Entities {
     }
 
     /// Takes back what was declared of a type: those indexes and unique values that are named and exist.
-    pub async fn undeclare(&self, spec: TypeSpec) -> Result<()> {
+    pub fn undeclare(&self, spec: TypeSpec) -> impl Future<Output = Result<()>> + Send + use<> {
+        self.clone().remove_declared(spec)
+    }
+
+    async fn remove_declared(self, spec: TypeSpec) -> Result<()> {
         let named = spec.checked()?;
         let without_named = |declaration: &Declaration| {
             let dropped = named.iter().filter_map(|(fields, unique)| declaration.find(fields, *unique));

@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use crate::entity::filter::Field;
-use crate::entity::index::{Index, IndexState};
+use crate::entity::index::{Index, IndexState, SUBTYPES};
 use crate::entity::op::check_type_name;
 use crate::entity::{EntityError, Result};
 use crate::record::{Record, stored};
@@ -128,7 +128,7 @@ impl Declaration {
                 return Err(refuse(format!("a type has at most {INDEXES} indexes")));
             }
             let spent = || refuse("it has been given all the numbers for indexes that there are".into());
-            changed.last = changed.last.checked_add(1).ok_or_else(spent)?;
+            changed.last = changed.last.checked_add(1).filter(|number| *number < SUBTYPES).ok_or_else(spent)?;
             let (number, fields, unique) = (changed.last, fields.clone(), *unique);
             changed.indexes.push(Index { number, unique, state: IndexState::Building, fields });
         }

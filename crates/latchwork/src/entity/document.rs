@@ -77,8 +77,8 @@ pub struct Moment {
 
 /// A versioned document.
 ///
-/// As JSON it has `id`, `type`, `data`, `metadata`, `_rev`, `created` and `changed`. Without a `_rev` it reads as
-/// rev 1.
+/// As JSON it has `id`, `type`, `subtype` if it has one, `data`, `metadata`, `_rev`, `created` and `changed`. Without a
+/// `_rev` it reads as rev 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entity {
     /// Its name, among all entities of the store.
@@ -86,6 +86,9 @@ pub struct Entity {
     /// What kind of thing it is.
     #[serde(rename = "type")]
     pub entity_type: Arc<str>,
+    /// Which of the things of that kind, if that is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subtype: Option<Arc<str>>,
     /// What it says.
     pub data: Value,
     /// What is said of it.
@@ -93,7 +96,7 @@ pub struct Entity {
     pub metadata: Map<String, Value>,
     /// How often it was written. It starts at 1, rises with every change and never comes back, also not after the
     /// entity was removed and added again.
-    #[serde(rename = "_rev", with = "json::RevNumber", default = "first_rev")]
+    #[serde(rename = "_rev", default = "first_rev")]
     pub rev: Rev,
     /// When it was added.
     #[serde(with = "MomentJson", default)]
@@ -127,9 +130,8 @@ fn first_rev() -> Rev {
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Moment")]
 struct MomentJson {
-    #[serde(with = "json::GenerationNumber")]
     generation: Generation,
-    #[serde(rename = "time_us", with = "json::Micros")]
+    #[serde(rename = "time_us")]
     time: Timestamp,
 }
 
@@ -137,13 +139,14 @@ struct MomentJson {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Record {
     pub(crate) entity_type: Arc<str>,
+    pub(crate) subtype: Option<Arc<str>>,
     /// Of a record that is about to be added, zero: the store puts it in.
     pub(crate) created: Moment,
     pub(crate) data: Value,
     pub(crate) metadata: Map<String, Value>,
 }
 
-/// How a record is written, behind a byte of version and when it was added.
+/// How a record is written, behind a byte of version and when it was added. In version 2 the subtype stands behind it.
 #[derive(Serialize, Deserialize)]
 struct Stored<'a> {
     entity_type: &'a str,
@@ -163,12 +166,18 @@ impl Record {
     }
 
     pub(crate) fn into_entity(self, id: EntityId, rev: Rev, changed: Moment) -> Entity {
-        let Record { entity_type, created, data, metadata } = self;
-        Entity { id, entity_type, data, metadata, rev, created, changed }
+        let Record { entity_type, subtype, created, data, metadata } = self;
+        Entity { id, entity_type, subtype, data, metadata, rev, created, changed }
     }
 }
 
+/// The versions of a record without and with a subtype.
+const PLAIN: u8 = 1;
+const SUBTYPED: u8 = 2;
+
 impl crate::record::Record for Record {
+    const VERSION: u8 = SUBTYPED;
+
     fn encode(&self) -> Bytes {
         let json = "JSON values with string keys can be written";
         let data = serde_json::to_vec(&self.data).expect(json);
@@ -176,21 +185,32 @@ impl crate::record::Record for Record {
             if self.metadata.is_empty() { Vec::new() } else { serde_json::to_vec(&self.metadata).expect(json) };
         let stored = Stored { entity_type: &self.entity_type, data: &data, metadata: &metadata };
         let mut out = Vec::with_capacity(data.len() + metadata.len() + self.entity_type.len() + 32);
-        out.push(Self::VERSION);
+        out.push(if self.subtype.is_some() { SUBTYPED } else { PLAIN });
         out.extend_from_slice(&self.created.generation.0.to_be_bytes());
         out.extend_from_slice(&self.created.time.0.to_be_bytes());
-        postcard::to_extend(&stored, out).expect("a record can be written to memory").into()
+        let written = "a record can be written to memory";
+        let out = postcard::to_extend(&stored, out).expect(written);
+        match &self.subtype {
+            Some(subtype) => postcard::to_extend(&**subtype, out).expect(written).into(),
+            None => out.into(),
+        }
     }
 
-    fn read(_: u8, fields: &[u8]) -> Option<Record> {
+    fn read(version: u8, fields: &[u8]) -> Option<Record> {
         let (generation, rest) = fields.split_first_chunk::<8>()?;
         let (time, rest) = rest.split_first_chunk::<8>()?;
         let (generation, time) = (u64::from_be_bytes(*generation), u64::from_be_bytes(*time));
         let created = Moment { generation: Generation(generation), time: Timestamp(time) };
-        let stored: Stored<'_> = record::read_all(rest)?;
+        let (stored, rest): (Stored<'_>, _) = postcard::take_from_bytes(rest).ok()?;
+        let subtype = match version {
+            PLAIN if rest.is_empty() => None,
+            SUBTYPED => Some(record::read_all::<&str>(rest)?.into()),
+            _ => return None,
+        };
         let metadata = if stored.metadata.is_empty() { Map::new() } else { json::parse_stored(stored.metadata)? };
         Some(Record {
             entity_type: stored.entity_type.into(),
+            subtype,
             created,
             data: json::parse_stored(stored.data)?,
             metadata,
@@ -209,8 +229,12 @@ mod tests {
         for data in [json!(null), json!({"a": [1, 2.5, "x"], "b": -0.0}), json!(u64::MAX), json!(5e-324), deep] {
             for created in [Moment::default(), Moment { generation: Generation(3), time: Timestamp(u64::MAX) }] {
                 for metadata in [Map::new(), Map::from_iter([("k".to_string(), json!({"n": null}))])] {
-                    let record = Record { entity_type: "t".into(), created, data: data.clone(), metadata };
-                    assert_eq!(Record::decode(&record.encode()), Ok(record));
+                    for subtype in [None, Some("s".into())] {
+                        let (data, metadata) = (data.clone(), metadata.clone());
+                        let record = Record { entity_type: "t".into(), subtype, created, data, metadata };
+                        assert_eq!(record.encode()[0], if record.subtype.is_some() { 2 } else { 1 });
+                        assert_eq!(Record::decode(&record.encode()), Ok(record));
+                    }
                 }
             }
         }

@@ -1,5 +1,9 @@
 //! What can go wrong with entities, and what each failure means to a caller.
 
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
 use crate::entity::filter::FilterError;
 use crate::entity::{EntityId, FailedOp};
 use crate::json::JsonError;
@@ -11,7 +15,8 @@ pub type Result<T, E = EntityError> = std::result::Result<T, E>;
 
 /// Why an operation on entities did not happen. Nothing was changed, unless it is the store that failed: then a commit
 /// may or may not have landed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum EntityError {
@@ -34,8 +39,8 @@ pub enum EntityError {
     #[error("{what} has changed since it was read at generation {read_at}; read again and decide anew")]
     ReadChanged { what: String, read_at: Generation },
     /// A right that the write was guarded by is lost, such as a lock that was released or taken away.
-    #[error("nothing was written: {right} is no longer held")]
-    Fenced { right: String },
+    #[error("nothing was written: {reason}")]
+    Fenced { reason: String },
     /// A transaction of which some checks failed: all of them, those on the whole transaction first, then in the order
     /// of the operations.
     #[error("the transaction was rejected: {}", failed.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
@@ -54,13 +59,16 @@ pub enum EntityError {
     Id { length: usize, limit: usize },
     /// The name of a type that cannot be.
     #[error("{name:?} cannot name a type: {reason}")]
-    TypeName { name: String, reason: &'static str },
+    TypeName { name: String, reason: Cow<'static, str> },
+    /// A subtype that cannot be.
+    #[error("{subtype:?} cannot be a subtype: {reason}")]
+    Subtype { subtype: String, reason: Cow<'static, str> },
     /// A document with something in it that JSON cannot hold, or nested too deeply.
     #[error("{part} of entity {id}: {cause}")]
-    Document { id: String, part: &'static str, cause: JsonError },
+    Document { id: String, part: Cow<'static, str>, cause: JsonError },
     /// Metadata that is no object.
     #[error("metadata of entity {id} is {found}; it must be an object")]
-    Metadata { id: String, found: &'static str },
+    Metadata { id: String, found: Cow<'static, str> },
     /// A document that is too large to store.
     #[error("entity {id:?} takes {length} bytes; the limit is {limit}")]
     DocumentTooLarge { id: EntityId, length: usize, limit: usize },
@@ -75,7 +83,7 @@ pub enum EntityError {
     Filter(#[from] FilterError),
     /// A cursor that does not continue this query.
     #[error("this cursor cannot be used here: {reason}")]
-    Cursor { reason: &'static str },
+    Cursor { reason: Cow<'static, str> },
     /// A query that asks for nothing.
     #[error("a query's limit must be at least 1")]
     Limit,
@@ -100,7 +108,7 @@ pub enum EntityError {
     /// A document that does not fit the type it is read as.
     #[error("data of entity {id:?} does not fit: {message}")]
     Mismatch { id: EntityId, message: String },
-    /// The store below.
+    /// The store below. Read again, it is [`StoreError::Told`].
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -129,6 +137,7 @@ impl EntityError {
             Released { .. }
             | Id { .. }
             | TypeName { .. }
+            | Subtype { .. }
             | Document { .. }
             | Metadata { .. }
             | DocumentTooLarge { .. }

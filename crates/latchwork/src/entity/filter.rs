@@ -1,6 +1,7 @@
 //! What a find looks for: comparisons of fields with values, and their combinations. Made in code or read from JSON;
 //! what is wrong with either is kept and told, with its place, when the filter is used.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ mod parse;
 const DEPTH: usize = 128;
 
 /// Why a filter or an order cannot be used, and where in it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("the query is malformed at {at}: {problem}")]
 pub struct FilterError {
     /// The place: operators and paths from the outside in, for example `and[1].data.age.greater`.
@@ -24,7 +25,8 @@ pub struct FilterError {
 }
 
 /// What can be wrong with a filter.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum FilterProblem {
@@ -39,13 +41,19 @@ pub enum FilterProblem {
     UnknownOperator { name: String },
     /// An operator with an operand that it cannot work with.
     #[error("{operator} takes {wanted}")]
-    Operand { operator: &'static str, wanted: &'static str },
+    Operand { operator: Cow<'static, str>, wanted: Cow<'static, str> },
     /// A value that is no JSON.
     #[error("{0}")]
     Value(JsonError),
     /// A filter nested too deeply.
     #[error("filters nest at most {limit} deep")]
     TooDeep { limit: usize },
+}
+
+impl FilterProblem {
+    fn operand(operator: &'static str, wanted: &'static str) -> FilterProblem {
+        FilterProblem::Operand { operator: operator.into(), wanted: wanted.into() }
+    }
 }
 
 impl FilterError {
@@ -236,14 +244,14 @@ fn given(value: impl Serialize) -> Result<Value, FilterProblem> {
 fn ordered(operator: &'static str, value: Value) -> Result<Value, FilterProblem> {
     match value {
         Value::Number(_) | Value::String(_) | Value::Bool(_) => Ok(value),
-        _ => Err(FilterProblem::Operand { operator, wanted: "a number, a string or a boolean" }),
+        _ => Err(FilterProblem::operand(operator, "a number, a string or a boolean")),
     }
 }
 
 fn between(low: Value, high: Value) -> Result<Comparison, FilterProblem> {
     let (low, high) = (ordered("between", low)?, ordered("between", high)?);
     if !json::same_kind(&low, &high) {
-        return Err(FilterProblem::Operand { operator: "between", wanted: "two values of the same kind" });
+        return Err(FilterProblem::operand("between", "two values of the same kind"));
     }
     Ok(Comparison::Between(low, high))
 }

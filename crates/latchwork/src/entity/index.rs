@@ -1,9 +1,11 @@
 //! Where an entity stands in indexes: the keys of its entries. Each entry's value is the entity's id.
 //!
 //! A key is the type's name, a zero byte, the index's number and then the encoded values of its fields and the id. What
-//! must be unique has no id in its key, so that there can be only one. Index 0 is the list of all entities of a type.
+//! must be unique has no id in its key, so that there can be only one. Index 0 is the list of all entities of a type,
+//! and the last one that of those with a subtype, by subtype.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::entity::document::Record;
 use crate::entity::filter::Field;
@@ -62,6 +64,23 @@ pub(crate) fn listed(entity_type: &str, id: &EntityId) -> Vec<u8> {
     let mut key = prefix(entity_type, 0);
     key.extend_from_slice(id.as_bytes());
     key
+}
+
+/// The number of the index of subtypes, which every type has. No declaration is given it.
+pub(crate) const SUBTYPES: u16 = u16::MAX;
+
+/// The start of the keys of all entities of a type and a subtype.
+pub(crate) fn subtype_prefix(entity_type: &str, subtype: &str) -> Vec<u8> {
+    let mut key = prefix(entity_type, SUBTYPES);
+    json::encode(&mut key, Some(&Value::String(subtype.into())));
+    key
+}
+
+/// The entry of an entity in the index of subtypes, if it has one.
+pub(crate) fn subtyped(id: &EntityId, record: &Record) -> Option<Entry> {
+    let mut key = subtype_prefix(&record.entity_type, record.subtype.as_deref()?);
+    key.extend_from_slice(id.as_bytes());
+    Some(Entry { key, index: SUBTYPES, unique: false })
 }
 
 impl Index {

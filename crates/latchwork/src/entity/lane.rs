@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::backoff::{doubled, jittered};
 use crate::entity::document::Record;
-use crate::entity::op::object;
+use crate::entity::op::{check_subtype, object};
 use crate::entity::prepare::Change;
 use crate::entity::transact::Understood;
 use crate::entity::{Entities, EntityError, EntityId, Result};
@@ -32,6 +32,8 @@ pub struct Draft {
     pub id: EntityId,
     /// What kind of thing it is.
     pub entity_type: Arc<str>,
+    /// Which of the things of that kind; what this holds afterwards is written.
+    pub subtype: Option<Arc<str>>,
     /// The rev that the change starts from.
     pub rev: Rev,
     /// What it says; what this holds afterwards is written.
@@ -324,19 +326,21 @@ impl Entities {
 
 impl Draft {
     fn of(id: &EntityId, rev: Rev, record: &Record) -> Draft {
-        let Record { entity_type, data, metadata, .. } = record.clone();
-        Draft { id: id.clone(), entity_type, rev, data, metadata }
+        let Record { entity_type, subtype, data, metadata, .. } = record.clone();
+        Draft { id: id.clone(), entity_type, subtype, rev, data, metadata }
     }
 
-    /// Only data and metadata are the change's to choose.
+    /// Only data, metadata and the subtype are the change's to choose.
     fn into_record(self, before: &Record) -> Result<Record> {
-        let Draft { id, data, metadata, .. } = self;
-        let refuse = |part, cause| EntityError::Document { id: format!("{id:?}"), part, cause };
+        let Draft { id, subtype, data, metadata, .. } = self;
+        subtype.as_deref().map_or(Ok(()), check_subtype)?;
+        let refuse =
+            |part: &'static str, cause| EntityError::Document { id: format!("{id:?}"), part: part.into(), cause };
         json::check(&data).map_err(|cause| refuse("data", cause))?;
         let metadata = Value::Object(metadata);
         json::check(&metadata).map_err(|cause| refuse("metadata", cause))?;
         let metadata = object(metadata, &id)?;
-        Ok(Record { entity_type: before.entity_type.clone(), created: before.created, data, metadata })
+        Ok(Record { entity_type: before.entity_type.clone(), subtype, created: before.created, data, metadata })
     }
 }
 

@@ -117,7 +117,11 @@ impl Entities {
     }
 
     /// Adds an entity. One that exists is refused, or with `if_absent` left as it is: the receipt tells.
-    pub async fn add(&self, add: Add) -> Result<OpReceipt> {
+    pub fn add(&self, add: Add) -> impl Future<Output = Result<OpReceipt>> + Send + use<> {
+        self.clone().added(add)
+    }
+
+    async fn added(self, add: Add) -> Result<OpReceipt> {
         if let (Some(true), Some(id), true) = (add.if_absent, add.id.clone(), add.fences.is_empty()) {
             id.validate()?;
             if let Some(item) = self.inner.store.view().await?.get(&self.key(&id)).await? {
@@ -130,82 +134,105 @@ impl Entities {
     }
 
     /// Adds entities, all or none of them. An item's own `if_absent` counts; without one, it must not exist.
-    pub async fn add_many(&self, items: impl IntoIterator<Item = Add>) -> Result<Receipt> {
-        self.transact(items.into_iter().fold(Transaction::new(), Transaction::add)).await
+    pub fn add_many<I: IntoIterator<Item = Add>>(
+        &self,
+        items: I,
+    ) -> impl Future<Output = Result<Receipt>> + Send + use<I> {
+        self.transact(items.into_iter().fold(Transaction::new(), Transaction::add))
     }
 
     /// Adds those entities that do not exist, all or none of them. An item's own `if_absent` goes before.
-    pub async fn add_many_if_absent(&self, items: impl IntoIterator<Item = Add>) -> Result<Receipt> {
+    pub fn add_many_if_absent<I: IntoIterator<Item = Add>>(
+        &self,
+        items: I,
+    ) -> impl Future<Output = Result<Receipt>> + Send + use<I> {
         let flagged = |item: Add| {
             let if_absent = item.if_absent.unwrap_or(true);
             item.if_absent(if_absent)
         };
-        self.add_many(items.into_iter().map(flagged)).await
+        self.transact(items.into_iter().map(flagged).fold(Transaction::new(), Transaction::add))
     }
 
     /// The entity of this id, as it is now.
-    pub async fn get(&self, id: impl Into<EntityId>) -> Result<Option<Entity>> {
-        let id = id.into();
+    pub fn get<I: Into<EntityId>>(&self, id: I) -> impl Future<Output = Result<Option<Entity>>> + Send + use<I> {
+        self.clone().got(id.into())
+    }
+
+    async fn got(self, id: EntityId) -> Result<Option<Entity>> {
         id.validate()?;
         let item = self.inner.store.view().await?.get(&self.key(&id)).await?;
         item.map(|item| Entity::decode(id, &item)).transpose()
     }
 
     /// Changes an entity and gives its new rev.
-    pub async fn update(&self, update: Update) -> Result<Rev> {
+    pub fn update(&self, update: Update) -> impl Future<Output = Result<Rev>> + Send + use<> {
+        self.clone().updated(update)
+    }
+
+    async fn updated(self, update: Update) -> Result<Rev> {
         if update.if_rev.is_some() || !update.fences.is_empty() {
             return Ok(self.single(Transaction::new().update(update)).await?.rev);
         }
         let update = update.checked()?;
-        let apply = |draft: &mut Draft| update.apply(&mut draft.data, &mut draft.metadata);
-        self.update_with(&update.id, TRIES, apply).await.map_err(|error| match error {
+        let id = update.id.clone();
+        let apply = move |draft: &mut Draft| update.apply(&mut draft.data, &mut draft.metadata, &mut draft.subtype);
+        self.update_with(id, TRIES, apply).await.map_err(|error| match error {
             EntityError::RetriesSpent { tries, .. } => EntityError::Contended { tries },
             error => error,
         })
     }
 
     /// Changes entities, all or none of them.
-    pub async fn update_many(&self, items: impl IntoIterator<Item = Update>) -> Result<Receipt> {
-        self.transact(items.into_iter().fold(Transaction::new(), Transaction::update)).await
+    pub fn update_many<I: IntoIterator<Item = Update>>(
+        &self,
+        items: I,
+    ) -> impl Future<Output = Result<Receipt>> + Send + use<I> {
+        self.transact(items.into_iter().fold(Transaction::new(), Transaction::update))
     }
 
     /// Reads an entity, changes it and writes it, if nobody else has written it meanwhile; otherwise reads it again, at
     /// most `retries` times more. `change` may run several times and must not do anything else.
-    pub async fn update_with(
+    pub fn update_with<I: Into<EntityId>, F: FnMut(&mut Draft)>(
         &self,
-        id: impl Into<EntityId>,
+        id: I,
         retries: u32,
-        mut change: impl FnMut(&mut Draft),
-    ) -> Result<Rev> {
-        let change = |draft: &mut Draft| {
-            change(draft);
-            Ok::<(), Infallible>(())
-        };
-        match self.change(&id.into(), retries, change).await {
-            Ok((rev, ())) => Ok(rev),
-            Err(ChangeError::Entity(error)) => Err(error),
-            Err(ChangeError::Refused(never)) => match never {},
+        mut change: F,
+    ) -> impl Future<Output = Result<Rev>> + use<I, F> {
+        let (entities, id) = (self.clone(), id.into());
+        async move {
+            let change = |draft: &mut Draft| {
+                change(draft);
+                Ok::<(), Infallible>(())
+            };
+            match entities.change(&id, retries, change).await {
+                Ok((rev, ())) => Ok(rev),
+                Err(ChangeError::Entity(error)) => Err(error),
+                Err(ChangeError::Refused(never)) => match never {},
+            }
         }
     }
 
     /// Like [`Entities::update_with`], with a change that gives something back, or refuses: then nothing is written.
-    pub async fn try_update_with<T, E>(
+    pub fn try_update_with<T, E, I: Into<EntityId>, F: FnMut(&mut Draft) -> Result<T, E>>(
         &self,
-        id: impl Into<EntityId>,
+        id: I,
         retries: u32,
-        change: impl FnMut(&mut Draft) -> Result<T, E>,
-    ) -> Result<(Rev, T), ChangeError<E>> {
-        self.change(&id.into(), retries, change).await
+        change: F,
+    ) -> impl Future<Output = Result<(Rev, T), ChangeError<E>>> + use<T, E, I, F> {
+        let (entities, id) = (self.clone(), id.into());
+        async move { entities.change(&id, retries, change).await }
     }
 
     /// Removes an entity and gives the rev of its removal.
-    pub async fn remove(&self, remove: impl Into<Remove>) -> Result<Rev> {
-        Ok(self.single(Transaction::new().remove(remove)).await?.rev)
+    pub fn remove<R: Into<Remove>>(&self, remove: R) -> impl Future<Output = Result<Rev>> + Send + use<R> {
+        let (entities, transaction) = (self.clone(), Transaction::new().remove(remove));
+        async move { Ok(entities.single(transaction).await?.rev) }
     }
 
     /// Makes all operations of a transaction in one commit, or none: then the error lists every check that failed.
-    pub async fn transact(&self, transaction: Transaction) -> Result<Receipt> {
-        self.send(self.checked(transaction)?).await
+    pub fn transact(&self, transaction: Transaction) -> impl Future<Output = Result<Receipt>> + Send + use<> {
+        let entities = self.clone();
+        async move { entities.send(entities.checked(transaction)?).await }
     }
 
     /// A transaction whose parts are known to be well.
@@ -227,8 +254,15 @@ impl Entities {
     /// Gives the first entity that a query finds; if there is none, adds one. However many try at once, one adds it:
     /// the add lands only if what the query went through has not changed. With an index for the query that is next to
     /// nothing, and other writers do not disturb.
-    pub async fn add_if_missing(&self, query: &Query, add: Add) -> Result<OpReceipt> {
-        let query = query.clone().limit(1);
+    pub fn add_if_missing<Q: Into<Query>>(
+        &self,
+        query: Q,
+        add: Add,
+    ) -> impl Future<Output = Result<OpReceipt>> + Send + use<Q> {
+        self.clone().added_if_missing(query.into().limit(1), add)
+    }
+
+    async fn added_if_missing(self, query: Query, add: Add) -> Result<OpReceipt> {
         let wanted = add.clone().checked(0)?;
         if !query.checked()?.matches(&wanted.into_record()) {
             return Err(EntityError::AddDoesNotMatch);
@@ -257,33 +291,53 @@ impl Entities {
     }
 
     /// The entities that a query asks for, as they are now.
-    pub async fn find(&self, query: &Query) -> Result<Page> {
-        EntityView::passing(self.clone(), self.inner.store.view().await?).find(query).await
+    pub fn find<Q: Into<Query>>(&self, query: Q) -> impl Future<Output = Result<Page>> + Send + use<Q> {
+        let (entities, query) = (self.clone(), query.into());
+        async move {
+            let view = entities.inner.store.view().await?;
+            EntityView::passing(entities, view).find(&query).await
+        }
     }
 
     /// How a query would be answered now.
-    pub async fn explain(&self, query: &Query) -> Result<Plan> {
-        EntityView::passing(self.clone(), self.inner.store.view().await?).explain(query).await
+    pub fn explain<Q: Into<Query>>(&self, query: Q) -> impl Future<Output = Result<Plan>> + Send + use<Q> {
+        let (entities, query) = (self.clone(), query.into());
+        async move {
+            let view = entities.inner.store.view().await?;
+            EntityView::passing(entities, view).explain(&query).await
+        }
     }
 
     /// Pins the present.
-    pub async fn now(&self) -> Result<EntityView> {
-        Ok(EntityView::new(self.clone(), self.inner.store.view().await?))
+    pub fn now(&self) -> impl Future<Output = Result<EntityView>> + Send + use<> {
+        let entities = self.clone();
+        async move {
+            let view = entities.inner.store.view().await?;
+            Ok(EntityView::new(entities, view))
+        }
     }
 
     /// Pins the past: a generation, or what was committed up to a time.
-    pub async fn as_of(&self, when: impl Into<AsOf>) -> Result<EntityView> {
-        let view = match when.into() {
-            AsOf::Generation(generation) => self.inner.store.view_at(generation).await?,
-            AsOf::Time(time) => self.inner.store.view_at_time(time).await?,
-        };
-        Ok(EntityView::new(self.clone(), view))
+    pub fn as_of<W: Into<AsOf>>(&self, when: W) -> impl Future<Output = Result<EntityView>> + Send + use<W> {
+        let (entities, when) = (self.clone(), when.into());
+        async move {
+            let view = match when {
+                AsOf::Generation(generation) => entities.inner.store.view_at(generation).await?,
+                AsOf::Time(time) => entities.inner.store.view_at_time(time).await?,
+            };
+            Ok(EntityView::new(entities, view))
+        }
     }
 
     /// Replaces everything in the store, not the entities alone, by a snapshot that [`EntityView::persist`] wrote. Revs
     /// and generations go on above every one ever given out.
-    pub async fn restore(&self, snapshot: impl AsRef<Path>, confirm: Confirm) -> Result<Generation> {
-        Ok(self.inner.store.restore(snapshot, confirm).await?)
+    pub fn restore<P: AsRef<Path>>(
+        &self,
+        snapshot: P,
+        confirm: Confirm,
+    ) -> impl Future<Output = Result<Generation>> + Send + use<P> {
+        let (store, snapshot) = (self.inner.store.clone(), snapshot.as_ref().to_path_buf());
+        async move { Ok(store.restore(snapshot, confirm).await?) }
     }
 
     pub(crate) fn lanes(&self) -> &Lanes {

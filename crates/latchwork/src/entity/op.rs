@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::entity::document::{Moment, Record};
@@ -20,7 +20,7 @@ type Given = Result<Value, JsonError>;
 const TYPE_BYTES: usize = 128;
 
 pub(crate) fn check_type_name(name: &str) -> Result<()> {
-    let refuse = |reason| Err(EntityError::TypeName { name: name.into(), reason });
+    let refuse = |reason: &'static str| Err(EntityError::TypeName { name: name.into(), reason: reason.into() });
     match name.len() {
         0 => refuse("it is empty"),
         length if length > TYPE_BYTES => refuse("it is longer than 128 bytes"),
@@ -30,17 +30,24 @@ pub(crate) fn check_type_name(name: &str) -> Result<()> {
     }
 }
 
+pub(crate) fn check_subtype(subtype: &str) -> Result<()> {
+    check_type_name(subtype).map_err(|error| match error {
+        EntityError::TypeName { name, reason } => EntityError::Subtype { subtype: name, reason },
+        error => error,
+    })
+}
+
 /// A right that must hold for an operation to land.
 #[derive(Debug, Clone)]
 pub(crate) struct Fence {
-    /// What an error calls it.
-    pub(crate) right: String,
+    /// What an error says once it is lost.
+    pub(crate) lost: String,
     pub(crate) check: Check,
 }
 
 impl Fence {
     fn of(right: &impl Right) -> Fence {
-        Fence { right: right.name(), check: right.check() }
+        Fence { lost: right.lost(), check: right.check() }
     }
 }
 
@@ -50,6 +57,7 @@ impl Fence {
 pub struct Add {
     pub(crate) entity_type: Arc<str>,
     pub(crate) id: Option<EntityId>,
+    subtype: Option<Arc<str>>,
     data: Given,
     metadata: Given,
     pub(crate) if_absent: Option<bool>,
@@ -61,7 +69,29 @@ impl Add {
     pub fn new(entity_type: impl Into<Arc<str>>) -> Add {
         let empty = || Ok(Value::Object(Map::new()));
         let (entity_type, data, fences) = (entity_type.into(), Ok(Value::Null), Vec::new());
-        Add { entity_type, id: None, data, metadata: empty(), if_absent: None, fences }
+        Add { entity_type, id: None, subtype: None, data, metadata: empty(), if_absent: None, fences }
+    }
+
+    /// Of this subtype: a text of 1 to 128 bytes beside the type, that finds go by without a declared index.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use latchwork::entity::{Add, Entities, Query, Update};
+    /// use latchwork::store::Store;
+    ///
+    /// let entities = Entities::on(&Store::memory().await?).await?;
+    /// entities.add(Add::new("document").subtype("draft").id("d-1")).await?;
+    /// entities.update(Update::new("d-1").subtype("invoice")).await?;
+    ///
+    /// let invoices = entities.find(Query::of("document").subtype("invoice")).await?;
+    /// assert_eq!(invoices.items[0].id, "d-1");
+    /// assert!(!invoices.plan.scans());
+    /// # Ok(()) }
+    /// ```
+    pub fn subtype(mut self, subtype: impl Into<Arc<str>>) -> Add {
+        self.subtype = Some(subtype.into());
+        self
     }
 
     /// Under this id.
@@ -97,18 +127,20 @@ impl Add {
 
     pub(crate) fn checked(self, op: usize) -> Result<CheckedAdd> {
         check_type_name(&self.entity_type)?;
+        self.subtype.as_deref().map_or(Ok(()), check_subtype)?;
         self.id.as_ref().map_or(Ok(()), EntityId::validate)?;
         // An id that is yet to be made has no name.
         let shown = self.id.as_ref().map_or(format!("(new, operation {op})"), |id| format!("{id:?}"));
         let data = document(self.data, &shown, "data")?;
         let metadata = object(document(self.metadata, &shown, "metadata")?, &shown)?;
         let if_absent = self.if_absent.unwrap_or(false) && self.id.is_some();
-        Ok(CheckedAdd { entity_type: self.entity_type, id: self.id, data, metadata, if_absent })
+        let Add { entity_type, subtype, id, .. } = self;
+        Ok(CheckedAdd { entity_type, subtype, id, data, metadata, if_absent })
     }
 }
 
 fn document(given: Given, id: &str, part: &'static str) -> Result<Value> {
-    given.map_err(|cause| EntityError::Document { id: id.into(), part, cause })
+    given.map_err(|cause| EntityError::Document { id: id.into(), part: part.into(), cause })
 }
 
 pub(crate) fn object(value: Value, id: &str) -> Result<Map<String, Value>> {
@@ -120,7 +152,7 @@ pub(crate) fn object(value: Value, id: &str) -> Result<Map<String, Value>> {
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
     };
-    Err(EntityError::Metadata { id: id.into(), found })
+    Err(EntityError::Metadata { id: id.into(), found: found.into() })
 }
 
 /// Changes an entity.
@@ -128,6 +160,8 @@ pub(crate) fn object(value: Value, id: &str) -> Result<Map<String, Value>> {
 #[must_use = "an operation does nothing until it is sent"]
 pub struct Update {
     pub(crate) id: EntityId,
+    /// `None` within: it has none any more.
+    subtype: Option<Option<Arc<str>>>,
     data: Option<Given>,
     metadata: Option<Given>,
     replace_metadata: bool,
@@ -139,7 +173,19 @@ impl Update {
     /// Changes the entity of this id. What is not given stays as it is.
     pub fn new(id: impl Into<EntityId>) -> Update {
         let (id, fences) = (id.into(), Vec::new());
-        Update { id, data: None, metadata: None, replace_metadata: false, if_rev: None, fences }
+        Update { id, subtype: None, data: None, metadata: None, replace_metadata: false, if_rev: None, fences }
+    }
+
+    /// Changes the subtype. See [`Add::subtype`].
+    pub fn subtype(mut self, subtype: impl Into<Arc<str>>) -> Update {
+        self.subtype = Some(Some(subtype.into()));
+        self
+    }
+
+    /// Takes the subtype away.
+    pub fn without_subtype(mut self) -> Update {
+        self.subtype = Some(None);
+        self
     }
 
     /// Replaces the data.
@@ -174,11 +220,12 @@ impl Update {
 
     pub(crate) fn checked(self) -> Result<CheckedUpdate> {
         self.id.validate()?;
+        self.subtype.iter().flatten().try_for_each(|subtype| check_subtype(subtype))?;
         let shown = format!("{:?}", self.id);
         let data = self.data.map(|data| document(data, &shown, "data")).transpose()?;
         let metadata = self.metadata.map(|given| object(document(given, &shown, "metadata")?, &shown)).transpose()?;
-        let Update { id, replace_metadata, if_rev, .. } = self;
-        Ok(CheckedUpdate { id, data, metadata, replace_metadata, if_rev })
+        let Update { id, subtype, replace_metadata, if_rev, .. } = self;
+        Ok(CheckedUpdate { id, subtype, data, metadata, replace_metadata, if_rev })
     }
 }
 
@@ -417,7 +464,7 @@ pub struct Receipt {
 }
 
 /// A check of a transaction that did not hold.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FailedOp {
     /// The operation's place in the transaction; `None` for a check of the transaction as a whole.
     pub op: Option<usize>,
@@ -438,6 +485,7 @@ impl fmt::Display for FailedOp {
 #[derive(Debug, Clone)]
 pub(crate) struct CheckedAdd {
     pub(crate) entity_type: Arc<str>,
+    subtype: Option<Arc<str>>,
     pub(crate) id: Option<EntityId>,
     pub(crate) data: Value,
     pub(crate) metadata: Map<String, Value>,
@@ -446,8 +494,8 @@ pub(crate) struct CheckedAdd {
 
 impl CheckedAdd {
     pub(crate) fn into_record(self) -> Record {
-        let CheckedAdd { entity_type, data, metadata, .. } = self;
-        Record { entity_type, created: Moment::default(), data, metadata }
+        let CheckedAdd { entity_type, subtype, data, metadata, .. } = self;
+        Record { entity_type, subtype, created: Moment::default(), data, metadata }
     }
 }
 
@@ -455,6 +503,7 @@ impl CheckedAdd {
 #[derive(Debug, Clone)]
 pub(crate) struct CheckedUpdate {
     pub(crate) id: EntityId,
+    subtype: Option<Option<Arc<str>>>,
     pub(crate) data: Option<Value>,
     pub(crate) metadata: Option<Map<String, Value>>,
     pub(crate) replace_metadata: bool,
@@ -463,7 +512,10 @@ pub(crate) struct CheckedUpdate {
 
 impl CheckedUpdate {
     /// The document after this update.
-    pub(crate) fn apply(&self, data: &mut Value, metadata: &mut Map<String, Value>) {
+    pub(crate) fn apply(&self, data: &mut Value, metadata: &mut Map<String, Value>, subtype: &mut Option<Arc<str>>) {
+        if let Some(new) = &self.subtype {
+            subtype.clone_from(new);
+        }
         if let Some(new) = &self.data {
             *data = new.clone();
         }

@@ -101,6 +101,7 @@ pub(crate) fn choose(query: &CheckedQuery, declaration: Option<&Declaration>, ke
     let conjuncts = query.conjuncts();
     let ways = declaration.into_iter().flat_map(Declaration::ready);
     let ways = ways.filter_map(|index| way(query, entity_type, index, &conjuncts, key_bytes));
+    let ways = ways.chain(query.subtype.as_ref().map(|subtype| by_subtype(query, entity_type, subtype)));
     let best = ways.max_by_key(|(score, _)| *score).filter(|(score, _)| *score > (0, false, false));
     best.map(|(_, path)| path).unwrap_or_else(|| {
         let prefix = index::prefix(entity_type, 0);
@@ -108,6 +109,16 @@ pub(crate) fn choose(query: &CheckedQuery, declaration: Option<&Declaration>, ke
         let plan = Plan { access: Access::ScanType, sorts: !query.order.is_empty() };
         Path { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() }
     })
+}
+
+/// By the index of subtypes, which has no order but that of ids.
+fn by_subtype(query: &CheckedQuery, entity_type: &str, subtype: &str) -> (Score, Path) {
+    let prefix = index::subtype_prefix(entity_type, subtype);
+    let sorts = !query.order.is_empty();
+    let access = Access::Index { fields: vec!["subtype".into()], equal: 1, bounded: false };
+    let ranges = vec![(prefix.clone(), end_of(&prefix))];
+    let plan = Plan { access, sorts };
+    ((1, false, !sorts), Path { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() })
 }
 
 /// Fields bound to one value, whether the next is bounded, whether the order is served.

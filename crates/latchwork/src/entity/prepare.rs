@@ -22,7 +22,7 @@ pub(crate) enum Meaning {
     /// The caller's, on the store's generation.
     Generation,
     /// The caller's: that it still has a right, to an operation or to the whole.
-    Right { op: Option<usize>, right: String },
+    Right { op: Option<usize>, lost: String },
     /// The caller's, on something that it read.
     Read { what: String, at: Generation },
     /// An operation's: at this rev.
@@ -152,8 +152,8 @@ impl Entities {
                 preparing.check(check, Meaning::Read { what, at: reads.generation });
             }
         }
-        for (op, Fence { right, check }) in &transaction.fences {
-            preparing.check(check.clone(), Meaning::Right { op: *op, right: right.clone() });
+        for (op, Fence { lost, check }) in &transaction.fences {
+            preparing.check(check.clone(), Meaning::Right { op: *op, lost: lost.clone() });
         }
         let mut ops = Vec::with_capacity(transaction.ops.len());
         let mut added: BTreeMap<&EntityId, usize> = BTreeMap::new();
@@ -209,7 +209,7 @@ impl Preparing<'_> {
                     && let Some(record) = before(item)?
                 {
                     let mut after = record.clone();
-                    update.apply(&mut after.data, &mut after.metadata);
+                    update.apply(&mut after.data, &mut after.metadata, &mut after.subtype);
                     done.entity_type = Some(record.entity_type.clone());
                     self.changes.push(Change { op: index, id: id.clone(), before: Some(record), after: Some(after) });
                 }
@@ -336,6 +336,8 @@ impl Preparing<'_> {
                 new = entries(declaration, id, change.after, key_bytes)?;
                 building = self.building(declaration, id, &old, &new).await?;
             }
+            old.extend(change.before.and_then(|before| index::subtyped(id, before)));
+            new.extend(change.after.and_then(|after| index::subtyped(id, after)));
             match (change.before, change.after) {
                 (None, Some(_)) => new.push(list()),
                 (Some(_), None) => old.push(list()),

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::entity::document::Record;
 use crate::entity::filter::{Comparison, Field, Filter, FilterError, Node};
-use crate::entity::op::check_type_name;
+use crate::entity::op::{check_subtype, check_type_name};
 use crate::entity::{Entity, EntityError, EntityId, Result};
 use crate::json;
 
@@ -29,10 +29,17 @@ const LIMIT: usize = 1000;
 #[must_use = "a query does nothing until it is given to find"]
 pub struct Query {
     entity_type: Option<Arc<str>>,
+    subtype: Option<Arc<str>>,
     filter: Filter,
     order: Vec<(Result<Field, FilterError>, Direction)>,
     limit: usize,
     after: Option<Cursor>,
+}
+
+impl From<&Query> for Query {
+    fn from(query: &Query) -> Query {
+        query.clone()
+    }
 }
 
 /// Which end of an order comes first.
@@ -137,7 +144,14 @@ impl Query {
 
     /// Entities of every type. Indexes belong to a type, so this looks at all there is.
     pub fn all() -> Query {
-        Query { entity_type: None, filter: Filter::all(), order: Vec::new(), limit: LIMIT, after: None }
+        let (entity_type, subtype) = (None, None);
+        Query { entity_type, subtype, filter: Filter::all(), order: Vec::new(), limit: LIMIT, after: None }
+    }
+
+    /// Those of this subtype. Together with a type, an index finds them that every type has.
+    pub fn subtype(mut self, subtype: impl Into<Arc<str>>) -> Query {
+        self.subtype = Some(subtype.into());
+        self
     }
 
     /// Those that this holds of. A second filter is added to the first. Takes a [`Filter`] or its JSON.
@@ -169,6 +183,7 @@ impl Query {
         if let Some(entity_type) = &self.entity_type {
             check_type_name(entity_type)?;
         }
+        self.subtype.as_deref().map_or(Ok(()), check_subtype)?;
         if self.limit == 0 {
             return Err(EntityError::Limit);
         }
@@ -177,6 +192,7 @@ impl Query {
         let order = order.collect::<Result<Vec<_>, FilterError>>()?;
         let mut query = CheckedQuery {
             entity_type: self.entity_type.clone(),
+            subtype: self.subtype.clone(),
             filter,
             order,
             limit: self.limit,
@@ -192,6 +208,7 @@ impl Query {
 /// A query that is well made.
 pub(crate) struct CheckedQuery {
     pub(crate) entity_type: Option<Arc<str>>,
+    pub(crate) subtype: Option<Arc<str>>,
     pub(crate) filter: Node,
     pub(crate) order: Vec<(Field, Direction)>,
     pub(crate) limit: usize,
@@ -212,6 +229,7 @@ const CURSOR_VERSION: u8 = 1;
 impl CheckedQuery {
     pub(crate) fn matches(&self, record: &Record) -> bool {
         self.entity_type.as_ref().is_none_or(|entity_type| *entity_type == record.entity_type)
+            && (self.subtype.is_none() || self.subtype == record.subtype)
             && self.filter.holds(&record.data, &record.metadata)
     }
 
@@ -251,7 +269,7 @@ impl CheckedQuery {
     }
 
     fn read_cursor(&self, cursor: &Cursor) -> Result<Position> {
-        let refuse = |reason| EntityError::Cursor { reason };
+        let refuse = |reason: &'static str| EntityError::Cursor { reason: reason.into() };
         let garbled = || refuse("it is not one that a find gave out");
         let bytes = unhex(&cursor.0).ok_or_else(garbled)?;
         let (version, rest) = bytes.split_first().ok_or_else(garbled)?;
@@ -284,6 +302,9 @@ impl CheckedQuery {
         }
         out.push(0xff);
         fingerprint_node(&self.filter, &mut out);
+        if let Some(subtype) = &self.subtype {
+            text(&mut out, subtype);
+        }
         xxhash_rust::xxh3::xxh3_64(&out)
     }
 

@@ -64,8 +64,7 @@ impl Entities {
 
     /// The entity with other data, if it still stands where it stood. More can be added to the commit.
     pub(crate) async fn revise(&self, standing: &Standing, data: Value, meta: &Meta) -> Result<Revised> {
-        let Record { entity_type, created, metadata, .. } = &*standing.record;
-        let after = Record { entity_type: entity_type.clone(), created: *created, data, metadata: metadata.clone() };
+        let after = Record { data, ..Record::clone(&standing.record) };
         let change = Changing { op: 0, id: &standing.id, before: Some(&standing.record), after: Some(&after) };
         let (commit, understood) = self.prepare_changing(change, standing.rev).await?.split();
         let after = Standing { rev: standing.rev.next(), record: Arc::new(after), ..standing.clone() };

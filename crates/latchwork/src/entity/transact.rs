@@ -127,8 +127,8 @@ impl Entities {
                 whole(EntityError::GenerationConflict { expected: *expected, actual: *actual })
             }
             (Meaning::Read { what, at }, ..) => whole(EntityError::ReadChanged { what: what.clone(), read_at: *at }),
-            (Meaning::Right { op, right }, ..) => {
-                Ok(Some(FailedOp { op: *op, error: EntityError::Fenced { right: right.clone() } }))
+            (Meaning::Right { op, lost }, ..) => {
+                Ok(Some(FailedOp { op: *op, error: EntityError::Fenced { reason: lost.clone() } }))
             }
             (Meaning::AtRev { op }, Check::AtRev(_, expected), Actual::AtRev(actual)) => {
                 at(*op, EntityError::RevisionConflict { id: id(*op), expected: *expected, actual: *actual })

@@ -11,7 +11,11 @@ const BATCH: usize = 1000;
 impl Entities {
     /// Reads all entities and all index entries at one generation and tells where they do not agree. Whether the bytes
     /// themselves are well is for `Store::verify` to say.
-    pub async fn verify(&self) -> Result<Vec<Damage>> {
+    pub fn verify(&self) -> impl Future<Output = Result<Vec<Damage>>> + Send + use<> {
+        self.clone().verified()
+    }
+
+    async fn verified(self) -> Result<Vec<Damage>> {
         let view = self.store().view().await?;
         let mut damage = Vec::new();
         self.verify_entities(&view, &mut damage).await?;
@@ -86,7 +90,8 @@ impl Entities {
         let indexes = declared.iter().flat_map(|(_, declaration)| &declaration.indexes);
         let entry = |index: &index::Index| Ok((index.number, index.entry(id, record, usize::MAX)?.key));
         let entries = indexes.filter(|index| wanted(index.state)).map(entry);
-        entries.chain([Ok((0, index::listed(&record.entity_type, id)))]).collect()
+        let subtyped = index::subtyped(id, record).map(|entry| Ok((entry.index, entry.key)));
+        entries.chain([Ok((0, index::listed(&record.entity_type, id)))]).chain(subtyped).collect()
     }
 }
 

@@ -8,7 +8,8 @@ use std::fmt;
 
 /// Why a value cannot be stored, or does not fit. `path` says where in the value, as in `items[3].price`; it is empty
 /// at the top.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)] // Of fields: they are named after what the messages say of them.
 pub enum JsonError {
@@ -26,7 +27,7 @@ pub enum JsonError {
         "a key of the map at {} is {found}; a key is a string, an integer, a bool, a char or a variant without fields",
         place(path)
     )]
-    Key { path: String, found: &'static str },
+    Key { path: String, found: Cow<'static, str> },
     /// An integer of 128 bits that needs more than 64.
     #[error("the integer at {} does not fit into 64 bits; store a string", place(path))]
     Integer { path: String },

@@ -12,7 +12,7 @@ use super::write::display;
 pub(super) struct KeyWriter;
 
 fn refused<T>(found: &'static str) -> Result<T, JsonError> {
-    Err(JsonError::Key { path: String::new(), found })
+    Err(JsonError::Key { path: String::new(), found: found.into() })
 }
 
 macro_rules! as_text {

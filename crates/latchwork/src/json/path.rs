@@ -23,7 +23,8 @@ pub struct Path {
 }
 
 /// Why something is no path. Positions are in bytes of the written form.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)] // Of fields: they are named after what the messages say of them.
 pub enum PathError {

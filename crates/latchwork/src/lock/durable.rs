@@ -109,50 +109,69 @@ impl DurableSemaphore {
 
     /// One attempt to acquire a permit. Whoever is not granted one stands in line from then on, and is to try again
     /// well within its lease, or its place is lost. Whoever holds one already has its lease extended.
-    pub async fn try_acquire(
+    pub fn try_acquire(
         &self,
         slot: &Slot<LockRecord>,
         holder: &str,
         now: Timestamp,
         lease: Option<Duration>,
-    ) -> Result<Attempt, SlotLockError> {
-        let (permits, lease, name) = (self.permits, self.lease_or(lease)?, named(holder)?.to_string());
-        let changed =
-            change(slot, "try_acquire", move |record| record.try_acquire(permits, &name, now, lease).map(drop));
-        let standing = changed.await?.value.and_then(|record| record.standing(holder));
-        standing.ok_or_else(|| SlotLockError::NotInAnswer { holder: holder.into() })
+    ) -> impl Future<Output = Result<Attempt, SlotLockError>> + Send + use<> {
+        let (permits, lease) = (self.permits, self.lease_or(lease));
+        let (slot, holder) = (slot.clone(), holder.to_string());
+        async move {
+            let (lease, name) = (lease?, named(&holder)?.to_string());
+            let attempt = move |record: &mut LockRecord| record.try_acquire(permits, &name, now, lease).map(drop);
+            let changed = change(&slot, "try_acquire", attempt).await?;
+            let standing = changed.value.and_then(|record| record.standing(&holder));
+            standing.ok_or(SlotLockError::NotInAnswer { holder })
+        }
     }
 
     /// Gives back a permit, or a place in line. Gives whether there was either; if not, nothing is written.
-    pub async fn release(&self, slot: &Slot<LockRecord>, holder: &str, now: Timestamp) -> Result<bool, SlotLockError> {
-        let name = named(holder)?.to_string();
-        let changed = change(slot, "release", move |record| {
-            record.release(&name, now);
-            Ok(())
-        });
-        Ok(changed.await?.changed)
+    pub fn release(
+        &self,
+        slot: &Slot<LockRecord>,
+        holder: &str,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<bool, SlotLockError>> + Send + use<> {
+        let (slot, holder) = (slot.clone(), holder.to_string());
+        async move {
+            named(&holder)?;
+            let changed = change(&slot, "release", move |record| {
+                record.release(&holder, now);
+                Ok(())
+            });
+            Ok(changed.await?.changed)
+        }
     }
 
-    /// Extends a lease, and gives whether there was one to extend: not if it is over, though nobody else may have taken
-    /// the permit yet. It never shortens one, and never enqueues.
-    pub async fn renew(
+    /// Extends a lease, and gives whether there was one to extend: not if it is over, even if no other holder has the
+    /// permit yet. It never shortens one, and never enqueues.
+    pub fn renew(
         &self,
         slot: &Slot<LockRecord>,
         holder: &str,
         now: Timestamp,
         lease: Option<Duration>,
-    ) -> Result<bool, SlotLockError> {
-        let (lease, name) = (self.lease_or(lease)?, named(holder)?.to_string());
-        let changed = change(slot, "renew", move |record| {
-            record.renew(&name, now, lease);
-            Ok(())
-        });
-        Ok(changed.await?.value.is_some_and(|record| record.is_held_by(holder, now)))
+    ) -> impl Future<Output = Result<bool, SlotLockError>> + Send + use<> {
+        let (lease, slot, holder) = (self.lease_or(lease), slot.clone(), holder.to_string());
+        async move {
+            let (lease, name) = (lease?, named(&holder)?.to_string());
+            let changed = change(&slot, "renew", move |record| {
+                record.renew(&name, now, lease);
+                Ok(())
+            });
+            Ok(changed.await?.value.is_some_and(|record| record.is_held_by(&holder, now)))
+        }
     }
 
     /// The record as it is; `None` if the slot has no value.
-    pub async fn inspect(&self, slot: &Slot<LockRecord>) -> Result<Option<LockRecord>, SlotLockError> {
-        Ok(slot.get().await?)
+    pub fn inspect(
+        &self,
+        slot: &Slot<LockRecord>,
+    ) -> impl Future<Output = Result<Option<LockRecord>, SlotLockError>> + Send + use<> {
+        let read = slot.get();
+        async move { Ok(read.await?) }
     }
 
     fn lease_or(&self, lease: Option<Duration>) -> Result<Duration, LockSetupError> {
@@ -172,35 +191,43 @@ impl DurableMutex {
     }
 
     /// As [`DurableSemaphore::try_acquire`].
-    pub async fn try_acquire(
+    pub fn try_acquire(
         &self,
         slot: &Slot<LockRecord>,
         holder: &str,
         now: Timestamp,
         lease: Option<Duration>,
-    ) -> Result<Attempt, SlotLockError> {
-        self.0.try_acquire(slot, holder, now, lease).await
+    ) -> impl Future<Output = Result<Attempt, SlotLockError>> + Send + use<> {
+        self.0.try_acquire(slot, holder, now, lease)
     }
 
     /// As [`DurableSemaphore::release`].
-    pub async fn release(&self, slot: &Slot<LockRecord>, holder: &str, now: Timestamp) -> Result<bool, SlotLockError> {
-        self.0.release(slot, holder, now).await
+    pub fn release(
+        &self,
+        slot: &Slot<LockRecord>,
+        holder: &str,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<bool, SlotLockError>> + Send + use<> {
+        self.0.release(slot, holder, now)
     }
 
     /// As [`DurableSemaphore::renew`].
-    pub async fn renew(
+    pub fn renew(
         &self,
         slot: &Slot<LockRecord>,
         holder: &str,
         now: Timestamp,
         lease: Option<Duration>,
-    ) -> Result<bool, SlotLockError> {
-        self.0.renew(slot, holder, now, lease).await
+    ) -> impl Future<Output = Result<bool, SlotLockError>> + Send + use<> {
+        self.0.renew(slot, holder, now, lease)
     }
 
     /// As [`DurableSemaphore::inspect`].
-    pub async fn inspect(&self, slot: &Slot<LockRecord>) -> Result<Option<LockRecord>, SlotLockError> {
-        self.0.inspect(slot).await
+    pub fn inspect(
+        &self,
+        slot: &Slot<LockRecord>,
+    ) -> impl Future<Output = Result<Option<LockRecord>, SlotLockError>> + Send + use<> {
+        self.0.inspect(slot)
     }
 }
 
@@ -230,6 +257,7 @@ where
     let name = key.clone();
     let changed = slot
         .container()
+        .clone()
         .mutate(operation, move |stored: Option<Value>| std::future::ready(changed_by(&mut rules, stored, &name)));
     let changed = changed.await.map_err(|error| match error {
         MutationError::State(error) => error.into(),

@@ -12,7 +12,7 @@ use crate::lock::error::{LockError, LockKind, Result};
 use crate::lock::lane::{Answer, Ask, Ear, Gone, Heard, Want};
 use crate::lock::service::Service;
 use crate::lock::session::Session;
-use crate::lock::{LockName, Token};
+use crate::lock::{FencingToken, LockName};
 use crate::node::session::LEASE;
 use crate::node::{AGAIN, Node};
 use crate::store::Store;
@@ -39,7 +39,27 @@ pub struct Locks {
 
 shown!(Locks, _it => );
 
-/// A lock by its name. Nothing is stored until it is acquired.
+/// A mutex or a semaphore, by its name. Nothing is stored until it is acquired.
+///
+/// A future of it owns what it needs, so it can be kept, spawned and joined:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+///
+/// use latchwork::lock::Locks;
+/// use latchwork::store::Store;
+///
+/// let locks = Locks::on(&Store::memory().await?).await?;
+/// let first = locks.mutex("nightly").acquire().await?;
+/// let second = tokio::spawn(locks.mutex("nightly").acquire()); // waits in line
+/// let third = locks.mutex("nightly").acquire_within(Duration::from_millis(1)).await?;
+/// assert!(third.is_none()); // it was not granted in time
+/// first.release().await?;
+/// second.await??.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct Lock {
@@ -50,23 +70,51 @@ pub struct Lock {
     request: Option<String>,
 }
 
-/// A lock that is waited for so long at the most.
-#[derive(Clone)]
-#[must_use = "nothing is acquired until it is asked for"]
-pub struct LockWithin {
-    lock: Lock,
-    limit: Duration,
-}
-
 /// A read-write lock by its name. Nothing is stored until it is acquired.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+///
+/// use latchwork::lock::Locks;
+/// use latchwork::store::Store;
+///
+/// let locks = Locks::on(&Store::memory().await?).await?;
+/// let (first, second) = (locks.rw_lock("config").read().await?, locks.rw_lock("config").read().await?);
+/// assert!(locks.rw_lock("config").write_within(Duration::from_millis(1)).await?.is_none());
+/// first.release().await?;
+/// second.release().await?;
+/// locks.rw_lock("config").write().await?.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct ReadWriteLock(Lock);
 
-/// A read-write lock that is waited for so long at the most.
-#[derive(Clone)]
-#[must_use = "nothing is acquired until it is asked for"]
-pub struct ReadWriteLockWithin(LockWithin);
+/// How long a request waits in line.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Patience {
+    /// Until it is granted.
+    Endless,
+    /// For this time.
+    Within(Duration),
+    /// Not at all.
+    None,
+}
+
+impl Patience {
+    pub(crate) fn waits(self) -> bool {
+        !matches!(self, Patience::None)
+    }
+
+    pub(crate) fn limit(self) -> Option<Duration> {
+        match self {
+            Patience::Within(limit) => Some(limit),
+            Patience::Endless | Patience::None => None,
+        }
+    }
+}
 
 impl Locks {
     /// The locks of a store, without an engine. They are served on the runtime that this is called on, until the last
@@ -88,8 +136,9 @@ impl Locks {
     }
 
     /// Ends all sessions that were begun here, and releases what they hold. To be called at the end of a program.
-    pub async fn shutdown(&self) -> Result<()> {
-        Ok(self.service.sessions.end_all().await?)
+    pub fn shutdown(&self) -> impl Future<Output = Result<()>> + Send + use<> {
+        let locks = self.clone();
+        async move { Ok(locks.service.sessions.end_all().await?) }
     }
 }
 
@@ -106,6 +155,12 @@ impl Drop for StopOnDrop {
 impl Locks {
     fn lock(&self, name: LockName, kind: LockKind) -> Lock {
         Lock { service: self.service.clone(), name, kind, session: None, request: None }
+    }
+
+    /// The fencing token of a grant, from its parts: the lock's name and the token's number. It is not looked up; a
+    /// commit that is guarded by a token that was never granted is refused.
+    pub fn token(&self, name: impl Into<LockName>, number: u64) -> FencingToken {
+        FencingToken { number, key: self.service.spaces.request(&name.into(), number) }
     }
 
     /// A mutex.
@@ -137,32 +192,48 @@ impl Lock {
         self
     }
 
-    /// Waits for it so long at the most.
-    pub fn wait_at_most(self, limit: Duration) -> LockWithin {
-        LockWithin { lock: self, limit }
+    /// Acquires the lock, or one permit, and waits for it as long as that takes. Requests are granted in the order in
+    /// which they were made.
+    pub fn acquire(&self) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
+        self.acquire_many(1)
     }
 
-    /// Acquires the lock, or one permit, and waits for it as long as it takes. Who came first is given it first.
-    pub async fn acquire(&self) -> Result<LockGuard> {
-        self.acquire_many(1).await
+    /// Acquires several permits at once.
+    pub fn acquire_many(&self, permits: u32) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
+        let lock = self.clone();
+        async move { lock.take(permits, Patience::Endless).await?.ok_or(LockError::Stopped) }
     }
 
-    /// Acquires so many permits at once.
-    pub async fn acquire_many(&self, permits: u32) -> Result<LockGuard> {
-        self.take(permits, true, None).await?.ok_or(LockError::Stopped)
+    /// Acquires the lock, or one permit, if that takes no longer than `limit`. Otherwise the request is withdrawn, and
+    /// the answer is `None`.
+    pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
+        self.acquire_many_within(1, limit)
     }
 
-    /// Acquires the lock, or one permit, if that is possible at once.
-    pub async fn try_acquire(&self) -> Result<Option<LockGuard>> {
-        self.try_acquire_many(1).await
+    /// Acquires several permits at once, if that takes no longer than `limit`.
+    pub fn acquire_many_within(
+        &self,
+        permits: u32,
+        limit: Duration,
+    ) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
+        self.clone().taken(permits, Patience::Within(limit))
     }
 
-    /// Acquires so many permits, if that is possible at once.
-    pub async fn try_acquire_many(&self, permits: u32) -> Result<Option<LockGuard>> {
-        self.take(permits, false, None).await
+    /// Acquires the lock, or one permit, if that is possible at once. Otherwise the answer is `None`.
+    pub fn try_acquire(&self) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
+        self.try_acquire_many(1)
     }
 
-    async fn take(&self, permits: u32, waits: bool, limit: Option<Duration>) -> Result<Option<LockGuard>> {
+    /// Acquires several permits at once, if that is possible without waiting.
+    pub fn try_acquire_many(&self, permits: u32) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
+        self.clone().taken(permits, Patience::None)
+    }
+
+    async fn taken(self, permits: u32, patience: Patience) -> Result<Option<LockGuard>> {
+        self.take(permits, patience).await
+    }
+
+    async fn take(&self, permits: u32, patience: Patience) -> Result<Option<LockGuard>> {
         self.name.check()?;
         let env = self.service.node.store.env();
         let id = match &self.request {
@@ -172,8 +243,8 @@ impl Lock {
         if id.len() > 257 {
             return Err(LockError::Name { name: self.name.to_string(), reason: "a request's id is at most 256 bytes" });
         }
-        // What is beyond all time is no limit.
-        let until = limit.and_then(|limit| env.monotonic().checked_add(limit));
+        // A limit beyond the end of the clock is no limit.
+        let until = patience.limit().and_then(|limit| env.monotonic().checked_add(limit));
         let mut is_known = self.request.is_some();
         loop {
             let session = match &self.session {
@@ -188,7 +259,7 @@ impl Lock {
                 permits,
                 id: id.clone(),
                 is_known,
-                waits,
+                waits: patience.waits(),
                 is_reentrant: false,
                 ear: Some(ear.clone()),
             };
@@ -262,7 +333,7 @@ impl Asked<'_> {
     fn granted(mut self, ticket: u64, ear: Ear) -> LockGuard {
         self.is_over = true;
         let Lock { service, name, .. } = self.lock;
-        let token = Token { number: ticket, key: service.spaces.request(name, ticket) };
+        let token = FencingToken { number: ticket, key: service.spaces.request(name, ticket) };
         let (service, lock) = (service.clone(), name.clone());
         LockGuard { service, lock, session: self.session.clone(), token, ear, is_released: false }
     }
@@ -311,18 +382,6 @@ impl Asked<'_> {
     }
 }
 
-impl LockWithin {
-    /// Acquires the lock, or one permit; none if that took too long.
-    pub async fn acquire(&self) -> Result<Option<LockGuard>> {
-        self.acquire_many(1).await
-    }
-
-    /// Acquires so many permits at once; none if that took too long.
-    pub async fn acquire_many(&self, permits: u32) -> Result<Option<LockGuard>> {
-        self.lock.take(permits, true, Some(self.limit)).await
-    }
-}
-
 impl ReadWriteLock {
     /// Held by this session.
     pub fn by(self, session: &Session) -> ReadWriteLock {
@@ -334,51 +393,58 @@ impl ReadWriteLock {
         ReadWriteLock(self.0.request(id))
     }
 
-    /// Waits for it so long at the most.
-    pub fn wait_at_most(self, limit: Duration) -> ReadWriteLockWithin {
-        ReadWriteLockWithin(self.0.wait_at_most(limit))
-    }
-
     /// Acquires it beside other readers.
-    pub async fn read(&self) -> Result<LockGuard> {
-        self.0.acquire_many(1).await
+    pub fn read(&self) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
+        self.0.acquire_many(1)
     }
 
     /// Acquires it alone.
-    pub async fn write(&self) -> Result<LockGuard> {
-        self.0.acquire_many(self.0.kind.capacity()).await
+    pub fn write(&self) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
+        self.0.acquire_many(self.0.kind.capacity())
+    }
+
+    /// Acquires it beside other readers, if that takes no longer than `limit`.
+    pub fn read_within(&self, limit: Duration) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
+        self.0.acquire_many_within(1, limit)
+    }
+
+    /// Acquires it alone, if that takes no longer than `limit`.
+    pub fn write_within(&self, limit: Duration) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
+        self.0.acquire_many_within(self.0.kind.capacity(), limit)
     }
 
     /// Acquires it beside other readers, if that is possible at once.
-    pub async fn try_read(&self) -> Result<Option<LockGuard>> {
-        self.0.try_acquire_many(1).await
+    pub fn try_read(&self) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
+        self.0.try_acquire_many(1)
     }
 
     /// Acquires it alone, if that is possible at once.
-    pub async fn try_write(&self) -> Result<Option<LockGuard>> {
-        self.0.try_acquire_many(self.0.kind.capacity()).await
-    }
-}
-
-impl ReadWriteLockWithin {
-    /// Acquires it beside other readers; none if that took too long.
-    pub async fn read(&self) -> Result<Option<LockGuard>> {
-        self.0.acquire_many(1).await
-    }
-
-    /// Acquires it alone; none if that took too long.
-    pub async fn write(&self) -> Result<Option<LockGuard>> {
-        self.0.acquire_many(self.0.lock.kind.capacity()).await
+    pub fn try_write(&self) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
+        self.0.try_acquire_many(self.0.kind.capacity())
     }
 }
 
 /// A lock that is held. Dropping it releases it soon; [`LockGuard::release`] returns when it is released.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::lock::Locks;
+/// use latchwork::store::Store;
+///
+/// let locks = Locks::on(&Store::memory().await?).await?;
+/// let guard = locks.semaphore("vendor", 3).acquire_many(2).await?;
+/// let token = guard.token().clone(); // for code that writes on behalf of the holder
+/// assert!(token.number() > 0 && !guard.is_lost());
+/// assert!(guard.release().await?);
+/// # Ok(()) }
+/// ```
 #[must_use = "a lock is released when its guard is dropped"]
 pub struct LockGuard {
     service: Arc<Service>,
     lock: LockName,
     session: Session,
-    token: Token,
+    token: FencingToken,
     ear: Ear,
     is_released: bool,
 }
@@ -387,7 +453,7 @@ shown!(LockGuard, it => lock: it.lock, token: it.token.number);
 
 impl LockGuard {
     /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.
-    pub fn token(&self) -> &Token {
+    pub fn token(&self) -> &FencingToken {
         &self.token
     }
 

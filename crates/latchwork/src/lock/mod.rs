@@ -2,7 +2,7 @@
 //!
 //! A mutex, a semaphore and a read-write lock by name, given in the order of asking, with fencing tokens: this is the
 //! form to use. [`Engine::mutex`] and its neighbours are for plain code, [`Ctx::mutex`] and its neighbours for
-//! workflows. Whoever waits is woken by the very commit that releases the lock.
+//! workflows. A waiting caller is woken by the commit that releases the lock.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -58,8 +58,9 @@ pub(crate) mod table;
 
 pub use durable::{DurableMutex, DurableSemaphore, LockSetupError, SlotLockError};
 pub use error::{DeadlockLink, LockError, LockKind, LockRefused, Result};
-pub use locks::{Lock, LockGuard, LockWithin, Locks, ReadWriteLock, ReadWriteLockWithin};
-pub use name::{LockName, LockScope, Owner, Token};
-pub use operate::{ForcedRelease, LockPage, LockState, LockSummary, Requested, StoredLocks};
-pub use record::{Attempt, FencingToken, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
+pub(crate) use locks::Patience;
+pub use locks::{Lock, LockGuard, Locks, ReadWriteLock};
+pub use name::{FencingToken, LockName, LockScope, Owner};
+pub use operate::{ForcedRelease, LeaseState, LockPage, LockState, LockSummary, Requested, StoredLocks};
+pub use record::{Attempt, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
 pub use session::{Session, SessionBuilder};

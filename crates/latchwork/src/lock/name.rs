@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::lock::error::{LockError, Result};
 use crate::node::session::{self, SESSIONS};
 use crate::node::{ExecutionId, read_text, shard_key, shard_of, write_text};
-use crate::store::{Check, Key, Range, Right, Space, SpaceSpec, Store, StoreError, Uuid};
+use crate::store::{Check, Key, Range, Right, Space, SpaceId, SpaceSpec, Store, StoreError, Uuid};
 
 /// The name of a lock, and for whom it stands for the same lock.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -163,37 +163,93 @@ impl fmt::Display for Owner {
 }
 
 /// Tells a grant of a lock from every other one of the same name: a later grant has a larger number, whatever happens
-/// in between. Hand it to whoever writes on behalf of the holder; a commit with [`Commit::guard`] is refused once the
-/// lock is no longer held.
+/// in between. Hand it to the code that writes on behalf of the holder; a commit with [`Commit::guard`] is refused once
+/// the lock is no longer held.
+///
+/// It can be stored and sent, and is the same when it is read again. [`Locks::token`] makes one from its parts.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::lock::{FencingToken, Locks};
+/// use latchwork::store::{Commit, SpaceSpec, Store};
+///
+/// let store = Store::memory().await?;
+/// let locks = Locks::on(&store).await?;
+/// let guard = locks.mutex("nightly").acquire().await?;
+/// let text = serde_json::to_string(guard.token())?;
+///
+/// let token: FencingToken = serde_json::from_str(&text)?;
+/// assert_eq!(token, *guard.token());
+/// assert_eq!(token, locks.token("nightly", token.number()));
+///
+/// let report = store.space(SpaceSpec::new("reports")).await?.key("today");
+/// store.commit(Commit::new().guard(&token).put(&report, "done")).await?.applied()?;
+/// guard.release().await?;
+/// let late = store.commit(Commit::new().guard(&token).put(&report, "late")).await?.applied();
+/// assert!(late.unwrap_err().to_string().contains("lock \"nightly\" is not held under token"));
+/// # Ok(()) }
+/// ```
 ///
 /// [`Commit::guard`]: crate::store::Commit::guard
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Token {
+/// [`Locks::token`]: crate::lock::Locks::token
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "StoredToken", try_from = "StoredToken")]
+pub struct FencingToken {
     pub(crate) number: u64,
     pub(crate) key: Key,
 }
 
-impl Token {
+/// A token as it is stored and sent.
+#[derive(Serialize, Deserialize)]
+struct StoredToken {
+    lock: LockName,
+    number: u64,
+    /// The space of requests, in the store that the lock is in.
+    space: u32,
+}
+
+impl FencingToken {
     /// The number, for other systems: they refuse a smaller one than the largest they have seen.
     pub fn number(&self) -> u64 {
         self.number
     }
+
+    /// The lock that was granted.
+    pub fn lock(&self) -> LockName {
+        let lock = read_ticket(&self.key).map(|(lock, _)| lock);
+        lock.expect("a token is made from the name of a lock")
+    }
 }
 
-impl fmt::Display for Token {
+impl From<FencingToken> for StoredToken {
+    fn from(token: FencingToken) -> StoredToken {
+        StoredToken { lock: token.lock(), number: token.number, space: token.key.space().0 }
+    }
+}
+
+impl TryFrom<StoredToken> for FencingToken {
+    type Error = LockError;
+
+    fn try_from(StoredToken { lock, number, space }: StoredToken) -> Result<FencingToken> {
+        lock.check()?;
+        Ok(FencingToken { number, key: Key::from_parts(SpaceId(space), ticket_key(&lock, number)) })
+    }
+}
+
+impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.number.fmt(f)
     }
 }
 
-impl Right for Token {
+impl Right for FencingToken {
     fn check(&self) -> Check {
         Check::Present(self.key.clone())
     }
 
-    fn name(&self) -> String {
-        let lock = read_ticket(&self.key).map(|(lock, _)| lock.to_string()).unwrap_or_default();
-        format!("token {self} of lock {lock:?}")
+    fn lost(&self) -> String {
+        format!("lock {:?} is not held under token {self}", self.lock().to_string())
     }
 }
 

@@ -1,5 +1,7 @@
 //! What operators see of locks and do to them.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::lock::error::{LockError, LockKind, Result};
@@ -55,32 +57,42 @@ pub struct LockState {
     pub forced: Vec<ForcedRelease>,
 }
 
-/// Somebody who holds a lock or waits for it.
+/// A request for a lock that is held or waits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Requested {
-    /// Who.
+    /// Its owner.
     pub owner: Owner,
     /// What the session is called, if it is one.
     pub label: Option<String>,
-    /// The token: of a waiter, the one it will be granted.
+    /// The number of the fencing token: of a waiter, the one it will be granted.
     pub token: u64,
     /// How many permits.
     pub permits: u32,
-    /// Since when it waits or has waited, in microseconds since 1970.
-    pub since_us: u64,
-    /// Since when it holds it, in microseconds since 1970.
-    pub granted_us: Option<u64>,
+    /// When the request was made.
+    pub since: Timestamp,
+    /// When it was granted, if it was.
+    pub granted: Option<Timestamp>,
     /// How many are before it in the queue.
     pub position: Option<u64>,
-    /// When the session's lease was last renewed, in microseconds since 1970, and how long it is.
-    pub lease: Option<(u64, u64)>,
+    /// The lease of the session, if it is one.
+    pub lease: Option<LeaseState>,
 }
 
-impl Requested {
-    /// Since when it waits or has waited.
-    pub fn since(&self) -> Timestamp {
-        Timestamp(self.since_us)
+/// The lease of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LeaseState {
+    /// When it was last renewed.
+    pub renewed: Timestamp,
+    /// How long it holds after that, at the least.
+    pub length: Duration,
+}
+
+impl LeaseState {
+    /// Until when it holds without another renewal.
+    pub fn until(&self) -> Timestamp {
+        self.renewed.plus(self.length)
     }
 }
 
@@ -90,12 +102,12 @@ impl Requested {
 pub struct ForcedRelease {
     /// Who had it, or waited for it.
     pub owner: Owner,
-    /// The token.
+    /// The number of the fencing token.
     pub token: u64,
     /// Whether it was held, and not only waited for.
     pub was_held: bool,
-    /// When, in microseconds since 1970.
-    pub at_us: u64,
+    /// When.
+    pub at: Timestamp,
     /// What the operator has said.
     pub reason: String,
 }
@@ -164,8 +176,11 @@ impl StoredLocks {
     }
 
     /// Everything about a lock, of the waiters the first thousand.
-    pub async fn inspect(&self, name: impl Into<LockName>) -> Result<LockState> {
-        let name = name.into();
+    pub fn inspect<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<LockState>> + Send + use<N> {
+        self.clone().inspected(name.into())
+    }
+
+    async fn inspected(self, name: LockName) -> Result<LockState> {
         name.check()?;
         let missing = || LockError::NotFound { lock: name.to_string() };
         let spaces = self.spaces.as_ref().ok_or_else(missing)?;
@@ -180,7 +195,7 @@ impl StoredLocks {
             let request = Request::decode(&item.value).map_err(|why| why.at(format!("{key}")))?;
             let position = request.granted_us.is_none().then_some(waiters.len() as u64);
             let requested = requested(&view, spaces, token, request, position).await?;
-            if requested.granted_us.is_some() { holders.push(requested) } else { waiters.push(requested) }
+            if requested.granted.is_some() { holders.push(requested) } else { waiters.push(requested) }
         }
         let range = spaces.forced.prefix(name.bytes());
         for (key, item) in view.scan(&range, Order::Descending, MOST_FORCED).await? {
@@ -188,7 +203,7 @@ impl StoredLocks {
                 (read_ticket(&key), Forced::decode(&item.value))
             {
                 let was_held = request.granted_us.is_some();
-                forced.push(ForcedRelease { owner: request.owner, token, was_held, at_us, reason });
+                forced.push(ForcedRelease { owner: request.owner, token, was_held, at: Timestamp(at_us), reason });
             }
         }
         let (used, waiting) = (head.used, head.waiting);
@@ -219,14 +234,18 @@ async fn requested(
     position: Option<u64>,
 ) -> Result<Requested> {
     let Request { owner, permits, since_us, granted_us, .. } = request;
+    let (since, granted) = (Timestamp(since_us), granted_us.map(Timestamp));
     let lease = match &owner {
         Owner::Session(id) => view.get(&spaces.session(*id)).await?,
         Owner::Execution(_) => None,
     };
     let lease = lease.and_then(|item| Lease::decode(&item.value).ok());
     let label = lease.as_ref().map(|lease| lease.label.clone());
-    let lease = lease.map(|lease| (lease.renewed_us, lease.lease_us));
-    Ok(Requested { owner, label, token, permits, since_us, granted_us, position, lease })
+    let lease = lease.map(|lease| {
+        let (renewed, length) = (Timestamp(lease.renewed_us), Duration::from_micros(lease.lease_us));
+        LeaseState { renewed, length }
+    });
+    Ok(Requested { owner, label, token, permits, since, granted, position, lease })
 }
 
 impl Locks {
@@ -241,28 +260,38 @@ impl Locks {
     }
 
     /// Everything about a lock, of the waiters the first thousand.
-    pub async fn inspect(&self, name: impl Into<LockName>) -> Result<LockState> {
-        self.stored().inspect(name).await
+    pub fn inspect<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<LockState>> + Send + use<N> {
+        self.stored().inspect(name)
     }
 
-    /// Has whoever holds a lock under this token, or waits for it, let go of it. The reason stays in the lock's
-    /// history. Who held it learns of it by [`LockGuard::lost`](crate::lock::LockGuard::lost), or when its token is
-    /// refused.
-    pub async fn force_release(&self, name: impl Into<LockName>, token: u64, reason: &str) -> Result<()> {
-        let name = name.into();
+    /// Releases the grant of this token, or withdraws the request that waits under it, for its owner. The reason stays
+    /// in the lock's history. The owner learns of it by [`LockGuard::lost`](crate::lock::LockGuard::lost), or when its
+    /// token is refused.
+    pub fn force_release<N: Into<LockName>>(
+        &self,
+        name: N,
+        token: u64,
+        reason: &str,
+    ) -> impl Future<Output = Result<()>> + Send + use<N> {
+        self.clone().forced(name.into(), token, reason.to_string())
+    }
+
+    async fn forced(self, name: LockName, token: u64, reason: String) -> Result<()> {
         name.check()?;
         if reason.len() > 4096 {
-            return Err(LockError::Name { name: reason.into(), reason: "a reason is at most 4096 bytes" });
+            return Err(LockError::Name { name: reason, reason: "a reason is at most 4096 bytes" });
         }
-        let ask = Ask::Force { ticket: token, reason: reason.into() };
+        let ask = Ask::Force { ticket: token, reason };
         self.service.ask(&name, ask, None).await.map(drop)
     }
 
-    /// Removes a lock that nobody holds or waits for: the next to use the name may say anew what it is. Tokens go on
-    /// above those before.
-    pub async fn remove(&self, name: impl Into<LockName>) -> Result<()> {
-        let name = name.into();
-        name.check()?;
-        self.service.ask(&name, Ask::Remove, None).await.map(drop)
+    /// Removes a lock that has no holder and no waiter: the next caller that uses the name may say anew what it is.
+    /// Tokens go on above those before.
+    pub fn remove<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<()>> + Send + use<N> {
+        let (service, name) = (self.service.clone(), name.into());
+        async move {
+            name.check()?;
+            service.ask(&name, Ask::Remove, None).await.map(drop)
+        }
     }
 }

@@ -3,7 +3,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::json;
 use crate::store::Timestamp;
 
 /// Who holds a lock, and who waits for it.
@@ -16,8 +15,8 @@ pub struct LockRecord {
     pub holders: Vec<Holder>,
     /// Those that wait for one, the first in line first.
     pub waiters: Vec<Waiter>,
-    /// The token of the last grant, which outlives it; 0 before the first.
-    pub last_token: FencingToken,
+    /// The number of the last grant's fencing token, which outlives the grant; 0 before the first.
+    pub last_token: u64,
 }
 
 /// One that holds a permit.
@@ -26,12 +25,11 @@ pub struct Holder {
     /// Its name.
     pub holder_id: String,
     /// From then on the permit can be granted to others. As JSON, microseconds since 1970.
-    #[serde(with = "json::Micros")]
     pub lease_expires_at: Timestamp,
-    /// The grant's own number.
-    pub token: FencingToken,
+    /// The number of the grant's fencing token: larger than those of all grants before. What the lock protects can
+    /// refuse smaller numbers than the largest it has seen, and so a holder that lost its lease and does not know it.
+    pub token: u64,
     /// When it was granted. As JSON, microseconds since 1970.
-    #[serde(with = "json::Micros")]
     pub since: Timestamp,
 }
 
@@ -41,22 +39,9 @@ pub struct Waiter {
     /// Its name.
     pub holder_id: String,
     /// From then on its place is lost. As JSON, microseconds since 1970.
-    #[serde(with = "json::Micros")]
     pub lease_expires_at: Timestamp,
     /// When it came. As JSON, microseconds since 1970.
-    #[serde(with = "json::Micros")]
     pub since: Timestamp,
-}
-
-/// The number of a grant: every grant of a record has a larger one than all before. Whatever the lock protects can
-/// refuse smaller numbers than the largest it has seen, and so a holder that lost its lease and does not know it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-pub struct FencingToken(pub u64);
-
-impl std::fmt::Display for FencingToken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
 }
 
 /// What an attempt to acquire came to.
@@ -66,8 +51,8 @@ pub struct Attempt {
     pub acquired: bool,
     /// How many wait in front, `Some(0)` for the next in line; `None` if it was acquired.
     pub position: Option<usize>,
-    /// The grant's token, if it was acquired.
-    pub token: Option<FencingToken>,
+    /// The number of the grant's fencing token, if it was acquired.
+    pub token: Option<u64>,
 }
 
 /// There is no token left that would be larger than all before.
@@ -153,15 +138,14 @@ impl LockRecord {
         self.waiters.retain(|waiter| waiter.lease_expires_at > now);
     }
 
-    fn next_token(&mut self) -> Result<FencingToken, TokensSpent> {
-        let next = self.last_token.0.checked_add(1).ok_or(TokensSpent)?;
-        self.last_token = FencingToken(next);
+    fn next_token(&mut self) -> Result<u64, TokensSpent> {
+        self.last_token = self.last_token.checked_add(1).ok_or(TokensSpent)?;
         Ok(self.last_token)
     }
 }
 
 impl Attempt {
-    fn granted(token: FencingToken) -> Attempt {
+    fn granted(token: u64) -> Attempt {
         Attempt { acquired: true, position: None, token: Some(token) }
     }
 

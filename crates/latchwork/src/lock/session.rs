@@ -18,6 +18,23 @@ const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Holds locks for code outside of workflows. When the last handle is dropped, everything it holds is released.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+///
+/// use latchwork::lock::Locks;
+/// use latchwork::store::Store;
+///
+/// let locks = Locks::on(&Store::memory().await?).await?;
+/// let importer = locks.session().lease(Duration::from_secs(10)).label("importer").begin().await?;
+/// let guard = locks.mutex("import").by(&importer).acquire().await?;
+/// assert!(importer.renew().await? && !importer.is_lost());
+/// importer.end().await?;
+/// guard.lost().await; // with its session
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Session(Arc<session::Session>);
 
@@ -84,8 +101,9 @@ impl Session {
     }
 
     /// Renews the lease. `false` if it is lost: others may have had everything since.
-    pub async fn renew(&self) -> Result<bool> {
-        Ok(self.0.renew().await?)
+    pub fn renew(&self) -> impl Future<Output = Result<bool>> + Send + use<> {
+        let session = self.clone();
+        async move { Ok(session.0.renew().await?) }
     }
 
     /// Whether it is lost.

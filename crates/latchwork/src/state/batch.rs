@@ -136,6 +136,9 @@ impl Batch {
     pub(crate) fn run_op(&mut self, job: Job, answer_key: Option<Key>) {
         let Body::Op(op, _) = &job.body else { return };
         let seen = self.seen(&job);
+        if let Err(error) = self.permits(&job) {
+            return self.done(job, CameTo::Failure(error), answer_key, seen);
+        }
         let mut state = if self.written { self.state.take() } else { job.definition.initial.clone() };
         let came_to = match job.apply(op, &self.name, self.written, &mut state) {
             Ok((value, changed)) => {
@@ -155,6 +158,18 @@ impl Batch {
         self.written |= changed;
         self.changed |= changed;
         self.state = if self.written { state } else { None };
+    }
+
+    /// Refuses a job whose condition does not hold of the state that the jobs so far have left.
+    pub(crate) fn permits(&self, job: &Job) -> Result<()> {
+        let rev = self.written.then(|| self.rev());
+        job.permits(&self.name, rev, self.written && self.state.is_some())
+    }
+
+    /// Adds a job that is not run, because its condition does not hold.
+    pub(crate) fn refuse(&mut self, job: Job, error: StateError) {
+        let seen = self.seen(&job);
+        self.done(job, CameTo::Failure(error), None, seen);
     }
 
     fn reads(&self, job: &Job) -> Option<Value> {
@@ -178,6 +193,10 @@ impl Batch {
     pub(crate) async fn run_alone(&mut self, mut job: Job, held: Held) -> Option<Done> {
         if let Body::Op(..) = job.body {
             self.run_op(job, None);
+            return self.done.pop();
+        }
+        if let Err(error) = self.permits(&job) {
+            self.refuse(job, error);
             return self.done.pop();
         }
         let ran = match self.start(&mut job, &held) {

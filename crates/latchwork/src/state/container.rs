@@ -18,7 +18,8 @@ use crate::state::definition::{Definition, Fits};
 use crate::state::memory::{Memories, Memory};
 use crate::state::op::{self, Op, kind_of};
 use crate::state::queue::{
-    Body, Changed, Guard, Held, Identity, Job, Mutator, Progress, Quiet, Refusal, Retry, Running, Settled, Waiting,
+    Body, Changed, Condition, Guard, Held, Identity, Job, Mutator, Progress, Quiet, Refusal, Retry, Running, Settled,
+    Waiting,
 };
 use crate::state::stored::Shelf;
 use crate::state::watch::{Change, Source, StateWatch};
@@ -30,6 +31,28 @@ use crate::store::{Env, Generation, Key, Rev, Right, Store};
 /// Handles are cheap to clone; those of the same stored container share its queue. What a method like
 /// [`Container::attempts`] or [`Container::once`] sets belongs to the handle it gives back, so it can be said for one
 /// call: `session.clone().once("order-7").inc_state("orders", 1)`.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::json;
+/// use latchwork::state::States;
+/// use latchwork::store::Store;
+///
+/// let states = States::on(&Store::memory().await?).await?;
+/// let session = states.session("s-1");
+/// session.set_state(json!({"visits": 1})).await?;
+/// session.patch_state(json!({"user": {"name": "Ada"}})).await?;
+/// session.inc_state("visits", 2).await?;
+/// session.push_state("pages", "/home").await?;
+/// session.set_state_record("flags", "beta", true).await?;
+/// session.delete_state_record("flags", "beta").await?;
+/// let state = session.get().await?.unwrap();
+/// assert_eq!(state["visits"], json!(3));
+/// assert_eq!(state["pages"], json!(["/home"]));
+/// assert_eq!(session.delete_state().await?.value["user"]["name"], json!("Ada"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Container {
     home: Home,
@@ -83,6 +106,8 @@ pub(crate) struct Setup {
     pub(crate) retry: Retry,
     pub(crate) timeout: Option<Duration>,
     pub(crate) once: Option<Arc<str>>,
+    /// What must hold of the container for a change to be made.
+    pub(crate) condition: Option<Condition>,
     /// What must hold when a change lands.
     pub(crate) guard: Option<Guard>,
     /// Where those in memory stand in line.
@@ -96,7 +121,8 @@ impl Setup {
         let retry = Retry { attempts: 4, pause: Duration::from_millis(10) };
         let timeout = Some(Duration::from_secs(30));
         let (env, memories) = (store.env().clone(), Arc::new(Memories::new(store)));
-        Setup { env, definition: Arc::default(), retry, timeout, once: None, guard: None, memories, wrong: None }
+        let (definition, once, condition, guard, wrong) = (Arc::default(), None, None, None, None);
+        Setup { env, definition, retry, timeout, once, condition, guard, memories, wrong }
     }
 }
 
@@ -154,10 +180,43 @@ impl Container {
         self.set_up(|setup| setup.once = Some(key.into()))
     }
 
+    /// Makes each change through the handle that this gives back only if the container is at this rev, as
+    /// [`Container::read`] has told it; zero stands for a container that was never written. Otherwise the change fails
+    /// with [`StateError::RevisionConflict`], which tells both revs, and nothing is written.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use latchwork::json;
+    /// use latchwork::state::{StateError, States};
+    /// use latchwork::store::Store;
+    ///
+    /// let states = States::on(&Store::memory().await?).await?;
+    /// let session = states.session("s-1");
+    /// let (_, rev) = session.read().await?;
+    /// session.clone().if_rev(rev).set_state(json!({"step": 1})).await?;
+    /// let late = session.clone().if_rev(rev).set_state(json!({"step": 2})).await;
+    /// assert!(matches!(late, Err(StateError::RevisionConflict { expected, actual, .. }) if expected < actual));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Changes of several callers can share a commit, and have the same rev then. A change with a condition is the last
+    /// one of its commit: the rev of its answer names the very state that it has left. The rev of another answer may
+    /// name a state with changes of other callers in it; read the container before you decide on it.
+    pub fn if_rev(self, rev: impl Into<Rev>) -> Container {
+        self.set_up(|setup| setup.condition = Some(Condition::AtRev(rev.into())))
+    }
+
+    /// Makes each change through the handle that this gives back only if the container has no state: it was never
+    /// written, or was deleted. Otherwise the change fails with [`StateError::AlreadyExists`], and nothing is written.
+    pub fn if_absent(self) -> Container {
+        self.set_up(|setup| setup.condition = Some(Condition::Absent))
+    }
+
     /// Guards each change through the handle that this gives back: it lands only while the lock of this token is held,
     /// and fails with [`StateError::Fenced`] otherwise. Containers in memory cannot be guarded.
     pub fn guard(self, right: &impl Right) -> Container {
-        let (guard, name) = ((right.check(), right.name().into()), self.name().to_string());
+        let (guard, name) = ((right.check(), right.lost().into()), self.name().to_string());
         let is_memory = matches!(self.home, Home::Memory(_));
         self.set_up(|setup| match is_memory {
             true => setup.wrong = Some(StateError::Unguardable { key: name }),
@@ -231,12 +290,17 @@ impl Container {
 
     /// The state as it was last committed. One that was never written reads as its initial value, which is `{}` unless
     /// it is said; only one that was deleted is `None`.
-    pub async fn get(&self) -> Result<Option<Value>> {
-        Ok(self.read().await?.0)
+    pub fn get(&self) -> impl Future<Output = Result<Option<Value>>> + Send + use<> {
+        let read = self.read();
+        async move { Ok(read.await?.0) }
     }
 
     /// The state as it was last committed, and its rev; zero while nothing was ever written.
-    pub async fn read(&self) -> Result<(Option<Value>, Rev)> {
+    pub fn read(&self) -> impl Future<Output = Result<(Option<Value>, Rev)>> + Send + use<> {
+        self.clone().read_now()
+    }
+
+    async fn read_now(self) -> Result<(Option<Value>, Rev)> {
         self.well()?;
         let known = match &self.home {
             Home::Memory(memory) => memory.read(),
@@ -248,67 +312,88 @@ impl Container {
     }
 
     /// Replaces the state.
-    pub async fn set_state(&self, value: impl Serialize) -> Result<Changed> {
-        let value = self.value(&value)?;
-        self.op("set_state", Op::Set(value)).await
+    pub fn set_state<V: Serialize>(&self, value: V) -> impl Future<Output = Result<Changed>> + Send + use<V> {
+        let op = self.value(&value).map(Op::Set);
+        self.clone().done("set_state", op)
     }
 
     /// Removes the state, and answers what it was. It reads as absent from then on, not as its initial value.
-    pub async fn delete_state(&self) -> Result<Changed> {
-        self.op("delete_state", Op::Delete).await
+    pub fn delete_state(&self) -> impl Future<Output = Result<Changed>> + Send + use<> {
+        self.clone().done("delete_state", Ok(Op::Delete))
     }
 
     /// Merges into the state as a JSON merge patch does (RFC 7396): objects are merged, `null` removes.
-    pub async fn patch_state(&self, patch: impl Serialize) -> Result<Changed> {
-        self.op("patch_state", self.patch(&patch)?).await
+    pub fn patch_state<V: Serialize>(&self, patch: V) -> impl Future<Output = Result<Changed>> + Send + use<V> {
+        let op = self.patch(&patch);
+        self.clone().done("patch_state", op)
     }
 
     pub(crate) fn patch(&self, patch: &impl Serialize) -> Result<Op> {
         let patch = self.value(patch)?;
         if !patch.is_object() {
-            let (key, place, found) = (self.name().to_string(), "the patch".into(), kind_of(&patch));
+            let (key, place, found) = (self.name().to_string(), "the patch".into(), kind_of(&patch).into());
             return Err(StateError::NotAnObject { key, place, found });
         }
         Ok(Op::Patch(patch))
     }
 
     /// Adds an element to the list at a path; a list that is not there is made. Answers its length.
-    pub async fn push_state(&self, path: &str, value: impl Serialize) -> Result<Changed> {
-        let op = Op::Push(self.place(path)?, vec![self.value(&value)?]);
-        self.op("push_state", op).await
+    pub fn push_state<V: Serialize>(
+        &self,
+        path: &str,
+        value: V,
+    ) -> impl Future<Output = Result<Changed>> + Send + use<V> {
+        let op = self.place(path).and_then(|place| Ok(Op::Push(place, vec![self.value(&value)?])));
+        self.clone().done("push_state", op)
     }
 
     /// Adds to the number at a path; one that is not there counts as zero. Answers the sum.
-    pub async fn inc_state(&self, path: &str, by: impl Into<Number>) -> Result<Changed> {
-        let op = Op::Increment(self.place(path)?, by.into());
-        self.op("inc_state", op).await
+    pub fn inc_state<N: Into<Number>>(
+        &self,
+        path: &str,
+        by: N,
+    ) -> impl Future<Output = Result<Changed>> + Send + use<N> {
+        let op = self.place(path).map(|place| Op::Increment(place, by.into()));
+        self.clone().done("inc_state", op)
     }
 
     /// Sets an entry of the record at a path; a record that is not there is made.
-    pub async fn set_state_record(&self, path: &str, entry: &str, value: impl Serialize) -> Result<Changed> {
-        let op = Op::SetRecord(self.place(path)?, entry.into(), self.value(&value)?);
-        self.op("set_state_record", op).await
+    pub fn set_state_record<V: Serialize>(
+        &self,
+        path: &str,
+        entry: &str,
+        value: V,
+    ) -> impl Future<Output = Result<Changed>> + Send + use<V> {
+        let op = self.place(path).and_then(|place| Ok(Op::SetRecord(place, entry.into(), self.value(&value)?)));
+        self.clone().done("set_state_record", op)
     }
 
     /// Removes an entry of the record at a path. Answers what it was.
-    pub async fn delete_state_record(&self, path: &str, entry: &str) -> Result<Changed> {
-        let op = Op::DeleteRecord(self.place(path)?, entry.into());
-        self.op("delete_state_record", op).await
+    pub fn delete_state_record(&self, path: &str, entry: &str) -> impl Future<Output = Result<Changed>> + Send + use<> {
+        let op = self.place(path).map(|place| Op::DeleteRecord(place, entry.into()));
+        self.clone().done("delete_state_record", op)
     }
 
     /// Runs a mutator on the state and keeps what it makes of it. It may be asynchronous, and may be run again on newer
     /// state if another process was faster; its own error leaves the state as it is and comes back as it was.
-    pub async fn atomic_state<F, Fut, E>(&self, mutator: F) -> Result<Changed, MutationError<E>>
+    pub fn atomic_state<F, Fut, E>(
+        &self,
+        mutator: F,
+    ) -> impl Future<Output = Result<Changed, MutationError<E>>> + Send + use<F, Fut, E>
     where
         F: FnMut(Option<Value>) -> Fut + Send + 'static,
         Fut: Future<Output = std::result::Result<Option<Value>, E>> + Send + 'static,
         E: Send + 'static,
     {
-        self.mutate("atomic_state", mutator).await
+        self.clone().mutate("atomic_state", mutator)
     }
 
     /// Every change after `after`, a generation of the store; of a container in memory, every change from now on.
-    pub async fn watch(&self, after: Generation) -> Result<StateWatch> {
+    pub fn watch(&self, after: Generation) -> impl Future<Output = Result<StateWatch>> + Send + use<> {
+        self.clone().watch_now(after)
+    }
+
+    async fn watch_now(self, after: Generation) -> Result<StateWatch> {
         self.well()?;
         let source = match &self.home {
             Home::Memory(memory) => {
@@ -360,10 +445,11 @@ impl Container {
     }
 
     fn job(&self, operation: &'static str, body: Body, held: Held, progress: Arc<Progress>) -> Job {
-        let Setup { once, retry, definition, guard, .. } = &*self.setup;
+        let Setup { once, retry, definition, condition, guard, .. } = &*self.setup;
         let (once, retry, definition, guard) = (once.clone(), *retry, definition.clone(), guard.clone());
+        let condition = *condition;
         let name = self.shared_name().clone();
-        Job { body, operation, name, once, definition, guard, retry, tried: 0, held, progress, rider: None }
+        Job { body, operation, name, once, definition, condition, guard, retry, tried: 0, held, progress, rider: None }
     }
 
     async fn submit(&self, job: Job) -> Result<()> {
@@ -388,8 +474,8 @@ impl Container {
         Waiting { answer, progress, env: &self.setup.env, key: self.name(), timeout: self.setup.timeout }
     }
 
-    pub(crate) async fn op(&self, operation: &'static str, op: Op) -> Result<Changed> {
-        let held = self.held()?;
+    pub(crate) async fn done(self, operation: &'static str, op: Result<Op>) -> Result<Changed> {
+        let (op, held) = (op?, self.held()?);
         op.check().map_err(|cause| StateError::Value { key: self.name().to_string(), cause })?;
         let (reply, answer) = oneshot::channel();
         let progress = Arc::new(Progress::default());
@@ -408,7 +494,7 @@ impl Container {
     }
 
     pub(crate) async fn mutate<F, Fut, E>(
-        &self,
+        self,
         operation: &'static str,
         mutator: F,
     ) -> Result<Changed, MutationError<E>>

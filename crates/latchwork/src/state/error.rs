@@ -1,7 +1,10 @@
 //! What can go wrong with state, and what each failure means to a caller.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::json::{JsonError, PathError};
 use crate::record::unreadable;
@@ -11,19 +14,20 @@ use crate::store::{ErrorKind, Rev, StoreError};
 pub type Result<T, E = StateError> = std::result::Result<T, E>;
 
 /// Why an operation on state did not happen.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum StateError {
     /// An increment of something that is no number.
     #[error("{place} of {key} is {found}; only a number can be incremented")]
-    NotANumber { key: String, place: String, found: &'static str },
+    NotANumber { key: String, place: String, found: Cow<'static, str> },
     /// A push to something that is no list.
     #[error("{place} of {key} is {found}; only a list can be added to or taken from")]
-    NotAList { key: String, place: String, found: &'static str },
+    NotAList { key: String, place: String, found: Cow<'static, str> },
     /// A path, a record or a patch through something that is no object.
     #[error("{place} of {key} is {found}; it must be an object")]
-    NotAnObject { key: String, place: String, found: &'static str },
+    NotAnObject { key: String, place: String, found: Cow<'static, str> },
     /// A number that would be too large to hold.
     #[error("{place} of {key} would be out of range")]
     OutOfRange { key: String, place: String },
@@ -33,6 +37,12 @@ pub enum StateError {
         shown(*expected), shown(*actual)
     )]
     ConcurrentModification { key: String, attempts: u32, expected: Option<Rev>, actual: Option<Rev> },
+    /// The container was changed since the rev that the caller knows. Nothing was written.
+    #[error("{key} is at rev {actual}, not at {expected}; read it again and decide anew")]
+    RevisionConflict { key: String, expected: Rev, actual: Rev },
+    /// A change that was to be made only if there is no state. Nothing was written.
+    #[error("{key} has a state already, at rev {rev}")]
+    AlreadyExists { key: String, rev: Rev },
     /// The budget of a mutation is spent.
     #[error("a mutation of {key} waited {waited:?} and ran {ran:?}, which is more than its budget: {outcome}")]
     ScopeMutationTimeout { key: String, waited: Duration, ran: Duration, outcome: TimeoutOutcome },
@@ -50,7 +60,7 @@ pub enum StateError {
     Panicked { key: String, message: String },
     /// A name that cannot be.
     #[error("{name:?} cannot name {what}: {reason}")]
-    Name { what: &'static str, name: String, reason: &'static str },
+    Name { what: Cow<'static, str>, name: String, reason: Cow<'static, str> },
     /// A value with something in it that JSON cannot hold, or nested too deeply.
     #[error("a value for {key}: {cause}")]
     Value { key: String, cause: JsonError },
@@ -87,7 +97,7 @@ pub enum StateError {
     /// A mutation outside of a runtime that could run its queue.
     #[error("mutations run on a tokio runtime; call this from within one")]
     NoRuntime,
-    /// The store below.
+    /// The store below. Read again, it is [`StoreError::Told`].
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -97,7 +107,8 @@ fn shown(rev: Option<Rev>) -> String {
 }
 
 /// What becomes of a mutation whose caller was told that its budget is spent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum TimeoutOutcome {
     /// It had not started, and never will.
     Withdrawn,
@@ -143,6 +154,7 @@ impl StateError {
         use StateError::*;
         match self {
             ConcurrentModification { .. } | Fenced { .. } => ErrorKind::Conflict,
+            RevisionConflict { .. } | AlreadyExists { .. } => ErrorKind::Conflict,
             ScopeMutationTimeout { .. } | Abandoned { .. } => ErrorKind::Unavailable,
             Corrupt { .. } => ErrorKind::Corrupt,
             Store(error) => error.kind(),

@@ -188,7 +188,14 @@ impl Inner {
         self.state.clone().unwrap_or_else(|| definition.initial.clone())
     }
 
+    /// Refuses a job whose condition does not hold.
+    fn permits(&self, name: &str, job: &Job) -> Result<()> {
+        let rev = self.state.is_some().then_some(self.rev);
+        job.permits(name, rev, self.state.as_ref().is_some_and(Option::is_some))
+    }
+
     fn apply(&mut self, name: &str, job: &Job, op: &Op, env: &Env) -> Result<Changed> {
+        self.permits(name, job)?;
         let was_written = self.state.is_some();
         let mut state = self.state.take().unwrap_or_else(|| job.definition.initial.clone());
         let came_to = job.apply(op, name, was_written, &mut state);
@@ -233,6 +240,10 @@ impl Inner {
 
 impl Memory {
     async fn work(self: &Arc<Memory>, mut job: Job, env: &Env) {
+        let permitted = self.inner.lock().permits(&self.name, &job);
+        if let Err(error) = permitted {
+            return job.settle(Settled::Failed(error));
+        }
         let settled = match &mut job.body {
             Body::Op(op, _) => {
                 let op = op.clone();

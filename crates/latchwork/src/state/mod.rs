@@ -211,7 +211,9 @@ impl States {
 }
 
 fn check_name(name: &str) -> Result<()> {
-    let refuse = |reason| Err(StateError::Name { what: "a container or slot", name: name.into(), reason });
+    let refuse = |reason: &'static str| {
+        Err(StateError::Name { what: "a container or slot".into(), name: name.into(), reason: reason.into() })
+    };
     match name.len() {
         0 => refuse("it is empty"),
         length if length > NAME_BYTES => refuse("it is longer than 512 bytes"),

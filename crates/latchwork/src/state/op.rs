@@ -123,7 +123,7 @@ impl Op {
                 let is_new = find(state, place).is_none();
                 let found = at(key, state, place, || Value::from(0))?;
                 let Value::Number(number) = found else {
-                    let (key, place, found) = (key.into(), shown(place), kind_of(found));
+                    let (key, place, found) = (key.into(), shown(place), kind_of(found).into());
                     return Err(StateError::NotANumber { key, place, found });
                 };
                 let out_of_range = || StateError::OutOfRange { key: key.into(), place: shown(place) };
@@ -211,7 +211,7 @@ fn step<'a>(
     let refuse = || {
         let place = path.segments()[..depth].join(".");
         let place = if place.is_empty() { "the state".into() } else { format!("{place:?}") };
-        StateError::NotAnObject { key: key.into(), place, found }
+        StateError::NotAnObject { key: key.into(), place, found: found.into() }
     };
     match here {
         Value::Object(map) => Ok(map.entry(segment).or_insert_with(missing)),
@@ -224,7 +224,7 @@ fn step<'a>(
 fn list_at<'a>(key: &str, state: &'a mut Option<Value>, place: &Place) -> Result<&'a mut Vec<Value>> {
     match at(key, state, place, || Value::Array(Vec::new()))? {
         Value::Array(items) => Ok(items),
-        other => Err(StateError::NotAList { key: key.into(), place: shown(place), found: kind_of(other) }),
+        other => Err(StateError::NotAList { key: key.into(), place: shown(place), found: kind_of(other).into() }),
     }
 }
 
@@ -236,7 +236,7 @@ fn record_at<'a>(key: &str, state: &'a mut Option<Value>, place: &Place) -> Resu
 }
 
 fn not_an_object(key: &str, place: String, found: &Value) -> StateError {
-    StateError::NotAnObject { key: key.into(), place, found: kind_of(found) }
+    StateError::NotAnObject { key: key.into(), place, found: kind_of(found).into() }
 }
 
 /// Takes from a list; from one that is not there or empty, nothing.

@@ -51,6 +51,8 @@ pub(crate) struct Job {
     pub(crate) name: Arc<str>,
     pub(crate) once: Option<Arc<str>>,
     pub(crate) definition: Arc<Definition>,
+    /// What must hold of the container for the change to be made.
+    pub(crate) condition: Option<Condition>,
     /// What must hold when the change lands.
     pub(crate) guard: Option<Guard>,
     pub(crate) retry: Retry,
@@ -62,7 +64,30 @@ pub(crate) struct Job {
     pub(crate) rider: Option<Riding>,
 }
 
-/// A check that must hold, and what it tells of.
+/// What a caller wants to hold of a container before it is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Condition {
+    /// It is at this rev. Zero stands for a container that was never written.
+    AtRev(Rev),
+    /// It has no state: it was never written, or was deleted.
+    Absent,
+}
+
+impl Condition {
+    /// Refuses a container of this rev, `None` if it was never written.
+    pub(crate) fn check(self, key: &str, rev: Option<Rev>, has_state: bool) -> Result<()> {
+        let actual = rev.unwrap_or_default();
+        match self {
+            Condition::AtRev(expected) if expected != actual => {
+                Err(StateError::RevisionConflict { key: key.into(), expected, actual })
+            }
+            Condition::Absent if has_state => Err(StateError::AlreadyExists { key: key.into(), rev: actual }),
+            Condition::AtRev(_) | Condition::Absent => Ok(()),
+        }
+    }
+}
+
+/// A check that must hold, and what an error says if it does not.
 pub(crate) type Guard = (Check, Arc<str>);
 
 /// What rides with a mutation. If nothing is to be written, it is told the state that the mutation saw, and the answer
@@ -124,11 +149,22 @@ pub(crate) struct Retry {
 impl Job {
     /// Tells one call from another, as far as can be told.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let arguments = match &self.body {
+        let mut arguments = match &self.body {
             Body::Op(op, _) => serde_json::to_vec(&op.event(self.operation)).unwrap_or_default(),
             Body::Mutator(_) => self.operation.as_bytes().to_vec(),
         };
+        // A call without a condition has the fingerprint that stored answers and journals know.
+        match self.condition {
+            None => {}
+            Some(Condition::Absent) => arguments.push(0),
+            Some(Condition::AtRev(rev)) => arguments.extend([&[1], &rev.0.to_be_bytes()[..]].concat()),
+        }
         xxhash_rust::xxh3::xxh3_64(&arguments)
+    }
+
+    /// Refuses a container that is not as the caller wants it.
+    pub(crate) fn permits(&self, key: &str, rev: Option<Rev>, has_state: bool) -> Result<()> {
+        self.condition.map_or(Ok(()), |condition| condition.check(key, rev, has_state))
     }
 
     pub(crate) fn settle(self, settled: Settled) {

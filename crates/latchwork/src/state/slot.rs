@@ -13,11 +13,33 @@ use crate::state::container::{Container, Steward, to_json};
 use crate::state::op::Op;
 use crate::state::queue::Changed;
 use crate::state::{MutationError, Result, StateError, StateWatch};
-use crate::store::{Generation, Right};
+use crate::store::{Generation, Rev, Right};
 
 /// A named value in the store.
 ///
 /// It reads as its initial value only while it was never written; a deleted one reads as absent.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::state::States;
+/// use latchwork::store::{Rev, Store};
+///
+/// let states = States::on(&Store::memory().await?).await?;
+/// let orders = states.global().slot::<u64>("orders").initial(100);
+/// assert_eq!(orders.increment(1).await?.value, 101);
+/// assert_eq!(orders.update(|orders| orders.unwrap_or(0) * 2).await?.value, 202);
+/// let (value, rev) = orders.read().await?;
+/// assert_eq!((value, rev), (Some(202), Rev(2)));
+/// orders.clone().if_rev(rev).set(7).await?;
+/// orders.delete().await?;
+/// assert_eq!(orders.get().await?, None);
+///
+/// let list = states.global().slot::<Vec<String>>("list");
+/// assert_eq!(list.append("a".into()).await?.value, 1);
+/// assert_eq!(list.remove_first().await?.value.as_deref(), Some("a"));
+/// # Ok(()) }
+/// ```
 pub struct Slot<T> {
     container: Container,
     holds: PhantomData<fn() -> T>,
@@ -65,6 +87,16 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         Slot::new(self.container.once(key))
     }
 
+    /// As [`Container::if_rev`].
+    pub fn if_rev(self, rev: impl Into<Rev>) -> Slot<T> {
+        Slot::new(self.container.if_rev(rev))
+    }
+
+    /// As [`Container::if_absent`].
+    pub fn if_absent(self) -> Slot<T> {
+        Slot::new(self.container.if_absent())
+    }
+
     /// As [`Container::guard`].
     pub fn guard(self, right: &impl Right) -> Slot<T> {
         Slot::new(self.container.guard(right))
@@ -76,32 +108,48 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
     }
 
     /// The value as it was last committed.
-    pub async fn get(&self) -> Result<Option<T>> {
-        self.container.get().await?.map(|value| typed(self.container.name(), value)).transpose()
+    pub fn get(&self) -> impl Future<Output = Result<Option<T>>> + use<T> {
+        let read = self.read();
+        async move { Ok(read.await?.0) }
+    }
+
+    /// The value as it was last committed, and its rev; zero while nothing was ever written.
+    pub fn read(&self) -> impl Future<Output = Result<(Option<T>, Rev)>> + use<T> {
+        let container = self.container.clone();
+        async move {
+            let (value, rev) = container.read().await?;
+            Ok((value.map(|value| typed(container.name(), value)).transpose()?, rev))
+        }
     }
 
     /// Replaces the value.
-    pub async fn set(&self, value: T) -> Result<Changed<T>> {
-        let changed = self.container.op("set", Op::Set(self.container.value(&value)?)).await?;
-        Ok(changed.with(value))
+    pub fn set(&self, value: T) -> impl Future<Output = Result<Changed<T>>> + use<T> {
+        let op = self.container.value(&value).map(Op::Set);
+        let done = self.container.clone().done("set", op);
+        async move { Ok(done.await?.with(value)) }
     }
 
     /// Removes the value.
-    pub async fn delete(&self) -> Result<Changed<()>> {
-        Ok(self.container.op("delete", Op::Delete).await?.with(()))
+    pub fn delete(&self) -> impl Future<Output = Result<Changed<()>>> + use<T> {
+        let done = self.container.clone().done("delete", Ok(Op::Delete));
+        async move { Ok(done.await?.with(())) }
     }
 
     /// Makes a new value of the present one. It may be run again on a newer one if another process was faster.
-    pub async fn update<F>(&self, mut change: F) -> Result<Changed<T>>
+    pub fn update<F>(&self, mut change: F) -> impl Future<Output = Result<Changed<T>>> + use<F, T>
     where
         F: FnMut(Option<T>) -> T + Send + 'static,
         T: 'static,
     {
-        self.try_update(move |value| Ok(change(value))).await.map_err(MutationError::unrefused)
+        let updated = self.try_update(move |value| Ok(change(value)));
+        async move { updated.await.map_err(MutationError::unrefused) }
     }
 
     /// Like [`Slot::update`], with a change that may refuse: then nothing is written, and its error comes back.
-    pub async fn try_update<F, E>(&self, mut change: F) -> Result<Changed<T>, MutationError<E>>
+    pub fn try_update<F, E>(
+        &self,
+        mut change: F,
+    ) -> impl Future<Output = Result<Changed<T>, MutationError<E>>> + use<F, E, T>
     where
         F: FnMut(Option<T>) -> Result<T, E> + Send + 'static,
         E: Send + 'static,
@@ -113,26 +161,37 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
             let value = change(current).map_err(MutationError::Refused)?;
             Ok(Some(to_json(&name, &value)?))
         };
-        match self.container.mutate("update", move |state| ready(changed(state))).await {
-            Ok(changed) => Ok(self.typed(changed)?),
-            Err(MutationError::State(error) | MutationError::Refused(MutationError::State(error))) => Err(error.into()),
-            Err(MutationError::Refused(MutationError::Refused(error))) => Err(MutationError::Refused(error)),
+        let (slot, mutated) = (self.clone(), self.container.clone());
+        let mutated = mutated.mutate("update", move |state| ready(changed(state)));
+        async move {
+            use MutationError::{Refused, State};
+            match mutated.await {
+                Ok(changed) => Ok(slot.typed(changed)?),
+                Err(State(error) | Refused(State(error))) => Err(error.into()),
+                Err(Refused(Refused(error))) => Err(Refused(error)),
+            }
         }
     }
 
     /// Adds to a number; a slot without a value counts as zero.
-    pub async fn increment(&self, by: impl Into<Number>) -> Result<Changed<T>> {
-        self.typed(self.container.op("increment", Op::Increment(None, by.into())).await?)
+    pub fn increment<N: Into<Number>>(&self, by: N) -> impl Future<Output = Result<Changed<T>>> + use<N, T> {
+        self.clone().done("increment", Ok(Op::Increment(None, by.into())))
     }
 
     /// Merges into an object as a JSON merge patch does.
-    pub async fn merge(&self, patch: impl Serialize) -> Result<Changed<T>> {
-        self.typed(self.container.op("merge", self.container.patch(&patch)?).await?)
+    pub fn merge<V: Serialize>(&self, patch: V) -> impl Future<Output = Result<Changed<T>>> + use<V, T> {
+        let op = self.container.patch(&patch);
+        self.clone().done("merge", op)
     }
 
     /// As [`Container::watch`].
-    pub async fn watch(&self, after: Generation) -> Result<StateWatch> {
-        self.container.watch(after).await
+    pub fn watch(&self, after: Generation) -> impl Future<Output = Result<StateWatch>> + Send + use<T> {
+        self.container.watch(after)
+    }
+
+    async fn done(self, operation: &'static str, op: Result<Op>) -> Result<Changed<T>> {
+        let changed = self.container.clone().done(operation, op).await?;
+        self.typed(changed)
     }
 
     fn typed(&self, changed: Changed) -> Result<Changed<T>> {
@@ -143,20 +202,26 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
 
 impl<E: Serialize + DeserializeOwned> Slot<Vec<E>> {
     /// Adds an element to the end. Answers the length.
-    pub async fn append(&self, element: E) -> Result<Changed<u64>> {
-        let changed = self.container.op("append", Op::Push(None, vec![self.container.value(&element)?])).await?;
-        let length = changed.value.as_u64().unwrap_or_default();
-        Ok(changed.with(length))
+    pub fn append(&self, element: E) -> impl Future<Output = Result<Changed<u64>>> + Send + use<E> {
+        let op = self.container.value(&element).map(|element| Op::Push(None, vec![element]));
+        let done = self.container.clone().done("append", op);
+        async move {
+            let changed = done.await?;
+            let length = changed.value.as_u64().unwrap_or_default();
+            Ok(changed.with(length))
+        }
     }
 
     /// Takes the first element; from an empty list, nothing.
-    pub async fn remove_first(&self) -> Result<Changed<Option<E>>> {
-        self.removed(self.container.op("remove_first", Op::RemoveFirst(None)).await?)
+    pub fn remove_first(&self) -> impl Future<Output = Result<Changed<Option<E>>>> + use<E> {
+        let (slot, done) = (self.clone(), self.container.clone().done("remove_first", Ok(Op::RemoveFirst(None))));
+        async move { slot.removed(done.await?) }
     }
 
     /// Takes the last element; from an empty list, nothing.
-    pub async fn remove_last(&self) -> Result<Changed<Option<E>>> {
-        self.removed(self.container.op("remove_last", Op::RemoveLast(None)).await?)
+    pub fn remove_last(&self) -> impl Future<Output = Result<Changed<Option<E>>>> + use<E> {
+        let (slot, done) = (self.clone(), self.container.clone().done("remove_last", Ok(Op::RemoveLast(None))));
+        async move { slot.removed(done.await?) }
     }
 
     /// What was taken; if nothing was, nothing changed.

@@ -10,7 +10,7 @@ use crate::lane::{Lanes, Part, Placed, Plan, Runtime, Tag, as_found};
 use crate::record::Record;
 use crate::state::batch::{Batch, CameTo, Done, Known};
 use crate::state::once::{Answer, Answers};
-use crate::state::queue::{Body, Changed, Identity, Job, Ran, Retry, Running, Settled, drive};
+use crate::state::queue::{Body, Changed, Condition, Identity, Job, Ran, Retry, Running, Settled, drive};
 use crate::state::watch::Told;
 use crate::state::{Result, StateError};
 use crate::store::{Actual, Commit, Env, ErrorKind, Key, Receipt, Refusal, Rev, Space, Store, StoreError};
@@ -73,7 +73,9 @@ impl Shelf {
     async fn run(&self, key: &Key, known: Known, jobs: &mut VecDeque<Item>, most: usize, name: &Arc<str>) -> Batch {
         let mut batch = Batch::new(known, name.clone());
         let held_here = Identity::Stored(self.store.clone(), key.clone());
-        while batch.done.len() < most
+        let mut is_full = false;
+        while !is_full
+            && batch.done.len() < most
             && let Some(Item { mut job, started }) = jobs.pop_front()
         {
             let answer_key = job.once.as_ref().map(|once| self.answers.key(key, once));
@@ -95,19 +97,26 @@ impl Shelf {
                     }
                 }
             }
+            // The rev of this commit is no rev yet. It could be guessed, and the state that it names is not complete.
+            if batch.changed && job.condition == Some(Condition::AtRev(batch.rev())) {
+                jobs.push_front(Item { job, started });
+                break;
+            }
             if !job.progress.start(self.env()) {
                 continue;
             }
+            if let Err(error) = batch.permits(&job) {
+                batch.refuse(job, error);
+                continue;
+            }
+            // What it answers is to be the state at its rev, so no other change is put behind it.
+            is_full = job.condition.is_some();
             if let Body::Op(..) = job.body {
                 batch.run_op(job, answer_key);
                 continue;
             }
             let held = job.held.and(held_here.clone());
-            let running = match started {
-                Some(running) => Ok(running),
-                None => batch.start(&mut job, &held),
-            };
-            let mut running = match running {
+            let mut running = match started.map_or_else(|| batch.start(&mut job, &held), Ok) {
                 Ok(running) => running,
                 Err(message) => {
                     batch.ran(job, Ran::Panicked(message), answer_key);
@@ -279,8 +288,8 @@ impl Plan for Shelf {
         let (mut again, mut pause) = (Vec::new(), Duration::ZERO);
         for (Done { mut job, came_to, answer, .. }, guard) in batch.done.into_iter().zip(guards) {
             if guard.is_some_and(|guard| guard.has_failed(&refusal, GUARD)) {
-                let right = job.guard.as_ref().map_or("the right", |(_, right)| &**right);
-                let (key, reason) = (job.name.to_string(), format!("{right} is no longer held"));
+                let lost = job.guard.as_ref().map_or("the right to write is lost", |(_, lost)| &**lost);
+                let (key, reason) = (job.name.to_string(), lost.to_string());
                 job.settle(Settled::Failed(StateError::Fenced { key, reason }));
                 continue;
             }
@@ -288,7 +297,9 @@ impl Plan for Shelf {
             if came_to.boards() && job.rider.as_mut().is_some_and(|rider| rider.refused(&refusal)) {
                 continue;
             }
-            if let Some(actual) = moved {
+            // A rev that has passed never comes back: run again, the job is refused for it.
+            let is_refused = matches!(job.condition, Some(Condition::AtRev(_)));
+            if let Some(actual) = moved.filter(|_| !is_refused) {
                 job.tried += 1;
                 if job.tried >= job.retry.attempts {
                     // Another process may have sent the very same.

@@ -36,7 +36,7 @@ pub use admission::{LimitUse, PlaceInLine};
 pub use ctx::Ctx;
 pub use ctx::branches::{Boxed, First2, First3, First4, First5, First6, JoinBranches, SelectBranches, TryJoinBranches};
 pub use ctx::child::{Child, ChildCancelled, ChildTimedOut, StartChild};
-pub use ctx::locks::{CtxGuard, CtxLock, CtxLockWithin, CtxReadWriteLock, CtxReadWriteLockWithin};
+pub use ctx::locks::{CtxGuard, CtxLock, CtxReadWriteLock};
 pub use ctx::rate::{CtxRateLimiter, RateLimitError, RateLimiter};
 pub use ctx::review::{Decision, PendingReview, Review, ReviewError, ReviewFor};
 pub use ctx::saga::Saga;

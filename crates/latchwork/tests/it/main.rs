@@ -9,5 +9,6 @@ mod entity;
 mod golden;
 mod json;
 mod lock;
+mod owned;
 mod state;
 mod workflow;

@@ -386,10 +386,10 @@ impl Writer {
     /// Stops the store after a failure. All waiting and all later callers get the same error, with the first cause.
     pub(super) fn stop(&self, error: &StoreError) {
         let cause = match error {
-            StoreError::Stopped { cause } => cause.clone(),
+            StoreError::Stopped { cause, .. } => cause.clone(),
             other => other.to_string().into(),
         };
-        let _ = self.stopped.set(StoreError::Stopped { cause });
+        let _ = self.stopped.set(StoreError::Stopped { cause, io: error.io_kind() });
         // A commit that was staged before that line is in `waiting`. A commit that comes later fails in `check`.
         let mut stage = self.stage.lock();
         stage.syncing = false;

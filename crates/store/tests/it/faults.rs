@@ -148,6 +148,29 @@ async fn a_full_disk_stops_the_store() {
 }
 
 #[tokio::test]
+async fn a_store_that_has_stopped_tells_a_full_disk_from_a_failing_one() {
+    let quota = Fault::Error(ErrorKind::QuotaExceeded);
+    for (fault, kind, is_full) in [
+        (BROKEN, ErrorKind::Other, false),
+        (FULL, ErrorKind::StorageFull, true),
+        (quota, ErrorKind::QuotaExceeded, true),
+    ] {
+        let disk = SimDisk::new();
+        let store = FileOptions::new().disk(disk.clone()).without_threads().open("/d").await.unwrap();
+        let key = store.space(SpaceSpec::new("a")).await.unwrap().key("k");
+        disk.set_faults(move |attempt, _| matches!(attempt, Attempt::Write | Attempt::Sync).then_some(fault));
+        let first = store.commit(Commit::new().put(&key, "1")).await.unwrap_err();
+        disk.clear_faults();
+        // All later callers are told the same, though the disk has recovered.
+        for error in [first, store.commit(Commit::new().put(&key, "2")).await.unwrap_err()] {
+            assert!(matches!(error, StoreError::Stopped { .. }), "{error}");
+            assert_eq!((error.io_kind(), error.is_disk_full()), (Some(kind), is_full), "{error}");
+        }
+    }
+    assert_eq!(StoreError::Closed.io_kind(), None);
+}
+
+#[tokio::test]
 async fn a_short_write_stops_the_store() {
     fail_each(Attempt::Write, Fault::ShortWrite, 3).await;
 }

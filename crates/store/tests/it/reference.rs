@@ -110,7 +110,7 @@ impl Reference {
                 }
                 Check::Unchanged(range, since) => self.changed(range, *since, at).into_iter().next(),
             };
-            failed.extend(actual.map(|actual| FailedCheck { index, check: check.clone(), actual }));
+            failed.extend(actual.map(|actual| FailedCheck { index, check: check.clone(), actual, right: None }));
         }
         Ok(failed)
     }

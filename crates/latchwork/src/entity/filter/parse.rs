@@ -36,7 +36,7 @@ fn below(at: &str, step: &str) -> String {
 
 fn wrong(at: &str, operator: &'static str, wanted: &'static str) -> FilterError {
     let at = if at.is_empty() { "the filter" } else { at };
-    FilterError::new(at, FilterProblem::Operand { operator, wanted })
+    FilterError::new(at, FilterProblem::operand(operator, wanted))
 }
 
 fn node(json: &Value, at: &str, depth: usize) -> Result<Node, FilterError> {
@@ -93,20 +93,20 @@ fn comparisons(field: &Field, json: &Value, at: &str, all: &mut Vec<Node>) -> Re
 fn values(operator: &'static str, operand: Value) -> Result<Vec<Value>, FilterProblem> {
     match operand {
         Value::Array(values) => Ok(values),
-        _ => Err(FilterProblem::Operand { operator, wanted: "a list of values" }),
+        _ => Err(FilterProblem::operand(operator, "a list of values")),
     }
 }
 
 fn text(operator: &'static str, operand: Value) -> Result<String, FilterProblem> {
     match operand {
         Value::String(text) => Ok(text),
-        _ => Err(FilterProblem::Operand { operator, wanted: "a string" }),
+        _ => Err(FilterProblem::operand(operator, "a string")),
     }
 }
 
 fn ends(operand: Value) -> Result<[Value; 2], FilterProblem> {
     let ends = operand.as_array().and_then(|ends| <[Value; 2]>::try_from(ends.clone()).ok());
-    ends.ok_or(FilterProblem::Operand { operator: "between", wanted: "[low, high]" })
+    ends.ok_or(FilterProblem::operand("between", "[low, high]"))
 }
 
 fn comparison(name: &str, operand: &Value) -> Result<Comparison, FilterProblem> {

@@ -1,5 +1,5 @@
 //! Locks from within a workflow. The request for a lock and the record of it are one commit; so are the release, the
-//! record of that, and the grant to whoever is next. An execution that waits leaves memory, and is set running by the
+//! record of that, and the grant to the next request. An execution that waits leaves memory, and is set running by the
 //! commit that grants it the lock.
 
 mod passenger;
@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use crate::lock::lane::{Answer, Ask, Want};
 use crate::lock::stored::Forced;
-use crate::lock::{Lock, LockError, LockKind, LockName, LockRefused, LockScope, Locks, Owner, ReadWriteLock, Token};
+use crate::lock::{
+    FencingToken, Lock, LockError, LockKind, LockName, LockRefused, LockScope, Locks, Owner, Patience, ReadWriteLock,
+};
 use crate::record::Record;
 use crate::store::{StoreError, Timestamp};
 use crate::workflow::Failure;
@@ -30,30 +32,17 @@ type Outcome<T> = Result<T, Failure>;
 /// A mutex or a semaphore, from within a workflow.
 #[derive(Clone)]
 #[must_use = "nothing is acquired until it is asked for"]
-pub struct CtxLock<'a> {
-    ctx: &'a Ctx,
+pub struct CtxLock {
+    ctx: Ctx,
     name: LockName,
     kind: LockKind,
     is_reentrant: bool,
 }
 
-/// The same, waited for so long at the most.
-#[derive(Clone)]
-#[must_use = "nothing is acquired until it is asked for"]
-pub struct CtxLockWithin<'a> {
-    lock: CtxLock<'a>,
-    limit: Duration,
-}
-
 /// A read-write lock, from within a workflow.
 #[derive(Clone)]
 #[must_use = "nothing is acquired until it is asked for"]
-pub struct CtxReadWriteLock<'a>(CtxLock<'a>);
-
-/// The same, waited for so long at the most.
-#[derive(Clone)]
-#[must_use = "nothing is acquired until it is asked for"]
-pub struct CtxReadWriteLockWithin<'a>(CtxLockWithin<'a>);
+pub struct CtxReadWriteLock(CtxLock);
 
 impl Engine {
     /// The locks of this engine: for operators, and for sessions of one's own.
@@ -78,73 +67,90 @@ impl Engine {
 }
 
 impl Ctx {
-    fn lock(&self, name: impl Into<LockName>, kind: LockKind) -> CtxLock<'_> {
-        CtxLock { ctx: self, name: name.into(), kind, is_reentrant: false }
+    fn lock(&self, name: impl Into<LockName>, kind: LockKind) -> CtxLock {
+        CtxLock { ctx: self.clone(), name: name.into(), kind, is_reentrant: false }
     }
 
     /// A mutex. It is held until it is released or the execution ends, through crashes, restarts and long waits.
-    pub fn mutex(&self, name: impl Into<LockName>) -> CtxLock<'_> {
+    pub fn mutex(&self, name: impl Into<LockName>) -> CtxLock {
         self.lock(name, LockKind::Mutex)
     }
 
     /// A semaphore of so many permits.
-    pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> CtxLock<'_> {
+    pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> CtxLock {
         self.lock(name, LockKind::Semaphore { permits })
     }
 
     /// A read-write lock: any number of readers or one writer, in the order in which they came.
-    pub fn rw_lock(&self, name: impl Into<LockName>) -> CtxReadWriteLock<'_> {
+    pub fn rw_lock(&self, name: impl Into<LockName>) -> CtxReadWriteLock {
         CtxReadWriteLock(self.lock(name, LockKind::ReadWrite))
     }
 }
 
-impl<'a> CtxLock<'a> {
+impl CtxLock {
     /// Shared with executions of this workflow only.
-    pub fn of_workflow(mut self) -> CtxLock<'a> {
+    pub fn of_workflow(mut self) -> CtxLock {
         self.name.scope = LockScope::Workflow(self.ctx.run.definition.name.to_string());
         self
     }
 
     /// Shared within this execution's family only: the one that nobody has started as a child, its children and theirs.
-    pub fn of_tree(mut self) -> CtxLock<'a> {
+    pub fn of_tree(mut self) -> CtxLock {
         self.name.scope = LockScope::Tree(self.ctx.run.root());
         self
     }
 
     /// An execution that holds the mutex may acquire it again: it then has it until the last guard is gone.
-    pub fn reentrant(mut self) -> CtxLock<'a> {
+    pub fn reentrant(mut self) -> CtxLock {
         self.is_reentrant = true;
         self
     }
 
-    /// Waits for it so long at the most.
-    pub fn wait_at_most(self, limit: Duration) -> CtxLockWithin<'a> {
-        CtxLockWithin { lock: self, limit }
+    /// Acquires the lock, or one permit, and waits for it as long as that takes. Requests are granted in the order in
+    /// which they were made.
+    pub fn acquire(&self) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
+        self.acquire_many(1)
     }
 
-    /// Acquires the lock, or one permit, and waits for it as long as it takes. Who came first is given it first.
-    pub async fn acquire(&self) -> Outcome<CtxGuard> {
-        self.acquire_many(1).await
+    /// Acquires several permits at once.
+    pub fn acquire_many(&self, permits: u32) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
+        let lock = self.clone();
+        async move { lock.take(permits, Patience::Endless).await?.ok_or_else(Failure::time) }
     }
 
-    /// Acquires so many permits at once.
-    pub async fn acquire_many(&self, permits: u32) -> Outcome<CtxGuard> {
-        self.take(permits, true, None).await?.ok_or_else(Failure::time)
+    /// Acquires the lock, or one permit, if that takes no longer than `limit`. Otherwise the request is withdrawn, and
+    /// the answer is `None`.
+    pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+        self.acquire_many_within(1, limit)
     }
 
-    /// Acquires the lock, or one permit, if that is possible at once.
-    pub async fn try_acquire(&self) -> Outcome<Option<CtxGuard>> {
-        self.try_acquire_many(1).await
+    /// Acquires several permits at once, if that takes no longer than `limit`.
+    pub fn acquire_many_within(
+        &self,
+        permits: u32,
+        limit: Duration,
+    ) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+        self.clone().taken(permits, Patience::Within(limit))
     }
 
-    /// Acquires so many permits, if that is possible at once.
-    pub async fn try_acquire_many(&self, permits: u32) -> Outcome<Option<CtxGuard>> {
-        self.take(permits, false, None).await
+    /// Acquires the lock, or one permit, if that is possible at once. Otherwise the answer is `None`.
+    pub fn try_acquire(&self) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+        self.try_acquire_many(1)
     }
 
-    async fn take(&self, permits: u32, waits: bool, limit: Option<Duration>) -> Outcome<Option<CtxGuard>> {
+    /// Acquires several permits at once, if that is possible without waiting.
+    pub fn try_acquire_many(&self, permits: u32) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+        self.clone().taken(permits, Patience::None)
+    }
+
+    async fn taken(self, permits: u32, patience: Patience) -> Outcome<Option<CtxGuard>> {
+        self.take(permits, patience).await
+    }
+
+    async fn take(&self, permits: u32, patience: Patience) -> Outcome<Option<CtxGuard>> {
         self.name.check().map_err(refused)?;
-        let (ctx, label) = (self.ctx, label(&self.ctx.run, &self.name));
+        let (ctx, label) = (&self.ctx, label(&self.ctx.run, &self.name));
+        let (waits, limit) = (patience.waits(), patience.limit());
         let limit_us = limit.map(|limit| limit.as_micros() as u64);
         let argument = hash(&(self.kind, permits, waits, limit_us, self.is_reentrant));
         let call = Call { kind: Kind::Lock, name: &label, argument };
@@ -280,7 +286,7 @@ impl Drop for Asking {
 
 /// A wait for a lock.
 struct Waits<'a> {
-    lock: &'a CtxLock<'a>,
+    lock: &'a CtxLock,
     operation: Journaled<'a>,
     ticket: u64,
     until: Option<Timestamp>,
@@ -353,64 +359,45 @@ impl Waits<'_> {
     }
 }
 
-impl<'a> CtxLockWithin<'a> {
-    /// Acquires the lock, or one permit; none if that took too long.
-    pub async fn acquire(&self) -> Outcome<Option<CtxGuard>> {
-        self.acquire_many(1).await
-    }
-
-    /// Acquires so many permits at once; none if that took too long.
-    pub async fn acquire_many(&self, permits: u32) -> Outcome<Option<CtxGuard>> {
-        self.lock.take(permits, true, Some(self.limit)).await
-    }
-}
-
-impl<'a> CtxReadWriteLock<'a> {
+impl CtxReadWriteLock {
     /// Shared with executions of this workflow only.
-    pub fn of_workflow(self) -> CtxReadWriteLock<'a> {
+    pub fn of_workflow(self) -> CtxReadWriteLock {
         CtxReadWriteLock(self.0.of_workflow())
     }
 
     /// Shared within this execution's family only.
-    pub fn of_tree(self) -> CtxReadWriteLock<'a> {
+    pub fn of_tree(self) -> CtxReadWriteLock {
         CtxReadWriteLock(self.0.of_tree())
     }
 
-    /// Waits for it so long at the most.
-    pub fn wait_at_most(self, limit: Duration) -> CtxReadWriteLockWithin<'a> {
-        CtxReadWriteLockWithin(self.0.wait_at_most(limit))
-    }
-
     /// Acquires it beside other readers.
-    pub async fn read(&self) -> Outcome<CtxGuard> {
-        self.0.acquire_many(1).await
+    pub fn read(&self) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
+        self.0.acquire_many(1)
     }
 
     /// Acquires it alone.
-    pub async fn write(&self) -> Outcome<CtxGuard> {
-        self.0.acquire_many(self.0.kind.capacity()).await
+    pub fn write(&self) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
+        self.0.acquire_many(self.0.kind.capacity())
+    }
+
+    /// Acquires it beside other readers, if that takes no longer than `limit`.
+    pub fn read_within(&self, limit: Duration) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+        self.0.acquire_many_within(1, limit)
+    }
+
+    /// Acquires it alone, if that takes no longer than `limit`.
+    pub fn write_within(&self, limit: Duration) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+        self.0.acquire_many_within(self.0.kind.capacity(), limit)
     }
 
     /// Acquires it beside other readers, if that is possible at once.
-    pub async fn try_read(&self) -> Outcome<Option<CtxGuard>> {
-        self.0.try_acquire_many(1).await
+    pub fn try_read(&self) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+        self.0.try_acquire_many(1)
     }
 
     /// Acquires it alone, if that is possible at once.
-    pub async fn try_write(&self) -> Outcome<Option<CtxGuard>> {
-        self.0.try_acquire_many(self.0.kind.capacity()).await
-    }
-}
-
-impl<'a> CtxReadWriteLockWithin<'a> {
-    /// Acquires it beside other readers; none if that took too long.
-    pub async fn read(&self) -> Outcome<Option<CtxGuard>> {
-        self.0.acquire_many(1).await
-    }
-
-    /// Acquires it alone; none if that took too long.
-    pub async fn write(&self) -> Outcome<Option<CtxGuard>> {
-        self.0.acquire_many(self.0.lock.kind.capacity()).await
+    pub fn try_write(&self) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+        self.0.try_acquire_many(self.0.kind.capacity())
     }
 }
 
@@ -420,7 +407,7 @@ impl<'a> CtxReadWriteLockWithin<'a> {
 pub struct CtxGuard {
     ctx: Ctx,
     lock: LockName,
-    token: Token,
+    token: FencingToken,
     /// Where it was acquired.
     place: Place,
     is_left: bool,
@@ -431,7 +418,7 @@ shown!(CtxGuard, it => lock: it.lock, token: it.token.number);
 
 impl CtxGuard {
     fn new(ctx: &Ctx, lock: &LockName, ticket: u64, place: &Place, grant: Grant) -> CtxGuard {
-        let token = Token { number: ticket, key: ctx.run.engine.locks.spaces.request(lock, ticket) };
+        let token = FencingToken { number: ticket, key: ctx.run.engine.locks.spaces.request(lock, ticket) };
         ctx.run.with(|state| state.hold(&token.key, grant));
         CtxGuard {
             ctx: ctx.clone(),
@@ -444,7 +431,7 @@ impl CtxGuard {
     }
 
     /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.
-    pub fn token(&self) -> &Token {
+    pub fn token(&self) -> &FencingToken {
         &self.token
     }
 

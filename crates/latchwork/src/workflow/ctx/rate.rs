@@ -152,8 +152,8 @@ async fn reserve(
 /// A rate limit, from within a workflow.
 #[derive(Clone)]
 #[must_use = "nothing is acquired until it is asked for"]
-pub struct CtxRateLimiter<'a> {
-    ctx: &'a Ctx,
+pub struct CtxRateLimiter {
+    ctx: Ctx,
     limit: Limit,
     scope: Scope,
 }
@@ -177,52 +177,56 @@ impl Ctx {
     /// ctx.rate_limit("vendor", 10, Duration::from_secs(1)).acquire().await?;
     /// # Ok(()) }
     /// ```
-    pub fn rate_limit(&self, name: &str, max: u32, per: Duration) -> CtxRateLimiter<'_> {
-        CtxRateLimiter { ctx: self, limit: Limit::new(name, max, per), scope: Scope::Global }
+    pub fn rate_limit(&self, name: &str, max: u32, per: Duration) -> CtxRateLimiter {
+        CtxRateLimiter { ctx: self.clone(), limit: Limit::new(name, max, per), scope: Scope::Global }
     }
 }
 
-impl<'a> CtxRateLimiter<'a> {
+impl CtxRateLimiter {
     /// Shared with executions of this workflow only.
-    pub fn of_workflow(mut self) -> CtxRateLimiter<'a> {
+    pub fn of_workflow(mut self) -> CtxRateLimiter {
         self.scope = Scope::Workflow(self.ctx.run.definition.name.clone());
         self
     }
 
     /// Shared within this execution's family only: the first of its ancestors, the children of that and theirs.
-    pub fn of_tree(mut self) -> CtxRateLimiter<'a> {
+    pub fn of_tree(mut self) -> CtxRateLimiter {
         self.scope = Scope::Tree(self.ctx.run.root());
         self
     }
 
     /// Acquires one, and waits for it as long as it takes. Callers are served in the order in which they came: each
     /// reserves its time when it comes. One that is cancelled while it waits has used up its reservation.
-    pub async fn acquire(&self) -> Result<(), Failure> {
-        self.acquire_many(1).await
+    pub fn acquire(&self) -> impl Future<Output = Result<(), Failure>> + Send + use<> {
+        self.acquire_many(1)
     }
 
-    /// Acquires so many at once.
-    pub async fn acquire_many(&self, count: u32) -> Result<(), Failure> {
-        match self.take(count, true).await? {
-            Some(None) => Ok(()),
-            Some(Some(until)) => self.ctx.sleep_until(until).await,
-            None => Err(Failure::typed(self.limit.exhausted())),
+    /// Acquires several at once.
+    pub fn acquire_many(&self, count: u32) -> impl Future<Output = Result<(), Failure>> + Send + use<> {
+        let limiter = self.clone();
+        async move {
+            match limiter.take(count, true).await? {
+                Some(None) => Ok(()),
+                Some(Some(until)) => limiter.ctx.sleep_until(until).await,
+                None => Err(Failure::typed(limiter.limit.exhausted())),
+            }
         }
     }
 
     /// Acquires one if that is possible at once, and tells whether it was. Otherwise nothing is reserved.
-    pub async fn try_acquire(&self) -> Result<bool, Failure> {
-        self.try_acquire_many(1).await
+    pub fn try_acquire(&self) -> impl Future<Output = Result<bool, Failure>> + Send + use<> {
+        self.try_acquire_many(1)
     }
 
-    /// Acquires so many if that is possible at once.
-    pub async fn try_acquire_many(&self, count: u32) -> Result<bool, Failure> {
-        Ok(self.take(count, false).await?.is_some())
+    /// Acquires several if that is possible at once.
+    pub fn try_acquire_many(&self, count: u32) -> impl Future<Output = Result<bool, Failure>> + Send + use<> {
+        let limiter = self.clone();
+        async move { Ok(limiter.take(count, false).await?.is_some()) }
     }
 
     async fn take(&self, count: u32, may_wait: bool) -> Result<Option<Option<Timestamp>>, Failure> {
         let rate = self.limit.checked(count).map_err(|error| Failure::typed(error).not_retryable())?;
-        let (ctx, name) = (self.ctx, self.limit.slot());
+        let (ctx, name) = (&self.ctx, self.limit.slot());
         if ctx.is_cancelled().await {
             // A change of a slot does not fail for that, and would use up what others could have.
             ctx.sleep_until(Timestamp(0)).await?;
@@ -267,12 +271,16 @@ impl RateLimiter {
     }
 
     /// Acquires one, and waits for it as long as it takes. A caller that gives up has used up its reservation.
-    pub async fn acquire(&self) -> Result<()> {
-        self.acquire_many(1).await
+    pub fn acquire(&self) -> impl Future<Output = Result<()>> + Send + use<> {
+        self.acquire_many(1)
     }
 
-    /// Acquires so many at once.
-    pub async fn acquire_many(&self, count: u32) -> Result<()> {
+    /// Acquires several at once.
+    pub fn acquire_many(&self, count: u32) -> impl Future<Output = Result<()>> + Send + use<> {
+        self.clone().acquired(count)
+    }
+
+    async fn acquired(self, count: u32) -> Result<()> {
         let until = self.take(count, true).await?.ok_or_else(|| WorkflowError::RateLimit(self.limit.exhausted()))?;
         let env = self.engine.store().env();
         while let Some(left) = until.and_then(|until| until.0.checked_sub(env.now().0)).filter(|left| *left > 0) {
@@ -282,13 +290,14 @@ impl RateLimiter {
     }
 
     /// Acquires one if that is possible at once, and tells whether it was. Otherwise nothing is reserved.
-    pub async fn try_acquire(&self) -> Result<bool> {
-        self.try_acquire_many(1).await
+    pub fn try_acquire(&self) -> impl Future<Output = Result<bool>> + Send + use<> {
+        self.try_acquire_many(1)
     }
 
-    /// Acquires so many if that is possible at once.
-    pub async fn try_acquire_many(&self, count: u32) -> Result<bool> {
-        Ok(self.take(count, false).await?.is_some())
+    /// Acquires several if that is possible at once.
+    pub fn try_acquire_many(&self, count: u32) -> impl Future<Output = Result<bool>> + Send + use<> {
+        let limiter = self.clone();
+        async move { Ok(limiter.take(count, false).await?.is_some()) }
     }
 
     async fn take(&self, count: u32, may_wait: bool) -> Result<Option<Option<Timestamp>>> {
@@ -307,11 +316,7 @@ impl RateLimiter {
 
 shown!(RateLimiter, it => name: it.limit.name);
 
-impl std::fmt::Debug for CtxRateLimiter<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CtxRateLimiter").field("name", &self.limit.name).finish_non_exhaustive()
-    }
-}
+shown!(CtxRateLimiter, it => name: it.limit.name);
 
 #[cfg(test)]
 mod tests {

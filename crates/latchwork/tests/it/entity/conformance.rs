@@ -8,6 +8,7 @@ mod guards;
 mod races;
 mod read_sets;
 mod restores;
+mod subtypes;
 mod transactions;
 mod unique;
 mod update_with;

@@ -55,7 +55,7 @@ fn keys_become_the_strings_that_serde_json_makes_of_them() {
 #[test]
 fn keys_without_a_json_string_are_refused() {
     fn check<K: Serialize>(key: K, found: &'static str) {
-        assert_eq!(to_value(&Keyed(&key)), Err(JsonError::Key { path: String::new(), found }));
+        assert_eq!(to_value(&Keyed(&key)), Err(JsonError::Key { path: String::new(), found: found.into() }));
     }
     check(1.5f32, "a float");
     check(f64::NAN, "a float");

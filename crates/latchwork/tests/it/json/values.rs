@@ -153,7 +153,7 @@ fn errors_say_where_they_are() {
     check([i128::from(u64::MAX) + 1], JsonError::Integer { path: path("[0]") });
     check([i128::from(i64::MIN) - 1], JsonError::Integer { path: path("[0]") });
     check(price(u128::MAX), JsonError::Integer { path: path("price") });
-    check(price(BTreeMap::from([(Some(1), 1)])), JsonError::Key { path: path("price"), found: "an option" });
+    check(price(BTreeMap::from([(Some(1), 1)])), JsonError::Key { path: path("price"), found: "an option".into() });
 }
 
 #[test]

@@ -284,7 +284,7 @@ async fn a_fork_acquires_the_locks_that_its_source_held() {
     let source = workflow("source").run(async |ctx: Ctx, way: u64| {
         let held = match way {
             0 => ctx.mutex("m").try_acquire().await?,
-            1 => ctx.mutex("m").wait_at_most(5 * SECOND).acquire().await?,
+            1 => ctx.mutex("m").acquire_within(5 * SECOND).await?,
             2 => {
                 // The first of two guards is released, the second is held.
                 let first = ctx.mutex("m").reentrant().acquire().await?;

@@ -113,8 +113,8 @@ async fn killed_processes_leave_no_lock_and_no_money_behind() {
     for n in 0..ACCOUNTS {
         sum += engine.states().global().slot::<i64>(&account(n)).get().await.unwrap().unwrap_or(BALANCE);
         // Sessions of killed processes hold a mutex for the rest of their lease, and no longer.
-        let mutex = engine.mutex(account(n)).wait_at_most(Duration::from_secs(60));
-        mutex.acquire().await.unwrap().expect("the lock is released").release().await.unwrap();
+        let mutex = engine.mutex(account(n)).acquire_within(Duration::from_secs(60));
+        mutex.await.unwrap().expect("the lock is released").release().await.unwrap();
         let state = engine.locks().inspect(account(n)).await.unwrap();
         assert_eq!((state.waiting, state.used), (0, 0), "{state:?}");
     }

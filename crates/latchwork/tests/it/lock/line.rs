@@ -189,7 +189,7 @@ impl Cast {
         let taken = async move {
             match how {
                 How::Waits => semaphore.acquire_many(permits).await.map(Some),
-                How::Within => semaphore.wait_at_most(LIMIT).acquire_many(permits).await,
+                How::Within => semaphore.acquire_many_within(permits, LIMIT).await,
                 How::Tries => semaphore.try_acquire_many(permits).await,
             }
         };
@@ -313,7 +313,7 @@ impl Cast {
         assert!(state.used <= PERMITS, "more permits are held than there are");
         let (held, waiting) = tokens(&state);
         let all: Vec<&Requested> = state.holders.iter().chain(&state.waiters).collect();
-        let found: Vec<(u32, bool)> = all.iter().map(|found| (found.permits, found.granted_us.is_some())).collect();
+        let found: Vec<(u32, bool)> = all.iter().map(|found| (found.permits, found.granted.is_some())).collect();
         let wanted: Vec<(u32, bool)> = self.line.0.iter().map(|place| (place.permits, place.is_granted)).collect();
         assert_eq!(found, wanted, "the queue is wrong; before it was {before:?}");
         let numbers: Vec<u64> = held.iter().chain(&waiting).copied().collect();

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use latchwork::lock::{FencingToken, LockRecord, initial_lock_record};
+use latchwork::lock::{LockRecord, initial_lock_record};
 use latchwork::store::Timestamp;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -112,7 +112,7 @@ impl State {
         let holders = before.others(client).filter(|other| before.holds(*other)).count();
         let is_free = holders + ahead.len() < PERMITS as usize;
         match attempt.token {
-            Some(FencingToken(token)) => {
+            Some(token) => {
                 self.fault = match before.clients[client].standing {
                     Standing::Holds { token: held, .. } if before.holds(client) => {
                         (token != held).then_some("another token for the same grant")
@@ -146,7 +146,7 @@ impl State {
         let gone = |other: &usize| before.clients[*other].has_forgotten;
         let was_held = |other: &usize| {
             matches!(before.clients[*other].standing, Standing::Holds { token, until }
-                if until <= NOW && before.record.holders.iter().any(|held| held.token.0 == token))
+                if until <= NOW && before.record.holders.iter().any(|held| held.token == token))
         };
         let dead_ahead = before.line.iter().take_while(|other| **other != client).any(gone);
         self.seen = if before.clients[client].has_forgotten && before.holds(client) {
@@ -198,20 +198,20 @@ impl State {
 
     /// Renumbers tokens in their order, and clears what no rule looks at.
     fn forget_numbers(&mut self) {
-        let held = self.record.holders.iter().map(|held| held.token.0);
+        let held = self.record.holders.iter().map(|held| held.token);
         let believed = self.clients.iter().filter_map(|client| match client.standing {
             Standing::Holds { token, .. } => Some(token),
             _ => None,
         });
-        let last = [0, self.told, self.record.last_token.0];
+        let last = [0, self.told, self.record.last_token];
         let mut tokens: Vec<u64> = held.chain(believed).chain(last).collect();
         tokens.sort_unstable();
         tokens.dedup();
         let anew = |token: u64| tokens.partition_point(|other| *other < token) as u64;
         self.told = anew(self.told);
-        self.record.last_token = FencingToken(anew(self.record.last_token.0));
+        self.record.last_token = anew(self.record.last_token);
         for held in &mut self.record.holders {
-            (held.token, held.since) = (FencingToken(anew(held.token.0)), Timestamp(NOW));
+            (held.token, held.since) = (anew(held.token), Timestamp(NOW));
         }
         for waiter in &mut self.record.waiters {
             waiter.since = Timestamp(NOW);
@@ -308,7 +308,7 @@ impl Model for Locks {
                     _ => None,
                 });
                 let has = |(name, token): &(&str, u64)| {
-                    state.record.holders.iter().any(|held| held.holder_id == *name && held.token.0 == *token)
+                    state.record.holders.iter().any(|held| held.holder_id == *name && held.token == *token)
                 };
                 let tokens: Vec<_> = tokens.collect();
                 tokens.len() <= PERMITS as usize && tokens.iter().all(has)

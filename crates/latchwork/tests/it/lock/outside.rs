@@ -53,7 +53,7 @@ async fn permits_are_counted_and_no_request_is_overtaken() {
     // One permit is free, but the first request in the queue wants three.
     one.release().await.unwrap();
     assert!(semaphore.try_acquire().await.unwrap().is_none());
-    let late = semaphore.clone().wait_at_most(Duration::from_millis(20)).acquire().await.unwrap();
+    let late = semaphore.clone().acquire_within(Duration::from_millis(20)).await.unwrap();
     assert!(late.is_none());
     two.release().await.unwrap();
     let many = many.await.unwrap();
@@ -82,8 +82,8 @@ async fn impossible_requests_are_refused_with_a_reason() {
     }
     assert!(engine.semaphore("none", 0).acquire().await.is_err());
     assert!(engine.semaphore("none", 3).acquire_many(4).await.is_err());
-    // The refused requests have left nothing behind.
-    let none = engine.mutex("none").wait_at_most(Duration::MAX).acquire().await.unwrap().unwrap();
+    // What was refused has left nothing behind.
+    let none = engine.mutex("none").acquire_within(Duration::MAX).await.unwrap().unwrap();
     none.release().await.unwrap();
     for name in ["".to_string(), "x".repeat(257)] {
         assert!(matches!(engine.mutex(name).acquire().await, Err(LockError::Name { .. })));
@@ -128,7 +128,7 @@ async fn readers_share_and_writers_do_not_and_neither_starves() {
     a.release().await.unwrap();
     b.release().await.unwrap();
     let writer = writer.await.unwrap();
-    assert!(lock.clone().wait_at_most(Duration::from_millis(5)).read().await.unwrap().is_none());
+    assert!(lock.clone().read_within(Duration::from_millis(5)).await.unwrap().is_none());
     writer.release().await.unwrap();
     let mut held = Vec::new();
     for reader in readers {
@@ -241,7 +241,7 @@ async fn operators_see_holders_and_waiters_and_can_force_a_release() {
     let holder = &state.holders[0];
     assert_eq!((holder.owner.clone(), holder.label.as_deref()), (Owner::Session(session.id()), Some("importer")));
     assert_eq!(holder.token, held.token().number());
-    assert!(holder.granted_us >= Some(holder.since_us) && holder.lease.is_some());
+    assert!(holder.granted >= Some(holder.since) && holder.lease.is_some());
     assert_eq!((state.waiters[0].position, state.waiting), (Some(0), 1));
     engine.locks().force_release("m", holder.token, "the importer hangs").await.unwrap();
     held.lost().await;
@@ -428,7 +428,7 @@ async fn a_caller_that_gives_up_a_shared_request_leaves_it_to_the_other_callers(
             twin.abort();
             assert!(twin.await.unwrap_err().is_cancelled());
         } else {
-            let taken = mine().wait_at_most(Duration::from_millis(20)).acquire().await.unwrap();
+            let taken = mine().acquire_within(Duration::from_millis(20)).await.unwrap();
             assert!(taken.is_none());
         }
         held.release().await.unwrap();
@@ -483,7 +483,7 @@ async fn a_damaged_lock_keeps_no_session_alive() {
     let (key, _) = store.view().await.unwrap().scan(&heads.all(), Order::Ascending, 1).await.unwrap().remove(0);
     store.commit(Commit::new().put(&key, vec![255; 3])).await.unwrap().applied().unwrap();
     let engine = Engine::on(&store).start().await.unwrap();
-    let guard = engine.mutex("b").wait_at_most(Duration::from_secs(20)).acquire().await.unwrap();
+    let guard = engine.mutex("b").acquire_within(Duration::from_secs(20)).await.unwrap();
     assert!(guard.unwrap().release().await.unwrap());
     assert_eq!(engine.mutex("a").acquire().await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
@@ -505,8 +505,8 @@ async fn a_session_of_a_newer_program_keeps_its_locks_over_a_start() {
     let change = Commit::new().put(&keys[0], vec![2, 0]).delete(&keys[1]);
     store.commit(change).await.unwrap().applied().unwrap();
     let engine = Engine::on(&store).start().await.unwrap();
-    // Sessions are read in the order of their ids: when the lock of the second is free, the first was read as well.
-    let guard = engine.mutex("gone").wait_at_most(Duration::from_secs(20)).acquire().await.unwrap();
+    // Sessions are looked at in the order of their ids: the first one was, when the lock of the second is free.
+    let guard = engine.mutex("gone").acquire_within(Duration::from_secs(20)).await.unwrap();
     assert!(guard.unwrap().release().await.unwrap());
     assert!(engine.mutex("newer").try_acquire().await.unwrap().is_none());
 }

@@ -285,7 +285,7 @@ async fn l8_a_cycle_through_the_queue_is_found() {
 async fn l8_a_wait_that_can_still_end_is_not_a_deadlock() {
     let itself = workflow("itself").run(async |ctx: Ctx, ()| {
         let _read = ctx.rw_lock("rw").read().await?;
-        let write = ctx.rw_lock("rw").wait_at_most(HOUR).write().await?;
+        let write = ctx.rw_lock("rw").write_within(HOUR).await?;
         assert!(write.is_none());
         let _never = ctx.rw_lock("rw").write().await?;
         Ok(())

@@ -22,7 +22,7 @@ type Contended = (LockGuard, JoinHandle<Result<Option<LockGuard>>>, u64);
 async fn contended(stage: &Stage) -> Contended {
     let mutex = stage.engine.mutex("m");
     let held = mutex.acquire().await.unwrap();
-    let waits = stage.begins(async move { mutex.wait_at_most(LIMIT).acquire().await }).await;
+    let waits = stage.begins(async move { mutex.acquire_within(LIMIT).await }).await;
     let (holders, waiters) = tokens(&stage.state("m").await);
     assert_eq!((holders, waiters.len()), (vec![held.token().number()], 1));
     (held, waits, waiters[0])
@@ -144,8 +144,7 @@ async fn a_caller_that_gives_up_leaves_the_queue() {
     let stage = Stage::new(|builder| builder).await;
     let semaphore = stage.engine.semaphore("s", 3);
     let two = semaphore.acquire_many(2).await.unwrap();
-    let all = semaphore.clone().wait_at_most(LIMIT);
-    let all = stage.begins(async move { all.acquire_many(3).await }).await;
+    let all = stage.begins(semaphore.acquire_many_within(3, LIMIT)).await;
     let one = acquired(&stage, semaphore).await;
     let ticket = tokens(&stage.state("s").await).1[1];
     assert!(!one.is_finished());
@@ -159,7 +158,7 @@ async fn a_caller_that_gives_up_leaves_the_queue() {
 /// Returns the token if the lock was granted, an hour later.
 fn patient() -> Workflow<(), Option<u64>> {
     workflow("patient").run(async |ctx: Ctx, ()| {
-        let guard = ctx.mutex("m").wait_at_most(LIMIT).acquire().await?;
+        let guard = ctx.mutex("m").acquire_within(LIMIT).await?;
         ctx.sleep(HOUR).await?;
         Ok(guard.map(|guard| guard.token().number()))
     })

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use latchwork::json;
-use latchwork::lock::{Attempt, FencingToken, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
+use latchwork::lock::{Attempt, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
 use latchwork::store::Timestamp;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -37,7 +37,7 @@ impl Lock {
         let attempt = self.0.try_acquire(self.1, holder, at(now), LEASE).unwrap();
         assert_eq!(standing(&self.0, holder), Some(attempt), "the answer is what the record says");
         match attempt {
-            Attempt { acquired: true, position: None, token: Some(token) } => Ok(token.0),
+            Attempt { acquired: true, position: None, token: Some(token) } => Ok(token),
             Attempt { acquired: false, position: Some(position), token: None } => Err(position),
             other => panic!("{other:?}"),
         }
@@ -94,8 +94,8 @@ fn a_holder_that_tries_again_has_its_lease_extended_and_keeps_its_token() {
     assert_eq!([lock.acquire("a", 0), lock.acquire("a", 7)], [Ok(1), Ok(1)]);
     let held = &lock.0.holders[0];
     assert_eq!((held.lease_expires_at, held.since), (at(17), at(0)));
-    assert_eq!(lock.0.last_token, FencingToken(1));
-    assert_eq!(lock.acquire("a", 17), Ok(2), "the lease had expired, so this is another grant");
+    assert_eq!(lock.0.last_token, 1);
+    assert_eq!(lock.acquire("a", 17), Ok(2), "it was over, so this is another grant");
 }
 
 /// This holds for the former holder as well: the waiters go first.
@@ -168,7 +168,7 @@ fn tokens_rise_over_releases_and_end_with_an_error() {
     assert_eq!([lock.acquire("a", 0), lock.acquire("b", 0)], [Ok(1), Ok(2)]);
     let _ = (lock.0.release("a", at(1)), lock.0.release("b", at(1)));
     assert_eq!(lock.acquire("a", 1), Ok(3));
-    lock.0.last_token = FencingToken(u64::MAX);
+    lock.0.last_token = u64::MAX;
     assert_eq!(lock.0.try_acquire(3, "c", at(1), LEASE), Err(TokensSpent));
     assert_eq!(lock.acquire("a", 2), Ok(3), "that is no new grant");
 }
@@ -306,7 +306,7 @@ proptest! {
             }
             prop_assert!(record.holders.len() <= permits as usize);
             prop_assert!(record.last_token >= before.last_token);
-            let tokens: Vec<FencingToken> = record.holders.iter().map(|held| held.token).collect();
+            let tokens: Vec<u64> = record.holders.iter().map(|held| held.token).collect();
             prop_assert!(tokens.is_sorted_by(|a, b| a < b), "{:?}", tokens);
             prop_assert!(tokens.last().is_none_or(|token| *token <= record.last_token));
             let mut names: Vec<&str> = record.waiters.iter().map(|waiter| &*waiter.holder_id).collect();

@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use latchwork::json;
-use latchwork::lock::{
-    DurableMutex, DurableSemaphore, FencingToken, LockRecord, LockSetupError, SlotLockError, initial_lock_record,
-};
+use latchwork::lock::{DurableMutex, DurableSemaphore, LockRecord, LockSetupError, SlotLockError, initial_lock_record};
 use latchwork::state::{Slot, StateError, States};
 use latchwork::store::{ErrorKind, Rev, Store, Timestamp};
 use latchwork::testing::{Crashes, TestEngine, crash_everywhere};
@@ -70,8 +68,8 @@ async fn every_operation_works_from_outside() {
     let pair = DurableSemaphore::new(2, Duration::from_secs(10)).unwrap();
     let acquire = async |holder, now| pair.try_acquire(&slot, holder, now, None).await.unwrap();
     let granted = acquire("a", NOW).await;
-    assert_eq!((granted.acquired, granted.position, granted.token), (true, None, Some(FencingToken(1))));
-    assert_eq!(acquire("b", NOW).await.token, Some(FencingToken(2)));
+    assert_eq!((granted.acquired, granted.position, granted.token), (true, None, Some(1)));
+    assert_eq!(acquire("b", NOW).await.token, Some(2));
     let waits = acquire("c", NOW).await;
     assert_eq!((waits.acquired, waits.position, waits.token), (false, Some(0), None));
     assert_eq!(acquire("d", later(1)).await.position, Some(1));
@@ -79,7 +77,7 @@ async fn every_operation_works_from_outside() {
     assert!(!pair.renew(&slot, "c", later(9), None).await.unwrap(), "it waits");
     // By now the lease of b has expired, and c has lost its position.
     assert!(!pair.renew(&slot, "b", later(10), None).await.unwrap());
-    assert_eq!(acquire("d", later(10)).await.token, Some(FencingToken(3)));
+    assert_eq!(acquire("d", later(10)).await.token, Some(3));
     assert_eq!(acquire("b", later(10)).await.position, Some(0));
     let record = pair.inspect(&slot).await.unwrap().unwrap();
     assert_eq!(record.holders.iter().map(|held| &*held.holder_id).collect::<Vec<_>>(), ["a", "d"]);
@@ -88,7 +86,7 @@ async fn every_operation_works_from_outside() {
     assert!(!pair.release(&slot, "a", later(10)).await.unwrap());
     // A lease of its own.
     let granted = pair.try_acquire(&slot, "e", later(10), Some(HOUR)).await.unwrap();
-    assert_eq!(granted.token, Some(FencingToken(4)));
+    assert_eq!(granted.token, Some(4));
     let record = pair.inspect(&slot).await.unwrap().unwrap();
     assert_eq!(record.holders[1].lease_expires_at, later(3610));
 }
@@ -113,12 +111,12 @@ async fn a_call_that_changes_nothing_writes_nothing() {
     }
     assert!(!mutex.renew(&held, "a", later(30), None).await.unwrap());
     assert!(mutex.renew(&held, "a", NOW, None).await.unwrap(), "it is held, though not for longer");
-    assert_eq!(mutex.try_acquire(&held, "a", NOW, None).await.unwrap().token, Some(FencingToken(1)));
+    assert_eq!(mutex.try_acquire(&held, "a", NOW, None).await.unwrap().token, Some(1));
     assert_eq!(states.store().generation().await.unwrap(), before);
     assert_eq!((rev(&bare).await, mutex.inspect(&bare).await.unwrap()), (Rev(0), None));
     assert_eq!(written.get().await.unwrap(), Some(noted));
     let granted = mutex.try_acquire(&states.global().slot("noted"), "a", NOW, None).await.unwrap();
-    assert_eq!(granted.token, Some(FencingToken(8)));
+    assert_eq!(granted.token, Some(8));
 }
 
 #[tokio::test]
@@ -158,7 +156,7 @@ async fn an_attempt_that_is_sent_again_under_its_name_is_answered_the_same() {
     let mutex = DurableMutex::default();
     for now in [NOW, later(5)] {
         let granted = mutex.try_acquire(&slot.clone().once("try-1"), "a", now, None).await.unwrap();
-        assert_eq!(granted.token, Some(FencingToken(1)));
+        assert_eq!(granted.token, Some(1));
     }
     assert_eq!(mutex.inspect(&slot).await.unwrap().unwrap().holders[0].lease_expires_at, later(30));
     let other = mutex.try_acquire(&slot.clone().once("try-1"), "b", NOW, None).await;
@@ -201,7 +199,7 @@ async fn many_clients_contend_and_no_more_than_the_permits_are_inside() {
     tasks.join_all().await;
     assert_eq!(done.load(Ordering::SeqCst), 60);
     let slot = States::on(&store).await.unwrap().global().slot::<LockRecord>("lock");
-    assert_eq!(slot.get().await.unwrap(), Some(LockRecord { last_token: FencingToken(60), ..initial_lock_record() }));
+    assert_eq!(slot.get().await.unwrap(), Some(LockRecord { last_token: 60, ..initial_lock_record() }));
 }
 
 /// Every operation inside a workflow, with all its answers.
@@ -264,8 +262,8 @@ async fn a_crash_at_any_commit_changes_no_answer() {
     assert!(crashes >= 20, "{crashes}");
 }
 
-/// Reads, waits and writes: if two executions do this at once, one addition is lost.
-fn contender() -> Workflow<u64, (u64, Vec<FencingToken>)> {
+/// Reads, waits and writes: what two do at once, one of them loses.
+fn contender() -> Workflow<u64, (u64, Vec<u64>)> {
     workflow("contender").run(async |ctx: Ctx, times: u64| {
         let mutex = DurableMutex::new(Duration::from_secs(120))?;
         let (slot, sum) = (ctx.state().global::<LockRecord>("lock"), ctx.state().global::<u64>("sum").initial(0));
@@ -325,8 +323,8 @@ async fn a_workflow_and_a_caller_outside_exclude_each_other_over_every_crash() {
     assert!(crashes >= 20, "{crashes}");
 }
 
-/// Waits for a lock that others hold. Returns its position at each attempt, and its token.
-fn patient() -> Workflow<(), (Vec<usize>, FencingToken)> {
+/// Waits for the lock of others; gives where it stood at each attempt, and its token.
+fn patient() -> Workflow<(), (Vec<usize>, u64)> {
     workflow("patient").run(async |ctx: Ctx, ()| {
         let (mutex, slot) = (DurableMutex::default(), ctx.state().global::<LockRecord>("lock"));
         let mut places = Vec::new();
@@ -349,12 +347,12 @@ async fn the_permit_of_a_dead_holder_is_taken_over_when_its_lease_expires() {
     let start = test.env().now();
     mutex.try_acquire(&slot, "dead", start, Some(Duration::from_secs(10))).await.unwrap();
     let (places, token) = test.complete(&patient, ()).await.unwrap();
-    assert_eq!((places, token), (vec![0, 0, 0], FencingToken(2)), "at 0, 4 and 8 s; at 12 s it is over");
-    // The former holder is told that it lost the lock, and takes nothing from the new holder.
+    assert_eq!((places, token), (vec![0, 0, 0], 2), "at 0, 4 and 8 s; at 12 s it is over");
+    // Whoever thought that it still held it is told, and takes nothing from the new holder.
     let now = test.env().now();
     assert!(!mutex.renew(&slot, "dead", now, None).await.unwrap());
     assert!(!mutex.release(&slot, "dead", now).await.unwrap());
-    assert_eq!(slot.get().await.unwrap().unwrap().holders[0].token, FencingToken(2));
+    assert_eq!(slot.get().await.unwrap().unwrap().holders[0].token, 2);
 }
 
 #[tokio::test]
@@ -366,7 +364,7 @@ async fn a_dead_waiter_is_dropped_when_its_lease_expires() {
     mutex.try_acquire(&slot, "holder", env.now(), Some(Duration::from_secs(15))).await.unwrap();
     mutex.try_acquire(&slot, "dead", env.now(), Some(Duration::from_secs(5))).await.unwrap();
     let (places, token) = test.complete(&patient, ()).await.unwrap();
-    assert_eq!((places, token), (vec![1, 1, 0, 0], FencingToken(2)), "at 0, 4, 8 and 12 s; at 16 s it is free");
+    assert_eq!((places, token), (vec![1, 1, 0, 0], 2), "at 0, 4, 8 and 12 s; at 16 s it is free");
 }
 
 /// A workflow reads a slot that holds no lock record and gets an error. A replay returns the same error, even if the

@@ -77,8 +77,8 @@ async fn a_crash_at_any_commit_loses_no_lock_and_grants_none_twice() {
 async fn a_wait_for_a_lock_can_have_a_time_limit() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| {
         let at_once = ctx.mutex("m").try_acquire().await?.is_some();
-        let in_time = ctx.mutex("m").wait_at_most(HOUR).acquire().await?.is_some();
-        let longer = ctx.mutex("m").wait_at_most(10 * HOUR).acquire().await?;
+        let in_time = ctx.mutex("m").acquire_within(HOUR).await?.is_some();
+        let longer = ctx.mutex("m").acquire_within(10 * HOUR).await?;
         Ok((at_once, in_time, longer.is_some()))
     });
     let test = TestEngine::new(&waits, 1).await.unwrap();
@@ -95,7 +95,7 @@ async fn a_wait_for_a_lock_can_have_a_time_limit() {
 #[tokio::test]
 async fn a_limit_and_a_grant_at_the_same_time_under_crashes() {
     let waits = workflow("waits").run(async |ctx: Ctx, ()| {
-        let guard = ctx.mutex("m").wait_at_most(Duration::from_secs(2)).acquire().await?;
+        let guard = ctx.mutex("m").acquire_within(Duration::from_secs(2)).await?;
         let got = guard.is_some();
         ctx.run("work", async || Ok(())).retry(often()).await?;
         Ok(got)

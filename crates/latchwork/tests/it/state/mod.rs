@@ -1,5 +1,6 @@
 //! State containers and slots.
 
+mod conditions;
 mod conflicts;
 mod crash;
 mod once_wrong;

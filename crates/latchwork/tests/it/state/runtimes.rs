@@ -64,10 +64,12 @@ async fn a_change_under_a_token_is_refused_once_the_lock_is_released() {
     let session = states.session("s").guard(guard.token());
     assert_eq!(guarded.increment(1).await.unwrap().value, 1);
     session.inc_state("n", 1).await.unwrap();
+    let number = guard.token().number();
     guard.release().await.unwrap();
     for refused in [guarded.increment(1).await.map(drop), session.inc_state("n", 1).await.map(drop)] {
         let error = refused.unwrap_err();
         assert!(matches!(error, StateError::Fenced { .. }), "{error}");
+        assert!(error.to_string().ends_with(&format!("lock \"m\" is not held under token {number}")), "{error}");
         assert_eq!(error.kind(), ErrorKind::Conflict);
     }
     // Changes without a token that share the commit are not refused with it.

@@ -121,6 +121,6 @@ async fn newer_records_are_refused_from_outside() {
     let updated = engine.entities().update(latchwork::entity::Update::new("e").data(json!({"n": 2}))).await;
     assert!(matches!(updated, Err(EntityError::UnknownVersion { .. })), "{updated:?}");
     let lock = engine.mutex("m-newer");
-    let acquired = lock.wait_at_most(Duration::from_secs(1)).acquire().await;
+    let acquired = lock.acquire_within(Duration::from_secs(1)).await;
     assert!(matches!(acquired, Err(LockError::UnknownVersion { found: 2, supported: 1, .. })), "{acquired:?}");
 }

@@ -167,3 +167,49 @@ async fn an_engine_that_was_replaced_changes_nothing() {
     assert_eq!(first.residents(), 0, "it has stopped quietly");
     assert_eq!(second.states().global().slot::<u64>("count").get().await.unwrap(), Some(1));
 }
+
+/// Changes under a condition: one that is made, two that are refused, and what each has answered.
+fn conditional() -> Workflow<(), Value> {
+    workflow("conditional").run(async |ctx: Ctx, ()| {
+        let slot = ctx.state().global::<u64>("n");
+        let (_, rev) = slot.read().await?;
+        let made = slot.clone().if_rev(rev).set(1).await?;
+        let late = match slot.clone().if_rev(rev).set(2).await {
+            Err(StateError::RevisionConflict { expected, actual, .. }) => json!([expected, actual]),
+            other => json!(format!("{other:?}")),
+        };
+        ctx.sleep(Duration::from_secs(60)).await?;
+        let absent = match slot.clone().if_absent().set(3).await {
+            Err(StateError::AlreadyExists { rev, .. }) => json!(rev),
+            other => json!(format!("{other:?}")),
+        };
+        ctx.sleep(Duration::from_secs(60)).await?;
+        let again = slot.clone().if_rev(made.rev).increment(1).await?;
+        Ok(json!([rev, made.rev, late, absent, again.value, again.rev]))
+    })
+}
+
+#[tokio::test]
+async fn a_refused_condition_is_recorded_and_the_same_after_a_crash() {
+    let expected = json!([0, 1, [0, 1], 1, 2, 2]);
+    let crashes = crash_everywhere(conditional, (), async |outcome| {
+        assert_eq!(outcome.result.as_ref().unwrap(), &expected, "{:?}", outcome.crash);
+    })
+    .await;
+    assert!(crashes >= 5, "{crashes}");
+}
+
+#[tokio::test]
+async fn a_refusal_that_was_recorded_stays_one_though_the_slot_has_moved() {
+    let conditional = conditional();
+    let test = TestEngine::new(&conditional, 1).await.unwrap();
+    let handle = test.engine().start(&conditional, ()).id("c").await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(90))).await;
+    // Both refusals are recorded. From outside the slot is removed, and written as if it had never moved on.
+    let slot = test.engine().states().global().slot::<u64>("n");
+    slot.delete().await.unwrap();
+    let failed = test.run(handle.result()).await.unwrap_err().to_string();
+    assert!(failed.contains("is at rev 2, not at 1"), "{failed}");
+    let history = test.history("c").await.unwrap();
+    assert_eq!(latchwork::testing::replay(&history, &conditional).await, Ok(()));
+}

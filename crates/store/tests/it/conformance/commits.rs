@@ -37,7 +37,7 @@ async fn a_failed_check_reports_what_was_expected_and_what_was_found(bench: Benc
     let check = async |check: Check, actual: Actual| {
         let refusal = refuse(&store, Commit::new().check(check.clone()).put(&never, "x")).await;
         assert_eq!(refusal.generation, now);
-        assert_eq!(refusal.failed, [FailedCheck { index: 0, check, actual }]);
+        assert_eq!(refusal.failed, [FailedCheck { index: 0, check, actual, right: None }]);
     };
     for folded in [false, true] {
         if folded {

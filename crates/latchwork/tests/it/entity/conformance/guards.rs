@@ -1,9 +1,9 @@
 //! A fencing token guards writes: they land while the lock is held, and are refused afterwards with an error that names
 //! the lock.
 
-use latchwork::entity::{Add, EntityError, Query, Remove, Transaction, Update};
+use latchwork::entity::{Add, Entities, EntityError, Query, Remove, Transaction, Update};
 use latchwork::lock::Locks;
-use latchwork::store::{ErrorKind, Rev};
+use latchwork::store::{ErrorKind, Rev, Store};
 use serde_json::json;
 
 use super::{assert_sound, failed, fill, generation, get, told};
@@ -25,7 +25,7 @@ async fn a_guarded_transaction_lands_while_the_lock_is_held_and_is_refused_after
     let write = |id: &str| entities.transact(Transaction::new().add(Add::new("t").id(id)).guard(&token));
     write("a").await.unwrap();
     guard.release().await.unwrap();
-    let lost = format!("nothing was written: token {token} of lock \"m\" is no longer held");
+    let lost = format!("nothing was written: lock \"m\" is not held under token {token}");
     let refused = async |id: &str| {
         let at = generation(&entities).await;
         let error = write(id).await.unwrap_err();
@@ -49,7 +49,7 @@ async fn every_failed_check_is_named_beside_the_guards(bench: Bench) {
     let (lost, held) = (lost.acquire().await.unwrap(), held.acquire().await.unwrap());
     let token = lost.token().clone();
     lost.release().await.unwrap();
-    let fenced = format!("nothing was written: token {token} of lock \"lost\" is no longer held");
+    let fenced = format!("nothing was written: lock \"lost\" is not held under token {token}");
     let conflict = "entity \"b\" is at rev 1, not at 7; read it again and decide anew".to_string();
     let exists = "entity \"c\" exists already, at rev 1; update it, or add with if_absent".to_string();
     let transaction = Transaction::new()
@@ -88,7 +88,10 @@ async fn single_operations_can_be_guarded(bench: Bench) {
         entities.remove(Remove::new("a").guard(&token)).await.err(),
     ];
     for error in refused {
-        assert!(matches!(&error, Some(EntityError::Fenced { right }) if right.contains("\"m\"")), "{error:?}");
+        assert!(
+            matches!(&error, Some(EntityError::Fenced { reason }) if reason.contains("\"m\" is not held")),
+            "{error:?}"
+        );
     }
     assert_eq!((get(&entities, "a").await.rev, entities.get("b").await.unwrap()), (rev, None));
     assert_sound(&entities).await;
@@ -108,4 +111,24 @@ async fn a_guard_counts_though_nothing_would_be_written(bench: Bench) {
     guard.release().await.unwrap();
     assert!(matches!(add().await, Err(EntityError::Fenced { .. })));
     assert_eq!(failed(only().await).len(), 1);
+}
+
+#[tokio::test]
+async fn an_error_of_entities_is_the_same_when_it_is_read_again() {
+    let entities = Entities::on(&Store::memory().await.unwrap()).await.unwrap();
+    entities.add(Add::new("t").id("a")).await.unwrap();
+    let twice = Transaction::new().update(Update::new("a").if_rev(Rev(7))).remove("b");
+    let errors = [
+        entities.add(Add::new("t").id("a")).await.unwrap_err(),
+        entities.update(Update::new("a").data(json!(1)).if_rev(Rev(7))).await.unwrap_err(),
+        entities.transact(twice).await.unwrap_err(),
+        entities.add(Add::new("")).await.unwrap_err(),
+        entities.find(Query::of("t").filter(json!({"data.x": {"like": 1}}))).await.unwrap_err(),
+        EntityError::Store(latchwork::store::StoreError::Closed),
+    ];
+    for error in errors {
+        let text = serde_json::to_string(&error).unwrap();
+        let read: EntityError = serde_json::from_str(&text).unwrap();
+        assert_eq!((read.to_string(), read.kind()), (error.to_string(), error.kind()), "{text}");
+    }
 }

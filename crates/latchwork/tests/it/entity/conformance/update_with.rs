@@ -351,9 +351,9 @@ async fn bad_drafts_are_refused_and_block_no_other(bench: Bench) {
     let (before, at) = (get(&entities, "a").await, generation(&entities).await);
     let deep = (0..129).fold(json!(1), |inner, _| json!([inner]));
     let result = entities.update_with("a", 3, |draft| draft.data = deep.clone()).await;
-    assert!(matches!(&result, Err(EntityError::Document { part: "data", .. })), "{result:?}");
+    assert!(matches!(&result, Err(EntityError::Document { part, .. }) if part == "data"), "{result:?}");
     let result = entities.update_with("a", 3, |draft| drop(draft.metadata.insert("m".into(), deep.clone()))).await;
-    assert!(matches!(&result, Err(EntityError::Document { part: "metadata", .. })), "{result:?}");
+    assert!(matches!(&result, Err(EntityError::Document { part, .. }) if part == "metadata"), "{result:?}");
     let large = "x".repeat(bench.limits.value_bytes);
     let result = entities.update_with("a", 3, |draft| draft.data = json!(large)).await;
     assert!(matches!(&result, Err(EntityError::DocumentTooLarge { .. })), "{result:?}");

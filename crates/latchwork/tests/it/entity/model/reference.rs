@@ -367,6 +367,7 @@ fn entity(id: &str, version: &Version) -> Option<Entity> {
     Some(Entity {
         id: id.into(),
         entity_type: doc.entity_type.into(),
+        subtype: None,
         data: doc.data.clone(),
         metadata: doc.metadata.clone(),
         rev: Rev(version.rev),

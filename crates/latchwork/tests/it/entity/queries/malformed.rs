@@ -27,7 +27,10 @@ async fn refused(entities: &latchwork::entity::Entities, query: Query) -> (Strin
 
 async fn a_malformed_filter_says_where_it_is_wrong(bench: Bench) {
     let entities = bench.entities().await;
-    let operand = |operator, wanted| FilterProblem::Operand { operator, wanted };
+    let operand = |operator: &'static str, wanted: &'static str| {
+        let (operator, wanted) = (operator.into(), wanted.into());
+        FilterProblem::Operand { operator, wanted }
+    };
     let ordered = "a number, a string or a boolean";
     let unknown = |name: &str| FilterProblem::UnknownOperator { name: name.into() };
     let root = |path: &str| FilterProblem::Root { path: path.into() };

@@ -95,8 +95,8 @@ async fn acquired(ctx: &Ctx, what: What, how: How) -> Done<Option<CtxGuard>> {
         What::Read | What::Write => {
             let (lock, reads) = (ctx.rw_lock("rw"), matches!(what, What::Read));
             return match how {
-                How::Within(limit) if reads => lock.wait_at_most(ms(limit)).read().await,
-                How::Within(limit) => lock.wait_at_most(ms(limit)).write().await,
+                How::Within(limit) if reads => lock.read_within(ms(limit)).await,
+                How::Within(limit) => lock.write_within(ms(limit)).await,
                 How::Try if reads => lock.try_read().await,
                 How::Try => lock.try_write().await,
                 _ if reads => lock.read().await.map(Some),
@@ -105,7 +105,7 @@ async fn acquired(ctx: &Ctx, what: What, how: How) -> Done<Option<CtxGuard>> {
         }
     };
     match how {
-        How::Within(limit) => lock.wait_at_most(ms(limit)).acquire_many(permits).await,
+        How::Within(limit) => lock.acquire_many_within(permits, ms(limit)).await,
         How::Try => lock.try_acquire_many(permits).await,
         _ => lock.acquire_many(permits).await.map(Some),
     }

@@ -253,7 +253,7 @@ impl Client {
         let lock = by.into_iter().fold(lock, |lock, session| lock.by(session));
         let lock = request.into_iter().fold(lock, |lock, request| lock.request(request));
         let guard = match how {
-            How::Within(limit) => lock.wait_at_most(ms(limit)).acquire_many(permits).await?,
+            How::Within(limit) => lock.acquire_many_within(permits, ms(limit)).await?,
             How::Try => lock.try_acquire_many(permits).await?,
             _ => Some(lock.acquire_many(permits).await?),
         };
@@ -265,8 +265,8 @@ impl Client {
         let lock = by.into_iter().fold(lock, |lock, session| lock.by(session));
         let lock = request.into_iter().fold(lock, |lock, request| lock.request(request));
         let guard = match how {
-            How::Within(limit) if reads => lock.wait_at_most(ms(limit)).read().await?,
-            How::Within(limit) => lock.wait_at_most(ms(limit)).write().await?,
+            How::Within(limit) if reads => lock.read_within(ms(limit)).await?,
+            How::Within(limit) => lock.write_within(ms(limit)).await?,
             How::Try if reads => lock.try_read().await?,
             How::Try => lock.try_write().await?,
             _ if reads => Some(lock.read().await?),

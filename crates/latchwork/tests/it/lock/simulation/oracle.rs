@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use latchwork::lock::{LockName, Owner, Token};
+use latchwork::lock::{FencingToken, LockName, Owner};
 use latchwork::store::{Env, Uuid};
 use latchwork::testing::{Report, What};
 use latchwork::workflow::WorkflowError;
@@ -46,7 +46,7 @@ impl Log {
         self.said.lock().complaints.push(what);
     }
 
-    pub fn told(&self, owner: &str, lock: &LockName, token: &Token) {
+    pub fn told(&self, owner: &str, lock: &LockName, token: &FencingToken) {
         let (grant, now) = ((lock.to_string(), token.number()), self.now());
         let mut said = self.said.lock();
         let first = said.told.entry(grant.clone()).or_insert_with(|| (owner.into(), now)).0.clone();
@@ -55,7 +55,7 @@ impl Log {
         }
     }
 
-    pub fn lets_go(&self, lock: &LockName, token: &Token) {
+    pub fn lets_go(&self, lock: &LockName, token: &FencingToken) {
         let now = self.now();
         self.said.lock().lets_go.entry((lock.to_string(), token.number())).or_insert(now);
     }
@@ -67,7 +67,7 @@ impl Log {
         said.taken.entry(grant).or_insert(now);
     }
 
-    pub fn freed(&self, lock: &LockName, token: &Token) {
+    pub fn freed(&self, lock: &LockName, token: &FencingToken) {
         let now = self.now();
         self.said.lock().freed.entry((lock.to_string(), token.number())).or_insert(now);
     }
