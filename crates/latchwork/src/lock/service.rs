@@ -2,6 +2,7 @@
 //! what.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -32,6 +33,8 @@ pub(crate) struct Service {
     pub(super) executions: OnceLock<Weak<dyn Executions>>,
     /// The requests of sessions in this process, held and waiting, with all who have made them.
     ears: Mutex<Ears>,
+    /// Whether everything that is held here is lost: a request whose commit is answered after that is lost, too.
+    is_over: AtomicBool,
     /// The requests whose guards were dropped, while they are being released.
     leaving: Mutex<BTreeSet<(LockName, u64)>>,
     /// What sessions of this process hold beside locks: claims, by id and token, as long as an action runs for them.
@@ -48,6 +51,7 @@ impl Service {
             lanes: Lanes::default(),
             executions: OnceLock::new(),
             ears: Mutex::default(),
+            is_over: AtomicBool::new(false),
             leaving: Mutex::default(),
             held: Mutex::default(),
         }))
@@ -89,6 +93,7 @@ impl Service {
 
     /// Everything that is held here is lost.
     pub(crate) fn lose_all(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
         let ears = std::mem::take(&mut *self.ears.lock());
         ears.into_values().for_each(|(_, ears)| tell(&ears, &Heard::Gone(Gone::SessionLost)));
     }
@@ -105,6 +110,11 @@ impl Service {
         let ear = want.ear.as_ref().filter(|ear| !matches!(*ear.borrow(), Heard::Gone(_)));
         if let (Owner::Session(session), Some(ear)) = (&want.owner, ear) {
             let mut ears = self.ears.lock();
+            // Read under the lock: if it is not set yet, the one that sets it finds this request.
+            if self.is_over.load(Ordering::SeqCst) {
+                ear.send_replace(Heard::Gone(Gone::SessionLost));
+                return;
+            }
             ears.entry((lock.clone(), ticket)).or_insert_with(|| (*session, Vec::new())).1.push(ear.clone());
             if is_granted {
                 ear.send_replace(Heard::Granted);
