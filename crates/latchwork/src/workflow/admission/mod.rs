@@ -365,7 +365,7 @@ impl Engine {
     /// engine.start(&nightly, ()).await?;
     /// assert_eq!(engine.limit_use("nightly", None).await?.used, 1);
     /// let error = engine.start(&nightly, ()).await.unwrap_err();
-    /// assert_eq!(error.to_string(), "workflow \"nightly\" runs 1 of 1 times for \"nightly\"; no more is admitted");
+    /// assert_eq!(error.to_string(), "workflow \"nightly\" runs 1 of 1 times for \"nightly\"; the limit is reached");
     /// # Ok(()) }
     /// ```
     pub async fn limit_use(&self, workflow: &str, key: Option<&str>) -> Result<LimitUse> {

@@ -138,7 +138,7 @@ async fn all_callers_of_a_batch_are_told_that_it_failed() {
     let test = TestEngine::new(&uneven, 1).await.unwrap();
     let handle = test.engine().start(&uneven, 1).await.unwrap();
     let failed = test.run(handle.result()).await.unwrap_err().to_string();
-    assert!(failed.contains("a batch of 1 inputs gave 3 outputs"), "{failed}");
+    assert!(failed.contains("a batch of 1 inputs returned 3 outputs"), "{failed}");
 }
 
 /// A child is a batch of one, and so is a fork of it.

@@ -182,7 +182,7 @@ async fn children_and_forks_need_permits_too() {
     let (code, third) = test.run(handle.result()).await.unwrap();
     let (code, message) = code.unwrap();
     assert_eq!((&*code, &*third), ("latchwork.limit_reached", "third"));
-    assert!(message.contains("no more is admitted"), "{message}");
+    assert!(message.contains("the limit is reached"), "{message}");
     assert_eq!(used(test.engine(), None).await, (0, 0));
     let fork = test.engine().fork("first").id("f1").start().await.unwrap();
     let rejected = test.engine().fork("first").start().await;
