@@ -129,9 +129,7 @@ pub enum WorkflowError {
     #[error("{depth} starts of workflow {workflow:?} wait for {key:?}; the queue is full")]
     QueueFull { workflow: String, key: String, depth: u32 },
     /// The rate limit does not allow this start now.
-    #[error(
-        "workflow {workflow:?} may start at most {max} times in {per:?} for {key:?}; try again in {retry_after:?}"
-    )]
+    #[error("workflow {workflow:?} may start at most {max} times in {per:?} for {key:?}; try again in {retry_after:?}")]
     RateLimited { workflow: String, key: String, max: u32, per: Duration, retry_after: Duration },
     /// The definition has limits or a finalizer that make no sense.
     #[error("workflow {workflow:?} cannot be registered: {reason}")]

@@ -92,7 +92,7 @@ async fn a_place_in_line_is_part_of_the_sentence() {
     }
     let why = test.engine().why("second").await.unwrap().to_string();
     assert!(why.contains("It waits for a permit of the limit for \"import\", since "), "{why}");
-    assert!(why.ends_with(" 1 of 1 permits are taken, and 0 starts are before it in the line."), "{why}");
+    assert!(why.ends_with(" 1 of 1 permits are taken, and 0 starts are before it in the queue."), "{why}");
     test.engine().cancel("first", "enough").await.unwrap();
 }
 
