@@ -40,7 +40,7 @@ pub struct Failure {
     message: String,
     /// Names the error's type: see [`kind_of`].
     kind: Box<str>,
-    /// The code that the failure was given. It stays even if the error's type is renamed.
+    /// The code that was set. It stays even if the error's type is renamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     code: Option<Box<str>>,
     /// The step or transaction that failed.

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_of_what_is_nowhere_ends_some_time_and_goes_on_with_the_next() {
+    async fn a_page_without_matches_ends_after_some_reads_and_the_next_page_continues() {
         let engine = engine(40_000).await;
         let filter = Filter::new().workflow("invoice").tag("every").at_least("price", 0).greater_than("price", 39_000);
         let (mut found, mut cursor) = (0, None);

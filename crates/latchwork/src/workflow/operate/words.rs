@@ -57,7 +57,7 @@ impl fmt::Display for Told<'_> {
         }
         write!(f, ", since {}{}", time(wait.since()), aside(wait.since(), *now))?;
         match wait.until() {
-            Some(until) => write!(f, ", until {} at the most{}", time(until), aside(until, *now)),
+            Some(until) => write!(f, ", until {} at most{}", time(until), aside(until, *now)),
             None => Ok(()),
         }
     }

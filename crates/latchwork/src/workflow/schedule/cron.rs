@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_mean_local_times() {
+    fn expressions_match_local_times() {
         for (text, from, expected) in [
             ("0 2 * * *", "2026-01-01T02:00:00", ["2026-01-01T02:00:00", "2026-01-02T02:00:00"]),
             ("0 2 * * *", "2026-01-01T02:00:00.5", ["2026-01-02T02:00:00", "2026-01-03T02:00:00"]),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
+    fn an_error_names_its_place() {
         for (text, place, told) in [
             ("", 0, "there are 0 fields"),
             ("* * * *", 7, "there are 4 fields"),

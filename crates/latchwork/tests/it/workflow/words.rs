@@ -42,9 +42,9 @@ async fn why_and_waits_are_sentences() {
         (
             "signal",
             "Execution \"signal\" of workflow \"order\" is waiting, out of memory.\nIt waits for signal \"approve\", \
-             since 2026-06-01 12:00:00 UTC, until 2026-06-01 13:00:00 UTC at the most.",
+             since 2026-06-01 12:00:00 UTC, until 2026-06-01 13:00:00 UTC at most.",
             "It waits for signal \"approve\", since 2026-06-01 12:00:00 UTC (1m 0s ago), until \
-             2026-06-01 13:00:00 UTC at the most (in 59m 0s).",
+             2026-06-01 13:00:00 UTC at most (in 59m 0s).",
         ),
         (
             "sleep",
@@ -113,7 +113,7 @@ async fn a_list_is_a_line_for_each_execution() {
             "complete of workflow \"order\": completed",
             "fail of workflow \"order\": failed: the card was refused",
             "signal of workflow \"order\": waiting for signal \"approve\", since 2026-06-01 12:00:00 UTC, until \
-             2026-06-01 13:00:00 UTC at the most",
+             2026-06-01 13:00:00 UTC at most",
         ]
     );
 }
