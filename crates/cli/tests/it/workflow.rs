@@ -263,7 +263,7 @@ fn why_is_a_sentence_for_each_wait() {
         ),
         ("parent", &["It waits for the end of child \"child\", since ", "). The child is waiting."]),
         ("parked", &["is parked and waits for an operator: ", "nobody knows"]),
-        ("stuck", &["goes on as soon as a process", "It was in step \"wait\", attempt 1, begun "]),
+        ("stuck", &["continues as soon as a process", "It was in step \"wait\", attempt 1, begun "]),
     ] {
         let why = said(&["why", id]);
         parts.iter().for_each(|part| assert!(why.contains(part), "{part:?} is missing in {why}"));
@@ -441,7 +441,7 @@ async fn a_start_in_line_is_told_its_place() {
     assert_eq!(listed.lines().count(), 2, "{listed}");
     let why = said(&["why", "third"]);
     assert!(why.contains("It waits for a permit of the limit for \"c-1\", since"), "{why}");
-    assert!(why.contains("1 of 1 permits are taken, and 1 starts are before it in the line."), "{why}");
+    assert!(why.contains("1 of 1 permits are taken, and 1 starts are before it in the queue."), "{why}");
     let why: Value = serde_json::from_str(&said(&["why", "third", "-o", "json"])).unwrap();
     assert_eq!(why["waits"][0]["queue"], json!({"key": "c-1", "ahead": 1, "used": 1, "limit": 1}));
 }

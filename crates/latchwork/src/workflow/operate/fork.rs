@@ -450,7 +450,7 @@ fn fate(place: &Place, at: &Place) -> Fate {
     }
 }
 
-/// The fork has to acquire the locks that the source held at that place, and requests again what the source waited for.
+/// The fork must acquire the locks that the source held at that place, and requests again what the source waited for.
 fn acquire_anew(kept: &mut BTreeMap<Place, Entry>) {
     let released = |entry: &Entry| match &entry.state {
         EntryState::Done(text) if entry.kind == Kind::Unlock => serde_json::from_str::<Unlocked>(text).ok(),

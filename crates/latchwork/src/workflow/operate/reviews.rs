@@ -82,7 +82,7 @@ pub struct ReviewsPage {
     pub next: Option<Cursor>,
 }
 
-/// A review, seen from outside.
+/// A review, as a caller sees it.
 #[derive(Clone)]
 pub struct ReviewHandle {
     engine: Arc<Inner>,
