@@ -8,13 +8,13 @@ use crate::claim::change::{Change, operate};
 use crate::output::Output;
 
 pub(crate) async fn run(change: Change, directory: &Path, output: &mut Output<'_>) -> Result<()> {
-    let (claim, _) = change.look(directory, "Without running its action, complete").await?;
+    let (claim, _) = change.look(directory, "Complete without its action").await?;
     let (entity, actor, reason) = (change.entity.as_str(), change.actor.as_str(), change.reason.as_str());
     operate(directory, async |operator| operator.complete(entity, actor, reason).await).await?;
     let status = claim.successful_state.clone();
     let lines = [
         format!("Entity {entity:?} is at {status:?}. Its action was not run."),
-        "After-effects are delivered when a program starts that has them.".into(),
+        "The next program that has the after-effects delivers them.".into(),
     ];
     change.tell(claim, status, &lines, output)
 }
