@@ -72,11 +72,11 @@ async fn failures() -> Result {
     let (pay, parse) = (pay(), parse());
     let engine = Engine::on(&Store::memory().await?).register(&pay).register(&parse).start().await?;
     println!("{}", engine.start(&pay, 80).await?.result().await?);
-    match engine.start(&pay, 150).id("dear").await?.result().await {
+    match engine.start(&pay, 150).id("expensive").await?.result().await {
         Err(WorkflowError::Failed { failure, .. }) => println!("typed: {:?}", failure.get::<Broke>()),
         other => drop(other?),
     }
-    println!("steps of the failed execution: {:?}", engine.history("dear").await?.steps());
+    println!("steps of the failed execution: {:?}", engine.history("expensive").await?.steps());
     match engine.start(&parse, "x".to_string()).await?.result().await {
         Err(error @ WorkflowError::Failed { .. }) => println!("{:?}: {error}", error.kind()),
         other => drop(other?),

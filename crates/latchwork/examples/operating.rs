@@ -128,8 +128,8 @@ async fn lists(engine: &Engine) -> Result {
         engine.store().env().sleep(Duration::from_millis(10)).await;
     }
     let stuck = Filter::new().workflow("order").waits_for(WaitsFor::Retry("charge".into()));
-    let dear = stuck.clone().tag("vip").at_least("price", 40);
-    let page = engine.list(dear).descending().limit(10).await?;
+    let expensive = stuck.clone().tag("vip").at_least("price", 40);
+    let page = engine.list(expensive).descending().limit(10).await?;
     for execution in &page.executions {
         println!("{} is worth {:?}", execution.id, execution.attributes.get("price"));
     }

@@ -8,7 +8,7 @@ use crate::claim::change::{Change, operate};
 use crate::output::Output;
 
 pub(crate) async fn run(change: Change, directory: &Path, output: &mut Output<'_>) -> Result<()> {
-    let (claim, _) = change.look(directory, "Complete without its action").await?;
+    let (claim, _) = change.look(directory, "Without running its action, complete").await?;
     let (entity, actor, reason) = (change.entity.as_str(), change.actor.as_str(), change.reason.as_str());
     operate(directory, async |operator| operator.complete(entity, actor, reason).await).await?;
     let status = claim.successful_state.clone();

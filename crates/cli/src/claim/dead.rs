@@ -79,6 +79,6 @@ pub(crate) async fn retry(retry: Retry, directory: &Path, output: &mut Output<'_
     let key = retry.key.as_str();
     operate(directory, async |operator| operator.redeliver(key).await).await?;
     output.one(&json!({"key": key}), |text| {
-        text.line(format!("The next program that has its handler delivers after-effect {key} again."));
+        text.line(format!("After-effect {key} is delivered again by the next program that has its handler."));
     })
 }

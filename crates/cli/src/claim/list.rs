@@ -47,7 +47,7 @@ pub(crate) async fn run(list: List, claims: &StoredClaims, now: Timestamp, outpu
             break;
         }
         if output.format() == Format::Jsonl {
-            // Each line is written at once, so that a long list does not fill memory.
+            // Each page is written at once, so that a long list does not fill memory.
             found.drain(..).try_for_each(|claim| output.line(&claim))?;
         }
     }

@@ -49,7 +49,7 @@ pub(crate) async fn run(list: List, locks: &StoredLocks, output: &mut Output<'_>
             break;
         }
         if output.format() == Format::Jsonl {
-            // Each line is written at once, so that a long list does not fill memory.
+            // Each page is written at once, so that a long list does not fill memory.
             found.drain(..).try_for_each(|lock| output.line(&lock))?;
         }
     }

@@ -45,7 +45,7 @@ pub(crate) async fn run(list: List, executions: &Executions, now: Timestamp, out
             break;
         }
         if output.format() == Format::Jsonl {
-            // Each line is written at once, so that a long list does not fill memory.
+            // Each page is written at once, so that a long list does not fill memory.
             found.drain(..).try_for_each(|review| output.line(&review))?;
         }
     }

@@ -24,7 +24,7 @@ pub(crate) fn tell(review: &ReviewFields, now: Timestamp, text: &mut Text) {
     text.line(format!("Review {name:?} of execution {execution:?}, workflow {workflow:?}: {state}."));
     text.line(format!("Opened {} ({}).", opened_at.short(), opened_at.relative_to(now)));
     if let Some(until) = review.until {
-        text.line(format!("The execution waits until {} ({}).", until.short(), until.relative_to(now)));
+        text.line(format!("Deadline: {} ({}).", until.short(), until.relative_to(now)));
     }
     text.line(format!("Question: {}", review.asked()));
     text.line(format!("Options: {}", review.options.join(", ")));

@@ -51,7 +51,7 @@ pub(crate) async fn run(
             break;
         }
         if output.format() == Format::Jsonl {
-            // Each line is written at once, so that a long list does not fill memory.
+            // Each page is written at once, so that a long list does not fill memory.
             found.drain(..).try_for_each(|schedule| output.line(&schedule))?;
         }
     }

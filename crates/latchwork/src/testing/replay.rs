@@ -76,7 +76,7 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
         },
         (Some(result), _) => match ctx.branch.peek(&run).await {
             Ok(Some(entry)) => {
-                Some(format!("the code has ended, but the journal continues with {} {:?}", entry.kind, entry.name))
+                Some(format!("the code has ended, and the journal continues with {} {:?}", entry.kind, entry.name))
             }
             Ok(None) => other_end(history, &result.map_err(|failure| failure.message().to_string())),
             Err(_) => Some("its journal cannot be read".into()),
