@@ -27,7 +27,7 @@ pub struct CtxState {
 impl CtxState {
     pub(crate) fn new(ctx: Ctx) -> CtxState {
         let run = ctx.run.clone();
-        CtxState { run, steward: Arc::new(Journal { ctx }) }
+        CtxState { run, steward: Arc::new(SlotJournal { ctx }) }
     }
 
     pub(crate) fn with(run: Arc<Run>, steward: Arc<dyn Steward>) -> CtxState {
@@ -62,14 +62,14 @@ impl CtxState {
 shown!(CtxState, it => id: it.run.id);
 
 /// Records every read and change of a slot in the execution's journal.
-struct Journal {
+struct SlotJournal {
     ctx: Ctx,
 }
 
 /// The recorded answer of a change.
 type Recorded = (Value, u64, bool);
 
-impl Steward for Journal {
+impl Steward for SlotJournal {
     fn read<'a>(&'a self, place: &'a Place) -> Boxed<'a, Result<Known, StateError>> {
         Box::pin(async move {
             let (run, name) = (&self.ctx.run, self.label("get", place));
@@ -133,7 +133,7 @@ impl Steward for Journal {
     }
 }
 
-impl Journal {
+impl SlotJournal {
     /// The name of an operation in the journal. It is the same in the journal of a fork.
     fn label(&self, operation: &str, place: &Place) -> String {
         let run = &self.ctx.run;

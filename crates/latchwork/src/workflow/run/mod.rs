@@ -47,7 +47,7 @@ pub(crate) use branch::Branch;
 pub(crate) use decide::Todo;
 use inbox::Inbox;
 pub(crate) use inbox::{Address, Received};
-use known::Known;
+use known::KnownRecord;
 pub(crate) use op::{Doing, Listed, Waited};
 pub(crate) use ops::CALLED_OFF;
 pub(crate) use residency::Probation;
@@ -144,7 +144,7 @@ impl Run {
         execution: Execution,
         rev: Option<Rev>,
     ) -> Run {
-        let state = State { known: Known::new(execution, rev), ..State::default() };
+        let state = State { known: KnownRecord::new(execution, rev), ..State::default() };
         let key = engine.record_of(&id);
         Run { engine, id, key, definition, state: Mutex::new(state), nudge: Notify::new() }
     }

@@ -12,8 +12,8 @@ use crate::workflow::run::Effect;
 use crate::workflow::run::guards::Guards;
 use crate::workflow::run::inbox::{Address, Inbox};
 use crate::workflow::run::journal::Journal;
-use crate::workflow::run::known::Known;
-use crate::workflow::run::ops::Operations;
+use crate::workflow::run::known::KnownRecord;
+use crate::workflow::run::ops::OpTable;
 use crate::workflow::run::published::{OpenReviews, Publishing};
 use crate::workflow::run::residency::Residency;
 use crate::workflow::stored::record::{Entry, Labels};
@@ -21,9 +21,9 @@ use crate::workflow::stored::record::{Entry, Labels};
 /// The machines of an execution. No machine knows another one; this type applies an event to all machines it concerns.
 #[derive(Default)]
 pub(crate) struct State {
-    pub(crate) known: Known,
+    pub(crate) known: KnownRecord,
     pub(super) journal: Journal,
-    pub(crate) ops: Operations,
+    pub(crate) ops: OpTable,
     pub(crate) inbox: Inbox,
     pub(crate) guards: Guards,
     pub(crate) published: Publishing,
