@@ -103,7 +103,7 @@ pub enum EntityError {
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
     /// A stored record of a version that this program does not know.
-    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer program")]
     UnknownVersion { place: String, found: u8, supported: u8 },
     /// A document that does not fit the type it is read as.
     #[error("data of entity {id:?} does not fit: {message}")]

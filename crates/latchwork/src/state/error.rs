@@ -86,7 +86,7 @@ pub enum StateError {
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
     /// A stored record of a version that this program does not know.
-    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer program")]
     UnknownVersion { place: String, found: u8, supported: u8 },
     /// An idempotency key that was used before for another operation.
     #[error("idempotency key {once:?} of {key} was used before, for another call of {operation}")]
