@@ -117,19 +117,15 @@ async fn all_failed_checks_are_listed_in_order_with_the_generation_first(bench: 
         .if_at_generation(Generation(at - 1));
     let failed = failed(entities.transact(transaction).await);
     let read_at = view.generation();
-    let conflict = |id, actual, expected| {
-        format!("entity {id:?} is at rev {actual}, not at {expected}; read it again and decide anew")
-    };
+    let conflict =
+        |id, actual, expected| format!("entity {id:?} is at rev {actual}, not at {expected}; read it again and retry");
     let exists = |id| format!("entity {id:?} exists already, at rev 1; update it, or add with if_absent");
     let unknown = |id| format!("there is no entity {id:?}");
     let unique =
         |id, owner| format!("data.k of entity {id:?} must be unique among \"u\", and entity {owner:?} has the same");
     let expected = [
-        (None, format!("the store is at generation {at}, not at {}; read again and decide anew", at - 1)),
-        (
-            None,
-            format!("entity \"b\" has changed since it was read at generation {read_at}; read again and decide anew"),
-        ),
+        (None, format!("the store is at generation {at}, not at {}; read again and retry", at - 1)),
+        (None, format!("entity \"b\" has changed since it was read at generation {read_at}; read again and retry")),
         (Some(0), unique("new", "owner")),
         (Some(1), conflict("a", 2, 1)),
         (Some(3), conflict("b", 2, 7)),
