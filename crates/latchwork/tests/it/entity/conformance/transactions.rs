@@ -27,7 +27,7 @@ async fn every_kind_of_operation_lands_in_one_commit(bench: Bench) {
     let transaction = Transaction::new()
         .require_exists("seen")
         .add(Add::new("t").id("new").data(json!(2)))
-        .require_absent("nobody")
+        .require_absent("unknown")
         .update(Update::new("u").data(json!(2)).if_rev(Rev(1)))
         .remove(Remove::new("r").if_rev(Rev(1)))
         .require_rev("seen", Rev(1))
@@ -39,7 +39,7 @@ async fn every_kind_of_operation_lands_in_one_commit(bench: Bench) {
     let expected = [
         ("seen", 1, Effect::Checked),
         ("new", 1, Effect::Added),
-        ("nobody", 0, Effect::Checked),
+        ("unknown", 0, Effect::Checked),
         ("u", 2, Effect::Updated),
         ("r", 2, Effect::Removed),
         ("seen", 1, Effect::Checked),
@@ -70,11 +70,11 @@ async fn a_rejected_transaction_leaves_no_trace(bench: Bench) {
             .remove("b")
     };
     let bad = [
-        good().require_exists("nobody"),
+        good().require_exists("unknown"),
         good().require_absent("a"),
         good().require_rev("b", Rev(2)),
-        good().update(Update::new("nobody")),
-        good().remove("nobody"),
+        good().update(Update::new("unknown")),
+        good().remove("unknown"),
         good().add(Add::new("t").id("d").data(json!({"u": 7}))),
         good().if_at_generation(Generation(at - 1)),
     ];
@@ -152,7 +152,7 @@ async fn a_transaction_without_writes_takes_no_generation(bench: Bench) {
     view.get("a").await.unwrap();
     let checks = [
         Transaction::new(),
-        Transaction::new().author("nobody").reason("nothing"),
+        Transaction::new().author("ada").reason("nothing"),
         Transaction::new().require_exists("a").require_rev("a", Rev(1)).require_absent("b"),
         Transaction::new().if_at_generation(Generation(at)).if_unchanged(&view),
         Transaction::new().add(Add::new("t").id("a").if_absent(true)),
