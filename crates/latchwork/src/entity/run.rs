@@ -144,7 +144,7 @@ impl Run<'_> {
         }
         let id = EntityId::from_stored(&entry.value)?;
         let item = self.view.read(self.pinned, &id).await?;
-        let item = item.ok_or_else(|| EntityError::corrupt(format!("the index entry {key} of no entity")))?;
+        let item = item.ok_or_else(|| EntityError::corrupt(format!("the index entry {key} without an entity")))?;
         self.matched(id, &item)
     }
 
@@ -170,7 +170,7 @@ impl Run<'_> {
         let entity_type = self.query.entity_type.as_deref();
         match (&self.path.plan.access, entity_type) {
             (Access::Index { fields, .. }, Some(entity_type)) => {
-                format!("what the index of {entity_type:?} on {} finds", fields.join(", "))
+                format!("the result of the index of {entity_type:?} on {}", fields.join(", "))
             }
             (_, Some(entity_type)) => format!("the list of all {entity_type:?}"),
             (_, None) => "the list of all entities".into(),

@@ -107,7 +107,7 @@ pub(crate) fn array_index(segment: &str) -> Option<usize> {
     if plain { segment.parse().ok() } else { None }
 }
 
-/// Each segment with a dot after it.
+/// The length of the written form, with a dot after each segment.
 fn written_length(segments: &[String]) -> usize {
     segments.iter().map(|segment| segment.len() + segment.matches(['.', '\\']).count() + 1).sum()
 }

@@ -97,7 +97,7 @@ pub enum LockRefused {
     #[error("lock {lock:?} is {stored}, but was requested as {asked}")]
     Capacity { lock: String, stored: LockKind, asked: LockKind },
     /// Zero permits, or more permits than there are.
-    #[error("{asked} permits of lock {lock:?} were requested; it must be 1 to {capacity}")]
+    #[error("{asked} permits of lock {lock:?} were requested; 1 to {capacity} are possible")]
     TooMany { lock: String, asked: u32, capacity: u32 },
     /// The same request was made before, for another number of permits. (The writer of a read-write lock requests all
     /// of them.)

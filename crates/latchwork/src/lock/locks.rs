@@ -142,7 +142,7 @@ impl Locks {
     }
 }
 
-/// Stops the service of locks when no engine uses it.
+/// Stops a lock service that has no engine, with the last handle.
 struct StopOnDrop(Arc<Service>);
 
 impl Drop for StopOnDrop {

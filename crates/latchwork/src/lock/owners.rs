@@ -27,7 +27,7 @@ pub(crate) trait Executions: Send + Sync {
         riders: &'a BTreeSet<ExecutionId>,
     ) -> Telling<'a, Option<Vec<Part>>>;
 
-    /// Removes the message about a grant.
+    /// Returns the write that removes the message about a grant.
     fn untold(&self, id: &ExecutionId, lock: &LockName, ticket: u64) -> Write;
 }
 

@@ -202,7 +202,7 @@ impl Service {
             let id = key.bytes().get(1..17).and_then(|id| Uuid::from_slice(id).ok());
             let Some(id) = id.filter(|id| last != Some(*id)) else { continue };
             last = Some(id);
-            // A damaged record counts as a session: it ends after a lease.
+            // A session with a damaged record counts as alive: it ends after a lease.
             match view.get(&spaces.session(id)).await {
                 Err(error) if error.kind() == ErrorKind::Corrupt => {}
                 item => gone.extend(item?.is_none().then_some(id)),

@@ -507,7 +507,7 @@ impl<'a> Planned<'a> {
         if self.view.is_none() {
             self.view = Some(self.service.node.store.view().await?);
         }
-        Ok(self.view.as_ref().expect("it was opened just now"))
+        Ok(self.view.as_ref().expect("the view was opened above"))
     }
 
     /// Closes the plan: its checks and writes, and the notifications.
