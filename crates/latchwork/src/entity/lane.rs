@@ -369,7 +369,7 @@ mod tests {
     use crate::store::Store;
 
     #[tokio::test]
-    async fn a_lane_goes_away_with_its_last_one() {
+    async fn a_lane_is_removed_with_its_last_caller() {
         let entities = Entities::on(&Store::memory().await.unwrap()).await.unwrap();
         entities.add(Add::new("t").id("a").data(json!(0))).await.unwrap();
         let tasks = (0..20).map(|task| {

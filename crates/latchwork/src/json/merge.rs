@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_inside_arrays_and_empty_patches_take_nothing_away() {
+    fn nulls_inside_arrays_and_empty_patches_remove_nothing() {
         check(json!({"a": [1]}), json!({"a": [null, {"b": null}]}), json!({"a": [null, {"b": null}]}));
         check(json!({"a": 1}), json!({}), json!({"a": 1}));
         check(json!({"a": 1}), json!({"a": {}}), json!({"a": {}}));

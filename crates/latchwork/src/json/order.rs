@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_ordered_by_kind_and_then_by_worth() {
+    fn values_are_ordered_by_kind_and_then_by_value() {
         let float = |text: &str| serde_json::from_str::<Value>(text).unwrap();
         let ascending: Vec<Vec<Option<Value>>> = vec![
             vec![None],
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_that_are_stored() {
+    fn bytes_are_the_stored_ones() {
         let cases: Vec<(Value, &[u8])> = vec![
             (json!(null), &[2]),
             (json!(1), &[5, 0xbf, 0xf0, 0, 0, 0, 0, 0, 0, 0, 0]),
@@ -342,7 +342,7 @@ mod tests {
         }
 
         #[test]
-        fn numbers_are_ordered_by_what_they_are_worth((a, b) in numbers()) {
+        fn numbers_are_ordered_by_their_values((a, b) in numbers()) {
             let expected = exact(&a).partial_cmp(&exact(&b)).unwrap();
             prop_assert_eq!(compare(Some(&a.into()), Some(&b.into())), expected);
         }
@@ -369,7 +369,7 @@ mod tests {
         }
 
         #[test]
-        fn a_prefix_is_found_in_the_strings_that_start_so(prefix in string(), rest in string(), other in value()) {
+        fn a_prefix_is_found_in_the_strings_that_start_with_it(prefix in string(), rest in string(), other in value()) {
             let mut start = Vec::new();
             encode_string_prefix(&mut start, &prefix);
             let longer = Value::String(format!("{prefix}{rest}"));

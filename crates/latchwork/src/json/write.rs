@@ -359,7 +359,7 @@ mod tests {
     use crate::json::arbitrary;
 
     #[test]
-    fn a_json_value_of_any_depth_is_looked_at_without_falling_over() {
+    fn a_json_value_of_any_depth_is_checked_without_a_stack_overflow() {
         let mut deep = (0..100_000).fold(Value::Null, |value, _| Value::Array(vec![value]));
         let found = (check(&deep), to_value(&deep));
         // A drop of the whole value would need a deep stack, also in a failing assertion.

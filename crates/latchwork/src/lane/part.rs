@@ -205,7 +205,7 @@ mod tests {
     /// Each of the two parts of the commit is merged from two. Every callback gets the revs of its own writes, and a
     /// refusal is found under the tags of the part whose check has failed.
     #[tokio::test]
-    async fn parts_are_told_of_their_own_writes_and_checks() {
+    async fn each_part_gets_its_own_revs_and_failed_checks() {
         let store = Store::memory().await.unwrap();
         let space = store.space(SpaceSpec::new("s")).await.unwrap();
         let [a, b, c] = ["a", "b", "c"].map(|key| space.key(key));

@@ -181,7 +181,7 @@ mod tests {
     use crate::record::Unreadable;
 
     #[test]
-    fn a_record_of_a_newer_version_is_refused_and_is_no_damage() {
+    fn a_record_of_a_newer_version_is_refused_and_is_not_damage() {
         let error = LockError::from(Unreadable::Version { found: 2, supported: 1 }.at("lock \"m\""));
         assert_eq!(
             error.to_string(),

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn increments_are_exact_and_never_make_a_number_of_something_else() {
+    fn increments_are_exact_and_never_turn_another_value_into_a_number() {
         let inc = |path, by: Value| Op::Increment(place(path), by.as_number().unwrap().clone());
         let ok = |state: Value, answer: Value| Ok((Some(state), answer));
         check(None, inc("", json!(2)), ok(json!(2), json!(2)));

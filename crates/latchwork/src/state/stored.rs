@@ -381,7 +381,7 @@ mod tests {
     use crate::store::Store;
 
     #[tokio::test]
-    async fn the_queue_goes_away_when_a_container_is_idle() {
+    async fn the_queue_of_an_idle_container_is_removed() {
         let states = States::on(&Store::memory().await.unwrap()).await.unwrap();
         let calls = (0..100).map(|number| {
             let session = states.session(&format!("{}", number % 10));
