@@ -1,6 +1,6 @@
 //! Locks from within a workflow. A request and its record in the journal are one commit. A release, its record and the
 //! grant to the next request are one commit, too. An execution that waits leaves memory; the commit that grants it the
-//! lock also starts it again.
+//! lock also makes the engine load it.
 
 mod passenger;
 
