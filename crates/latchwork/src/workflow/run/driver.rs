@@ -180,7 +180,7 @@ impl Driver<'_> {
         let mut polls = POLLS;
         loop {
             if !self.is_leaving() && self.woken.is_woken.swap(false, Ordering::SeqCst) {
-                polls -= 1;
+                polls = polls.saturating_sub(1);
                 self.rest = CodeRest::default();
                 self.poll_code();
             }

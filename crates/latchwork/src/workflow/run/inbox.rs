@@ -57,6 +57,16 @@ struct FoundMessages {
     receipts: u64,
 }
 
+/// What became of a read of the stored messages.
+#[derive(Debug, PartialEq, Eq)]
+enum Loaded {
+    Now,
+    /// A newer read came before it.
+    Before,
+    /// A receipt came before it: they are to be read again.
+    Outdated,
+}
+
 /// What the inbox needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Need {
@@ -149,22 +159,22 @@ impl Inbox {
         }
     }
 
-    /// Takes the messages of a read. Returns whether they count. If a receipt was committed meanwhile, the read may
-    /// have found a message that is already received, and has to be repeated.
-    fn load(&mut self, FoundMessages { count, mut messages, receipts }: FoundMessages) -> bool {
+    /// The messages were read. If a receipt was committed meanwhile, what it received may be among what was found, and
+    /// they are to be read again.
+    fn load(&mut self, FoundMessages { count, mut messages, receipts }: FoundMessages) -> Loaded {
         if self.receipts != receipts {
-            return false;
+            return Loaded::Outdated;
         }
-        // Two branches may read at the same time, and this read may be the older one.
+        // Two branches may read at once, and one may have seen less.
         if self.is_loaded && self.count > count {
-            return true;
+            return Loaded::Before;
         }
         messages.retain(|address, _| !self.taken.contains_key(address));
         let is_stale = self.told > count;
         (self.is_loaded, self.count, self.messages, self.is_stale) = (true, count, messages, is_stale);
         self.early.clear();
         self.gap_since = None;
-        true
+        Loaded::Now
     }
 }
 
@@ -208,11 +218,11 @@ impl Run {
             }
         }
         Ok(self.with(|state| {
-            let is_loaded = state.inbox.load(FoundMessages { count, messages, receipts });
-            if is_loaded {
+            let loaded = state.inbox.load(FoundMessages { count, messages, receipts });
+            if loaded == Loaded::Now {
                 state.ops.wake_for_messages();
             }
-            is_loaded
+            loaded != Loaded::Outdated
         }))
     }
 
@@ -308,24 +318,32 @@ mod tests {
             &[(&[1, 2], 2, 0, true, &["1", "2"]), (&[1], 1, 0, true, &["1"]), (&[1, 2], 2, 7, false, &[])];
         for (number, (numbers, count, receipts, counts, held)) in table.iter().enumerate() {
             let mut inbox = Inbox::default();
-            assert_eq!(inbox.load(found(numbers, *count, *receipts).await), *counts, "row {number}");
+            let loaded = inbox.load(found(numbers, *count, *receipts).await);
+            assert_eq!(loaded, if *counts { Loaded::Now } else { Loaded::Outdated }, "row {number}");
             assert_eq!(payloads(&inbox), *held, "row {number}");
             assert_eq!(inbox.need(NOW), Need::Nothing, "row {number}");
         }
         let mut inbox = Inbox::default();
         inbox.deliver(3, delivery(3).await, NOW);
-        assert!(inbox.load(found(&[1, 2], 2, 0).await) && inbox.need(NOW) == Need::Read, "a delivery is newer");
-        assert!(inbox.load(found(&[1, 2, 3], 3, 0).await) && inbox.need(NOW) == Need::Nothing);
+        assert!(
+            inbox.load(found(&[1, 2], 2, 0).await) == Loaded::Now && inbox.need(NOW) == Need::Read,
+            "a delivery is newer"
+        );
+        assert!(inbox.load(found(&[1, 2, 3], 3, 0).await) == Loaded::Now && inbox.need(NOW) == Need::Nothing);
         let taken = inbox.take(|_| true).unwrap();
-        assert!(inbox.load(found(&[1, 2, 3], 3, 0).await));
+        assert_eq!(inbox.load(found(&[1, 2, 3], 3, 0).await), Loaded::Now);
         assert_eq!(payloads(&inbox), ["2", "3"], "a message that an operation has taken is not found again");
-        assert!(inbox.load(found(&[1], 1, 0).await));
+        assert_eq!(inbox.load(found(&[1], 1, 0).await), Loaded::Before);
         assert_eq!(payloads(&inbox), ["2", "3"], "an older read changes nothing");
         inbox.give_back(taken.address.clone());
         assert_eq!(payloads(&inbox), ["1", "2", "3"], "it was not received after all");
         let taken = inbox.take(|_| true).unwrap();
         inbox.receive(&taken.address);
-        assert!(!inbox.load(found(&[1, 2, 3], 3, 0).await), "it may have been read before the receipt");
+        assert_eq!(
+            inbox.load(found(&[1, 2, 3], 3, 0).await),
+            Loaded::Outdated,
+            "it may have been read before the receipt"
+        );
         inbox.give_back(taken.address);
         assert_eq!(payloads(&inbox), ["2", "3"], "a receipt that is committed stands");
     }
