@@ -108,7 +108,9 @@ fn work(task: Task) -> Result<()> {
             campaign(&parts, None)
         }
         Task::Sim { seeds, seed, grants } => sim(seeds, seed, grants),
-        Task::Tidy { words } => tidy::check(&root()).and(if words { words::check(&root()) } else { Ok(()) }),
+        Task::Tidy { words } => {
+            tidy::check(&root()).and(if words || words::IS_ON { words::check(&root()) } else { Ok(()) })
+        }
         Task::Deny => deny(),
     }
 }

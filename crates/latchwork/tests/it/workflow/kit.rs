@@ -43,7 +43,7 @@ async fn mocks_stand_in_for_bodies() {
         Err(WorkflowError::Failed { failure, .. }) => assert!(failure.message().contains("the mock's result")),
         other => panic!("{other:?}"),
     }
-    assert!(matches!(test.history("nobody").await, Err(WorkflowError::NotFound { .. })));
+    assert!(matches!(test.history("missing").await, Err(WorkflowError::NotFound { .. })));
 }
 
 /// Histories of an execution at every stage, as files would hold them.

@@ -82,7 +82,7 @@ async fn an_execution_that_needs_a_newer_record_is_set_aside_and_nothing_is_over
             }
         };
         assert_eq!(&*reason.0, "newer", "{space}");
-        let told = format!("has version {}; this program reads versions 1 to {known}: use a newer ", known + 1);
+        let told = format!("has version {}; this program reads versions 1 to {known}: use a newer program", known + 1);
         assert!(reason.1.contains(&told), "{reason:?}");
         engine.stop();
         for (key, value) in newer {
